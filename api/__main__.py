@@ -72,12 +72,7 @@ def main() -> int:
 
 
 def serve(settings: Settings, *, as_json: bool = False) -> None:
-    """Serve until a signal asks to end; ``as_json``: say on stdout where it is reached.
-
-    Raises:
-        UsageError: others could reach it and no key exists, or the address cannot be bound.
-        StoreError: the database cannot be used.
-    """
+    """Serve until a signal asks to end; ``as_json``: say on stdout where it is reached."""
     with open_store(settings.db) as store:
         check_bind(settings, Keys(store.transactions))
         with _listen(settings.host, settings.port) as listening:
@@ -116,7 +111,6 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start, and say so."""
         await super().startup(sockets)
         host, port = (sockets or [])[0].getsockname()[:2]
         url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

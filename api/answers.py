@@ -118,11 +118,9 @@ class Body:
     """A study as it is sent."""
 
     content: bytes
-    """JSON, one object."""
     etag: str
     """Entity tag of the content, with its quotes; weak, since answers may be compressed."""
     standing: StudyStatus
-    """When it was read."""
     limits: Limits
     answered: bool
     """True where asking again within the same limits would find nothing new."""
@@ -137,13 +135,10 @@ class Whole:
     """A study with its answer: all that is shown of it is made of this."""
 
     standing: StudyStatus
-    """The study's standing before it was read."""
     study: Study
-    """The study as it was read."""
     suggestion: Suggestion | None
-    """The suggestion of :func:`tuner.client.advance.best_known`, with its launch."""
+    """The suggestion of :func:`tuner.explain.known.best_known`, with its launch."""
     evidence: Evidence
-    """The parts of results, each made when it is first asked for."""
 
 
 class Answers:

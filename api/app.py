@@ -33,11 +33,7 @@ COMPRESSION = 6
 def create_app(store: Store, settings: Settings) -> FastAPI:
     """The application over one open store.
 
-    ``app.state.stopping()`` ends all waiting; call it when the server begins to stop.
-
-    Raises:
-        UsageError: the settings contradict each other.
-    """
+    ``app.state.stopping()`` ends all waiting; call it when the server begins to stop."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -82,11 +78,6 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 
 
 def protect(app: FastAPI, settings: Settings, keys: Keys) -> None:
-    """Puts an application behind everything that looks at requests before it does.
-
-    Raises:
-        UsageError: the settings contradict each other.
-    """
     # The last one that is added is the first one to see a request.
     app.add_middleware(WholeBody, most_bytes=settings.max_body_bytes)
     app.add_middleware(Gate, needed=keys_needed(settings), settings=settings, keys=keys)

@@ -27,7 +27,6 @@ class Context:
 
     @classmethod
     def of(cls, store: Store, settings: Settings) -> "Context":
-        """The context of an application over one open store."""
         answers, poller = Answers(store), Poller(store, settings.poll_s)
         return cls(
             store=store,

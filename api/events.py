@@ -18,7 +18,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 
-from api import examples
+from api.examples import EXAMPLES
 from tuner.core.study import OPEN, StudyState
 from tuner.errors import TunerError
 from tuner.store import Event, EventKind, Store, StudyStatus
@@ -43,7 +43,7 @@ class EventSent(BaseModel):
     """One thing that happened to a study: the data of one server-sent event."""
 
     model_config = ConfigDict(
-        title="Event", from_attributes=True, json_schema_extra={"examples": [examples.EVENT]}
+        title="Event", from_attributes=True, json_schema_extra={"examples": [EXAMPLES["event"]]}
     )
 
     id: int
@@ -67,12 +67,10 @@ class Feed:
 
     @property
     def newest(self) -> int:
-        """Id of the newest event that was read."""
         return self.events[-1].id if self.events else self.floor
 
     @property
     def is_over(self) -> bool:
-        """True when the study is at its end."""
         return self.standing.state in ENDS
 
     def take(self, standing: StudyStatus, events: Sequence[Event]) -> None:
@@ -84,7 +82,6 @@ class Feed:
         self.wake()
 
     def wake(self) -> None:
-        """Has those who wait look again."""
         self.changed.set()
         self.changed = asyncio.Event()
 
@@ -109,11 +106,7 @@ class Poller:
 
     @asynccontextmanager
     async def listen(self, study_id: str) -> AsyncIterator[Feed | None]:
-        """The study's feed, which is kept up while entered; ``None`` for an unknown study.
-
-        Raises:
-            StoreError: the database fails.
-        """
+        """The study's feed, which is kept up while entered; ``None`` for an unknown study."""
         feed = self._feeds.get(study_id)
         if feed is None:
             standing = await self._in_thread(lambda: self._store.status(study_id))

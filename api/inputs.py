@@ -27,11 +27,7 @@ LONGEST_SHOWN = 80
 
 
 async def single_headers(request: Request) -> None:
-    """Refuses headers that are there twice, of those of which one would be read.
-
-    Raises:
-        ProblemError: 400.
-    """
+    """Refuses headers that are there twice, of those of which one would be read."""
     for name in ONCE:
         if len(request.headers.getlist(name)) > 1:
             allowed = "may be there once"
@@ -41,11 +37,7 @@ async def single_headers(request: Request) -> None:
 async def known_query(request: Request) -> None:
     """Refuses parameters that the document does not tell of, and those that are there twice.
 
-    It does not tell of pages, which leave out what somebody's link has added.
-
-    Raises:
-        ProblemError: 422.
-    """
+    It does not tell of pages, which leave out what somebody's link has added."""
     path = request.url.path
     if not request.query_params or path in PROBED or is_page(path):
         return
@@ -64,12 +56,7 @@ async def known_query(request: Request) -> None:
 
 
 async def _json_body(request: Request) -> Any:
-    """The JSON value of a body, read strictly: of a name that is there twice none is taken.
-
-    Raises:
-        ProblemError: 415 of another media type, 400 of what is no JSON, 422 of a name that is
-            there twice in an object; with its path.
-    """
+    """The JSON value of a body, read strictly: of a name that is there twice none is taken."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not re.fullmatch(r"application/([\w.-]+\+)?json", media_type):
         raise ProblemError(415, "the body must be application/json")
@@ -98,7 +85,6 @@ JsonBody = Annotated[Any, Depends(_json_body)]
 
 
 def unknown_study(study_id: str) -> ProblemError:
-    """The problem of a study that there is not."""
     detail = f"there is no study {study_id[:LONGEST_SHOWN]}"
     return ProblemError(404, detail, code=ProblemCode.STUDY_NOT_FOUND)
 
@@ -126,11 +112,7 @@ def cursor_of(summary: StudySummary) -> str:
 
 
 def read_cursor(cursor: str) -> tuple[str, str]:
-    """The moment and the id of :func:`cursor_of`.
-
-    Raises:
-        UsageError: it is no cursor of ours.
-    """
+    """The moment and the id of :func:`cursor_of`."""
     try:
         text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         asked_at, study_id = json.loads(text)

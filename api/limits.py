@@ -111,7 +111,6 @@ class Bounds:
         self.open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, or refuses it."""
         if scope["type"] == "websocket":  # there are none here, so nothing would ask for a key
             await receive()
             await send({"type": "websocket.close", "code": 1008})
@@ -158,7 +157,6 @@ class WholeBody:
         self.within_s = within_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request, or refuses it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

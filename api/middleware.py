@@ -50,7 +50,6 @@ class AccessLog:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -75,24 +74,21 @@ class AccessLog:
             status = status or 500
             raise
         finally:
-            self._note(scope, status or CLIENT_CLOSED, time.perf_counter() - began)
-
-    def _note(self, scope: Scope, status: int, duration_s: float) -> None:
-        route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
-        self._metrics.observe(route, scope["method"], status, duration_s)
-        if route in QUIET and status < 400:
-            return
-        fields = {
-            "method": scope["method"],
-            "route": route,
-            "status": status,
-            "duration_s": round(duration_s, 4),
-            "client": address_of(scope),
-            "actor": scope.get("state", {}).get("actor", ""),
-        }
-        if study := scope.get("path_params", {}).get("study_id"):
-            fields["study"] = study
-        log.info("answered", extra=fields)
+            status, duration_s = status or CLIENT_CLOSED, time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
+            self._metrics.observe(route, scope["method"], status, duration_s)
+            if route not in QUIET or status >= 400:
+                fields = {
+                    "method": scope["method"],
+                    "route": route,
+                    "status": status,
+                    "duration_s": round(duration_s, 4),
+                    "client": address_of(scope),
+                    "actor": scope.get("state", {}).get("actor", ""),
+                }
+                if study := scope.get("path_params", {}).get("study_id"):
+                    fields["study"] = study
+                log.info("answered", extra=fields)
 
 
 class Heads:
@@ -106,7 +102,6 @@ class Heads:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers one request."""
         if scope["type"] != "http" or scope["method"] != "HEAD":
             await self._app(scope, receive, send)
             return
@@ -135,7 +130,6 @@ class SecurityHeaders:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -7,8 +7,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from api import examples
 from api.events import EventSent
+from api.examples import EXAMPLES
 from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
 from tuner.client.request import TuneRequest
@@ -24,7 +24,7 @@ DETAILS: Mapping[int, str] = {
     409: "study st-5c1f0a9be2d4 is done already",
     413: "a body may have 262144 bytes",
     415: "the body must be application/json",
-    422: examples.PROBLEM["detail"],
+    422: EXAMPLES["problem"]["detail"],
     429: "too many requests",
     503: "the database cannot be used now",
 }
@@ -34,7 +34,7 @@ EVERYWHERE = (400, 401, 403, 429, 503)
 # Headers that problems come with.
 HEADERS: Mapping[int, str] = {401: "WWW-Authenticate", 429: "Retry-After", 503: "Retry-After"}
 # Operations that answer within the limits of a caller, or not at all.
-OF_TERMS = frozenset({"show_study", "export_study"})
+WITHIN_LIMITS = frozenset({"show_study", "export_study"})
 
 
 # One server-sent event, as OpenAPI 3.2 describes it.
@@ -57,7 +57,26 @@ router = APIRouter(tags=["service"])
 
 def problems(*statuses: int) -> Responses:
     """The problems of a route, beside those of every route."""
-    return {status: _problem(status) for status in sorted({*EVERYWHERE, *statuses})}
+    found: Responses = {}
+    for status in sorted({*EVERYWHERE, *statuses}):
+        title, code, header = title_of(status), CODES[status], HEADERS.get(status)
+        example = {
+            "type": TYPE.format(code=code),
+            "title": title,
+            "status": status,
+            "code": code,
+            "detail": DETAILS[status],
+        }
+        content = {
+            "schema": {"$ref": "#/components/schemas/Problem"},
+            "example": EXAMPLES["problem"] if status == 422 else example,
+        }
+        found[status] = {
+            "description": title,
+            "headers": _headers({header: f"See RFC 9110, {header}."} if header else {}),
+            "content": {MEDIA_TYPE: content},
+        }
+    return found
 
 
 def answer(model: type[BaseModel], description: str, **headers: str) -> dict[str, Any]:
@@ -70,7 +89,7 @@ def links(*operations: str) -> dict[str, Any]:
     study = {"study_id": "$response.body#/study_id"}
     answers = {**study, "terms": "$response.body#/terms_id"}
     return {
-        name: {"operationId": name, "parameters": answers if name in OF_TERMS else study}
+        name: {"operationId": name, "parameters": answers if name in WITHIN_LIMITS else study}
         for name in operations
     }
 
@@ -84,26 +103,6 @@ def text_answer(by_media_type: Mapping[str, object], description: str) -> dict[s
         for media_type, example in by_media_type.items()
     }
     return {"description": description, "content": content}
-
-
-def _problem(status: int) -> dict[str, Any]:
-    title, code, header = title_of(status), CODES[status], HEADERS.get(status)
-    example = {
-        "type": TYPE.format(code=code),
-        "title": title,
-        "status": status,
-        "code": code,
-        "detail": DETAILS[status],
-    }
-    if status == 422:
-        example = examples.PROBLEM
-    return {
-        "description": title,
-        "headers": _headers({header: f"See RFC 9110, {header}."} if header else {}),
-        "content": {
-            MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}, "example": example}
-        },
-    }
 
 
 def _headers(described: Mapping[str, str]) -> dict[str, Any]:
@@ -123,7 +122,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         for model in (Problem, EventSent, TuneRequest):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             kept |= {**schema.pop("$defs", {}), model.__name__: schema}
-        kept[TuneRequest.__name__]["examples"] = examples.REQUESTS
+        kept[TuneRequest.__name__]["examples"] = EXAMPLES["requests"]
         for unused in ("HTTPValidationError", "ValidationError"):
             kept.pop(unused, None)
         app.openapi_schema = found

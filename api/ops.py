@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.examples import EXAMPLES
 from api.openapi import answer, problems, text_answer
 from api.problems import RETRY_S, ProblemError
 from api.security import Admin, Reader
@@ -89,8 +90,11 @@ METHODS = frozenset({"GET", "HEAD", "POST", "DELETE"})
 BUCKETS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.4, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
-class Metrics:
-    """The metrics of one process of the service, in a registry of their own."""
+class Metrics(Collector):
+    """The metrics of one process of the service, in a registry of their own.
+
+    ``read`` gets the database's figures; one that cannot be read is a figure, too.
+    """
 
     def __init__(
         self,
@@ -99,9 +103,12 @@ class Metrics:
         version: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Metrics whose figures ``read`` gets from the database; it may raise TunerError."""
+        self._read, self._clock = read, clock
+        self._lock = Lock()
+        self._read_at = float("-inf")
+        self._kept: Figures | None = None
         self._registry = CollectorRegistry()
-        self._registry.register(_Queue(read, clock))
+        self._registry.register(self)
         ProcessCollector(registry=self._registry)
         Info("tuner", "This version.", registry=self._registry).info({"version": version})
         self._latencies = Histogram(
@@ -118,26 +125,13 @@ class Metrics:
         self._latencies.labels(route, known, str(status)).observe(duration_s)
 
     def text(self) -> tuple[bytes, str]:
-        """All metrics in Prometheus's text format, and its media type."""
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
-
-
-class _Queue(Collector):
-    """The figures of the database; a database that cannot be read is a figure, too."""
-
-    def __init__(self, read: Callable[[], Figures], clock: Callable[[], float]) -> None:
-        self._read = read
-        self._clock = clock
-        self._lock = Lock()
-        self._read_at = float("-inf")
-        self._kept: Figures | None = None
 
     def describe(self) -> Iterable[Metric]:
         """No metrics, so that registering reads no database."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics now."""
         with self._lock:
             if self._clock() - self._read_at >= FIGURES_S:
                 try:
@@ -164,34 +158,31 @@ class _Queue(Collector):
             for key, count in counts.items():
                 family.add_metric([str(key)], count)
             yield family
-        text = (
-            "Since the last beat of the running attempt that was silent longest; 0 when none runs."
-        )
-        yield GaugeMetricFamily("tuner_lease_age_seconds", text, value=figures.oldest_beat_s)
-        text = "Devices that running attempts hold."
-        yield GaugeMetricFamily("tuner_devices_held", text, value=figures.devices_held)
-        text = "Workers that were seen within a lease."
-        yield GaugeMetricFamily("tuner_workers", text, value=figures.workers_living)
+        for name, text, figure in (
+            (
+                "tuner_lease_age_seconds",
+                "Since the last beat of the running attempt that was silent longest; 0 when none"
+                " runs.",
+                figures.oldest_beat_s,
+            ),
+            ("tuner_devices_held", "Devices that running attempts hold.", figures.devices_held),
+            ("tuner_workers", "Workers that were seen within a lease.", figures.workers_living),
+        ):
+            yield GaugeMetricFamily(name, text, value=figure)
 
 
 # -- audit ------------------------------------------------------------------------------------
 
 # Entries of one answer.
 MOST = 200
-AUDIT_EXAMPLE: dict[str, Any] = {
-    "id": 41,
-    "at": "2026-11-21T06:10:00.000Z",
-    "actor": "5c1f0a9b7e3d2c44",
-    "action": "tune.submit",
-    "study_id": "st-0123456789ab",
-    "data": {"address": "192.0.2.7"},
-}
 
 
 class AuditItem(BaseModel):
     """One thing that somebody did."""
 
-    model_config = ConfigDict(from_attributes=True, json_schema_extra={"examples": [AUDIT_EXAMPLE]})
+    model_config = ConfigDict(
+        from_attributes=True, json_schema_extra={"examples": [EXAMPLES["audit"]]}
+    )
 
     id: int = Field(description="Grows with time.")
     at: str = Field(description="UTC in ISO 8601, by the database's clock.")
@@ -207,7 +198,7 @@ class AuditPage(BaseModel):
     """Entries, the newest first."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{"audit": [AUDIT_EXAMPLE], "next": None}]}
+        json_schema_extra={"examples": [{"audit": [EXAMPLES["audit"]], "next": None}]}
     )
 
     audit: list[AuditItem]
@@ -217,11 +208,6 @@ class AuditPage(BaseModel):
 
 
 # -- routes -----------------------------------------------------------------------------------
-
-METRICS_EXAMPLE = """# HELP tuner_probes Probes in each state.
-# TYPE tuner_probes gauge
-tuner_probes{state="queued"} 3.0
-"""
 
 
 def operations_router(store: Store, metrics: Metrics) -> APIRouter:
@@ -266,7 +252,10 @@ def operations_router(store: Store, metrics: Metrics) -> APIRouter:
         "/metrics",
         summary="Figures of the queue and latencies of requests, for Prometheus",
         response_class=Response,
-        responses={200: text_answer({"text/plain": METRICS_EXAMPLE}, "The figures."), **problems()},
+        responses={
+            200: text_answer({"text/plain": EXAMPLES["metrics"]}, "The figures."),
+            **problems(),
+        },
     )
     def read_metrics(caller: Reader) -> Response:
         """In Prometheus's text format. A database that cannot be read is a figure, too."""

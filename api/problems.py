@@ -17,7 +17,7 @@ from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api import examples
+from api.examples import EXAMPLES
 from tuner.client.wrong import errors_of
 from tuner.errors import (
     NothingFitsError,
@@ -123,7 +123,7 @@ class FieldError(BaseModel):
 class Problem(BaseModel):
     """What went wrong, as RFC 9457 has it."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBLEM]})
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [EXAMPLES["problem"]]})
 
     type: str = Field(description="`urn:tuner:problem:` and the code.")
     title: str
@@ -147,12 +147,7 @@ class Problem(BaseModel):
 class ProblemError(Exception):
     """A problem that is raised where it is found.
 
-    Args:
-        status: of the answer.
-        detail: the problem in a sentence.
-        headers: of the answer.
-        code: a closer one than the status has.
-        members: further members of the problem, such as ``field``.
+    ``code`` is a closer one than the status has; ``members`` are further members of the problem.
     """
 
     def __init__(
@@ -165,42 +160,35 @@ class ProblemError(Exception):
         **members: Any,
     ) -> None:
         super().__init__(detail)
-        self.status, self.detail = status, detail
-        self.headers, self.code, self.members = headers, code, members
+        self.status, self.detail, self.headers = status, detail, headers
+        self.code = code or CODES.get(status, ProblemCode.BAD_REQUEST)
+        self.members = members
 
     def response(self) -> JSONResponse:
-        """The problem as an answer."""
-        return problem(self.status, self.detail, self.headers, code=self.code, **self.members)
+        found = Problem(
+            type=TYPE.format(code=self.code),
+            title=title_of(self.status),
+            status=self.status,
+            code=self.code,
+            detail=self.detail,
+            **self.members,
+        )
+        return JSONResponse(
+            found.model_dump(mode="json", exclude_unset=True),
+            status_code=self.status,
+            headers=dict(self.headers or {}),
+            media_type=MEDIA_TYPE,
+        )
 
 
 def problem(
-    status: int,
-    detail: str,
-    headers: Mapping[str, str] | None = None,
-    *,
-    code: ProblemCode | None = None,
-    **members: Any,
+    status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any
 ) -> JSONResponse:
     """A problem as an answer; arguments are those of :class:`ProblemError`."""
-    code = code or CODES.get(status, ProblemCode.BAD_REQUEST)
-    found = Problem(
-        type=TYPE.format(code=code),
-        title=title_of(status),
-        status=status,
-        code=code,
-        detail=detail,
-        **members,
-    )
-    return JSONResponse(
-        found.model_dump(mode="json", exclude_unset=True),
-        status_code=status,
-        headers=dict(headers or {}),
-        media_type=MEDIA_TYPE,
-    )
+    return ProblemError(status, detail, headers, **more).response()
 
 
 def title_of(status: int) -> str:
-    """The name of a status."""
     return TITLES.get(status) or HTTPStatus(status).phrase
 
 
@@ -237,54 +225,43 @@ def problem_of(error: TunerError) -> JSONResponse:
 
 
 def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None:
-    """Has every error of ``app`` answered as a problem.
+    """Has every error of ``app`` answered as a problem; ``headers`` are of the answer to a mistake
+    of ours, which no middleware sees."""
 
-    Args:
-        app: the application.
-        headers: of the answer to a mistake of ours, which no middleware sees.
-    """
+    @app.exception_handler(ProblemError)
+    async def raised(request: Request, error: ProblemError) -> JSONResponse:
+        return error.response()
 
+    @app.exception_handler(TunerError)
+    async def told(request: Request, error: TunerError) -> JSONResponse:
+        return problem_of(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def refused(request: Request, error: RequestValidationError) -> JSONResponse:
+        # Of a parameter's path the first part says where it is: in path, query or a header.
+        lines = ({**line, "loc": line["loc"][1:] or line["loc"]} for line in error.errors())
+        return problem_of(all_of(errors_of(lines)))
+
+    @app.exception_handler(Exception)
     async def mistake(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after this answer, and the server logs it.
         return problem(500, MISTAKE, headers)
 
-    app.add_exception_handler(ProblemError, _raised)
-    app.add_exception_handler(TunerError, _raised)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(Exception, mistake)
-
-
-async def _raised(request: Request, error: Exception) -> JSONResponse:
-    if isinstance(error, ProblemError):
-        return error.response()
-    assert isinstance(error, TunerError)
-    return problem_of(error)
-
-
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        return problem(404, "there is nothing at this path")
-    if error.status_code == 405:
-        allowed = ", ".join(_methods(request))
-        return problem(405, f"this path takes {allowed}", {"Allow": allowed})
-    if error.status_code == 400:
-        # FastAPI says it of a body that Python's reader gives up at with no JSONDecodeError.
-        return problem(400, "the body is JSON too deep, or with a number too long, to be read")
-    return problem(error.status_code, str(error.detail), error.headers)
-
-
-def _methods(request: Request) -> list[str]:
-    """Methods that the request's path takes, by all of its routes."""
-    template = getattr(request.scope.get("route"), "path_format", None)
-    same = (one for one in iter_route_contexts(request.app.routes) if one.path_format == template)
-    found = {method for one in same for method in one.methods or ()}
-    return sorted(found | ({"HEAD"} if "GET" in found else set()))  # see api.middleware.Heads
-
-
-async def _validation_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, RequestValidationError)
-    # Of a parameter's path the first part says where it is: in the path, the query or a header.
-    lines = ({**line, "loc": line["loc"][1:] or line["loc"]} for line in error.errors())
-    return problem_of(all_of(errors_of(lines)))
+    @app.exception_handler(HTTPException)
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 404:
+            return problem(404, "there is nothing at this path")
+        if error.status_code == 405:
+            # Methods that the request's path takes, by all of its routes.
+            template = getattr(request.scope.get("route"), "path_format", None)
+            routes = iter_route_contexts(request.app.routes)
+            same = (one for one in routes if one.path_format == template)
+            found = {method for one in same for method in one.methods or ()}
+            if "GET" in found:
+                found.add("HEAD")  # see api.middleware.Heads
+            allowed = ", ".join(sorted(found))
+            return problem(405, f"this path takes {allowed}", {"Allow": allowed})
+        if error.status_code == 400:
+            # FastAPI says it of a body that Python's reader gives up at with no JSONDecodeError.
+            return problem(400, "the body is JSON too deep, or with a number too long, to be read")
+        return problem(error.status_code, str(error.detail), error.headers)

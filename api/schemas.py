@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api import examples
+from api.examples import EXAMPLES
 from tuner.core.configuration import Checkpointing, Sharding
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
@@ -179,7 +179,7 @@ class Limits(Answered):
 class Study(Answered):
     """A study: what was asked, where it stands, and what is suggested."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.STUDY]})
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [EXAMPLES["study"]]})
 
     study_id: str = Field(pattern=STUDY_ID)
     state: StudyState
@@ -225,7 +225,7 @@ class Probe(Answered):
 class ProbeList(Answered):
     """A study's probes, oldest first."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [examples.PROBES]})
+    model_config = ConfigDict(extra="allow", json_schema_extra={"examples": [EXAMPLES["probes"]]})
 
     study_id: str
     revision: int

@@ -94,11 +94,7 @@ def keys_needed(settings: Settings) -> KeysNeeded:
     """Tells who needs a key: everybody, unless the service is for this machine only.
 
     It is for others as soon as it is bound to an address that they reach, may be called by a name
-    that is not this machine's loopback, or has a proxy in front of it.
-
-    Raises:
-        UsageError: others reach it, and it is to need no keys.
-    """
+    that is not this machine's loopback, or has a proxy in front of it."""
     bound_to_others = not is_loopback(settings.host)
     if settings.require_keys is False:
         if bound_to_others:
@@ -111,11 +107,7 @@ def keys_needed(settings: Settings) -> KeysNeeded:
 
 
 def check_bind(settings: Settings, keys: Keys) -> None:
-    """Refuses to start a service that needs keys where there is none.
-
-    Raises:
-        UsageError: with how to make one; or the settings contradict each other.
-    """
+    """Refuses to start a service that needs keys where there is none."""
     if keys_needed(settings) is KeysNeeded.ALWAYS and not keys.any():
         how = "make one first: tuner keys create NAME --scope submit"
         if settings.db:
@@ -147,7 +139,6 @@ class Gate:
         self._threads = anyio.CapacityLimiter(CHECKS_AT_ONCE)
 
     async def __call__(self, scope: Connection, receive: Receive, send: Send) -> None:
-        """Serves one request, or refuses it."""
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self.app(scope, receive, send)
             return
@@ -193,14 +184,10 @@ class Gate:
                 del self._open[who]
 
     async def _caller(self, scope: Connection, text: str | None, token: str | None) -> Caller:
-        """The caller by the key, else by the session, else whoever needs neither.
-
-        Raises:
-            ProblemError: 401.
-        """
+        """The caller by the key, else by the session, else whoever needs neither."""
         address: str = scope["state"]["address"]
         if text is not None:
-            key = await self._in_thread(self.keys.check, text)
+            key = await anyio.to_thread.run_sync(self.keys.check, text, limiter=self._threads)
             if key is None:
                 note_refused(text, address)
                 detail = "this key is not known, or was revoked"
@@ -209,7 +196,9 @@ class Gate:
             return Caller(
                 owner=key.id, scope=key.scope, address=address, name=key.name, proof=key.id
             )
-        found = None if token is None else await self._in_thread(self.sessions.check, token)
+        check, found = self.sessions.check, None
+        if token is not None:
+            found = await anyio.to_thread.run_sync(check, token, limiter=self._threads)
         if token is not None and found is not None:
             self._remember(token, found.key_id)
             if (visit := scope["state"].get("visit")) is not None:
@@ -228,9 +217,6 @@ class Gate:
         if self.needed is KeysNeeded.FROM_OTHERS and any(name in headers for name in FORWARDED):
             raise _unauthorized("a proxy passed this on, so a key is needed")
         return Caller(owner="", scope=Scope.ADMIN, address=address)
-
-    async def _in_thread(self, check: Callable[[str], T], text: str) -> T:
-        return await anyio.to_thread.run_sync(check, text, limiter=self._threads)
 
     def _remember(self, text: str, number: str) -> None:
         """Has its requests counted by key from now on; whether it is good is asked each time."""
@@ -366,12 +352,6 @@ class Requirement:
         request: Request,
         documented: Annotated[HTTPAuthorizationCredentials | None, Depends(BEARER)],
     ) -> Caller:
-        """The caller.
-
-        Raises:
-            ProblemError: 403 when their key does not allow this; as :func:`api.sessions.formed`
-                where a page's form is sent.
-        """
         if request.method not in SAFE and is_page(request.scope["path"]):
             await formed(request)  # so that no route of a page can forget to
         caller: Caller = request.state.caller  # the middleware has let nobody in without

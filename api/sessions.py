@@ -54,11 +54,9 @@ class Visit:
     is_used: bool = False
     """True where a form was made with the visit's secret, which the browser must have then."""
     form: Form | None = None
-    """The form that was sent, once it was read and found to be ours."""
 
     @classmethod
     def of(cls, scope: Scope) -> "Visit":
-        """The visit of a request."""
         secure = scope["scheme"] == "https"
         known = _token(scope, cookie_name(VISIT, secure=secure))
         return cls(
@@ -78,7 +76,6 @@ class Visit:
         return (mask + _xor(mask, self._csrf_bytes())).hex()
 
     def owns(self, token: str) -> bool:
-        """Tells whether a form's token is of this session or visit."""
         if not _MASKED.fullmatch(token):
             return False
         given = bytes.fromhex(token)
@@ -151,10 +148,8 @@ class LazyField:
     """
 
     request: Request
-    """The request that the page answers."""
 
     def __html__(self) -> Markup:
-        """The field."""
         visit = visit_of(self.request)
         visit.is_used = True
         return Markup('<input type="hidden" name="{}" value="{}">').format(CSRF, visit.csrf_token())
@@ -163,12 +158,7 @@ class LazyField:
 
 
 async def formed(request: Request) -> Form:
-    """The fields of a form of ours, without its token.
-
-    Raises:
-        ProblemError: 403 when it is another site's, or has not the token of this session; 415, 400
-            and 413 when it is no form, cannot be read, or has too many fields.
-    """
+    """The fields of a form of ours, without its token."""
     visit = visit_of(request)
     if visit.form is not None:
         return visit.form

@@ -67,11 +67,7 @@ class Settings(BaseSettings):
 
 
 def read_settings(**given: Any) -> Settings:
-    """The settings of this process's environment; those of the command line win.
-
-    Raises:
-        UsageError: one cannot be read; the field is its variable.
-    """
+    """The settings of this process's environment; those of the command line win."""
     try:
         return Settings(**given)
     except ValidationError as error:

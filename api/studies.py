@@ -9,10 +9,11 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from api import examples, schemas
+from api import schemas
 from api.answers import Body
 from api.context import Context, InContext
 from api.events import EventSent, Feed
+from api.examples import EXAMPLES
 from api.inputs import (
     PRINTABLE,
     JsonBody,
@@ -51,12 +52,12 @@ ETags = Annotated[
         description="ETag of what is known already.",
     ),
 ]
-OfTerms = Annotated[
+WithinLimits = Annotated[
     str | None,
     Query(
         pattern=r"^[0-9a-f]{12}$",
         description="`terms_id` of an answer: 409 when the study has other limits.",
-        examples=[examples.TERMS_ID],
+        examples=[EXAMPLES["terms_id"]],
     ),
 ]
 STUDY_HEADERS = {"ETag": "Of this answer."}
@@ -137,7 +138,7 @@ class ListedStudy(BaseModel):
 class StudyList(BaseModel):
     """A page of studies, the one asked last first."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [examples.STUDIES]})
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLES["studies"]]})
 
     studies: list[ListedStudy]
     next: str | None = Field(description="Give it as cursor for the next page; null on the last.")
@@ -205,7 +206,7 @@ async def show_study(
             " it has changed.",
         ),
     ] = None,
-    terms: OfTerms = None,
+    terms: WithinLimits = None,
     if_none_match: ETags = None,
 ) -> Response:
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
@@ -257,11 +258,7 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
 
 
 def cancel(context: Context, caller: Caller, study_id: str) -> None:
-    """Cancels a study, and notes who did, both or neither.
-
-    Raises:
-        ProblemError: 404 when there is none of this id, 409 when it has ended.
-    """
+    """Cancels a study, and notes who did, both or neither."""
     note = AuditNote(actor=caller.id, action=Action.CANCEL, data={"address": caller.address})
     standing_of(context, study_id)
     why = "cancelled through the service"
@@ -272,11 +269,7 @@ def cancel(context: Context, caller: Caller, study_id: str) -> None:
 
 
 def check_limits(study_id: str, limits: Limits, wanted: str | None) -> None:
-    """Refuses to answer within other limits than those asked for.
-
-    Raises:
-        ProblemError: 409.
-    """
+    """Refuses to answer within other limits than those asked for."""
     if wanted is not None and wanted != limits.id:
         detail = f"study {study_id} was given other limits meanwhile; ask the question again"
         apart = {name: {"study": value} for name, value in limits.as_dict().items()}
@@ -323,11 +316,7 @@ async def _waited(
 
 
 def standing_of(context: Context, study_id: str) -> StudyStatus:
-    """The state of a study and its newest event.
-
-    Raises:
-        ProblemError: 404.
-    """
+    """The state of a study and its newest event."""
     found = context.store.status(study_id)
     if found is None:
         raise unknown_study(study_id)
@@ -335,7 +324,6 @@ def standing_of(context: Context, study_id: str) -> StudyStatus:
 
 
 def _tag(text: str) -> str:
-    """An entity tag without the mark of weak ones."""
     return text.strip().removeprefix("W/")
 
 
@@ -343,11 +331,7 @@ def _tag(text: str) -> str:
 
 
 async def listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed]:
-    """A dependency: the study's feed, kept up while the request is answered.
-
-    Raises:
-        ProblemError: 404.
-    """
+    """A dependency: the study's feed, kept up while the request is answered."""
     async with context.poller.listen(study_id) as feed:
         if feed is None:
             raise unknown_study(study_id)
@@ -362,7 +346,7 @@ async def listened(context: InContext, study_id: StudyId) -> AsyncIterator[Feed]
         200: {
             "description": "Server-sent events, until the study's end; their data is an Event.",
             "content": {
-                "text/event-stream": {"itemSchema": EVENT_ITEM, "example": examples.EVENT_STREAM}
+                "text/event-stream": {"itemSchema": EVENT_ITEM, "example": EXAMPLES["event_stream"]}
             },
         },
         **problems(404, 422),
@@ -394,7 +378,7 @@ async def stream_events(
     "/tune/{study_id}/export/{format_name}",
     response_class=Response,
     summary="A study's answer as the file that a launcher reads",
-    responses={200: text_answer(examples.EXPORTED, "The file."), **problems(404, 409, 422)},
+    responses={200: text_answer(EXAMPLES["exported"], "The file."), **problems(404, 409, 422)},
 )
 async def export_study(
     context: InContext,
@@ -409,7 +393,7 @@ async def export_study(
             examples=list(FORMATS),
         ),
     ],
-    terms: OfTerms = None,
+    terms: WithinLimits = None,
 ) -> Response:
     """409 while there is no answer, or one that the launcher cannot run, with the reason."""
     if format_name not in FORMATS:

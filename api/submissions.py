@@ -14,8 +14,7 @@ from tuner.client.advance import closed_as_probed, conclude, foresee
 from tuner.client.place import Placed, place
 from tuner.client.request import TuneRequest, read_request
 from tuner.core.measurement import Fidelity
-from tuner.core.study import OPEN, Limits, Question, StudyState
-from tuner.cost.calibration import Calibration
+from tuner.core.study import OPEN, Limits, StudyState
 from tuner.errors import OtherLimitsError, StoreError
 from tuner.store import Store, StudyStatus, study_id
 from tuner.store.audit import LOCAL, Action, Audit, AuditNote
@@ -42,7 +41,6 @@ class Submitted:
     """A question that was taken."""
 
     body: Body
-    """The study that answers it."""
     notes: tuple[str, ...]
     """Decisions that were left open, with their reasons."""
 
@@ -68,14 +66,8 @@ class Submissions:
         *,
         most_each: int | None = None,
     ) -> None:
-        """
-        Args:
-            store: where studies are.
-            answers: of the same store.
-            most_open: studies that may be open before new ones are refused.
-            clock: in seconds.
-            most_each: how many of them may be one key's; by default half.
-        """
+        """``most_open`` studies may be open before new ones are refused, and ``most_each`` of them
+        may be one key's; by default half."""
         self._store = store
         self._answers = answers
         self._most_open = most_open
@@ -95,24 +87,18 @@ class Submissions:
         The audit notes who asked, in the transaction that asks; and the first time in this process
         that a key is answered by a study that it need not ask.
 
-        Args:
-            value: the request's body.
-            owner: id of the key to the service; empty where none is needed.
-            key: the sender's own word for this request, if there is one.
-            address: where the request is from.
-
-        Raises:
-            UsageError: something about it is wrong; nothing was written.
-            OtherLimitsError: its study has other limits: open, and they are not to be replaced, or
-                replaced by somebody else meanwhile.
-            ProblemError: too many studies are open.
-            StoreError: the database fails.
+        ``value`` is the request's body, ``owner`` the id of the key to the service (empty where
+        none is needed), ``key`` the sender's own word for this request. Where something about it is
+        wrong, nothing was written.
         """
         asked = body_hash(value)
         request_key = None if key is None else RequestKey(owner=owner, key=key, body_hash=asked)
         request = read_request(value)
         if request_key and (known := self._requests.answered(request_key)):
-            again = self._sent_again(request, known)
+            # The study that it asked when it came first, if that still is within its limits.
+            first = self._standing(known)
+            limits = request.limits_at(request.fidelity or Fidelity(first.limits["fidelity"]))
+            again = self._within_limits(first, limits)
             self._note_joined(owner, known, address)
             return Submitted(body=again, notes=())
         named = self._place(request, asked)
@@ -135,18 +121,21 @@ class Submissions:
             placed.question, placed.limits, request_key, note, replace=request.replace
         )
         self._remember_noted(owner, asked_id)
-        self._advance(asked_id, placed)
-        asked_standing = self._standing(asked_id)
-        return Submitted(
-            body=self._within_limits(asked_standing, placed.limits), notes=placed.notes
-        )
+        # What is known already is entered, and a study that needs nothing more is ended; not where
+        # a worker is at it, or another asked within other limits meanwhile.
+        with self._answers.computing():
+            study = self._store.study(asked_id)
+            if study.state is StudyState.QUEUED and study.limits == placed.limits:
+                if placed.limits.fidelity is Fidelity.PREDICTED:
+                    study = foresee(self._store, study, placed.versions)
+                    conclude(self._store, study, here=False)
+                elif closed_as_probed(self._store, study) is None:
+                    foresee(self._store, study, placed.versions)
+        body = self._within_limits(self._standing(asked_id), placed.limits)
+        return Submitted(body=body, notes=placed.notes)
 
     def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
-        """The study, if asking it again would change nothing of it.
-
-        Raises:
-            OtherLimitsError: it is open with others, which are not to be replaced.
-        """
+        """The study, if asking it again would change nothing of it."""
         apart = placed.limits.apart(standing.limits)
         if standing.state in OPEN:
             if apart and not replace:
@@ -157,24 +146,10 @@ class Submissions:
         body = self._within_limits(standing, placed.limits)
         return body if body.answered else None
 
-    def _sent_again(self, request: TuneRequest, known: str) -> Body:
-        """The study that a request asked when it came first, if it still is within its limits."""
-        standing = self._standing(known)
-        limits = request.limits_at(request.fidelity or Fidelity(standing.limits["fidelity"]))
-        return self._within_limits(standing, limits)
-
     def _within_limits(self, standing: StudyStatus, limits: Limits) -> Body:
-        """A study as it stands.
-
-        Raises:
-            OtherLimitsError: somebody else has given it other limits a moment ago, or long since.
-        """
         body = self._answers.of(standing)
         if body.limits != limits:
-            apart, why = (
-                limits.apart(body.limits.as_dict()),
-                "was given other limits meanwhile",
-            )
+            apart, why = limits.apart(body.limits.as_dict()), "was given other limits meanwhile"
             raise OtherLimitsError(standing.id, apart, why, "ask anew, with a new Idempotency-Key")
         return body
 
@@ -214,18 +189,6 @@ class Submissions:
             detail, code = f"{full}, which is as many as may be", ProblemCode.TOO_MANY_STUDIES
             raise ProblemError(429, detail, {"Retry-After": str(ROOM_RETRY_S)}, code=code)
 
-    def _advance(self, asked_id: str, placed: Placed) -> None:
-        """Enters what is known already, and ends a study that needs nothing more."""
-        with self._answers.computing():
-            study = self._store.study(asked_id)
-            if study.state is not StudyState.QUEUED or study.limits != placed.limits:
-                return  # a worker is at it, or another asked within others meanwhile
-            if placed.limits.fidelity is Fidelity.PREDICTED:
-                study = foresee(self._store, study, placed.versions)
-                conclude(self._store, study, here=False)
-            elif closed_as_probed(self._store, study) is None:
-                foresee(self._store, study, placed.versions)
-
     def _place(self, request: TuneRequest, asked: str) -> _Named:
         """Places a question, which takes 0.1 s for some, or gives it as it was placed lately."""
         workers = self._living_workers(request.pool)
@@ -238,7 +201,11 @@ class Submissions:
         with self._answers.computing(wait=age_s > OLDEST_S) as mine:
             if kept is not None and not mine:
                 return kept[1]
-            placed = place(request, workers, self._calibration)
+            placed = place(
+                request,
+                workers,
+                lambda q: self._store.calibration(q.cluster, q.framework.versions),
+            )
         question = placed.question
         named = _Named(placed=placed, study_id=study_id(question), identity=question.identity)
         with self._lock:
@@ -246,9 +213,6 @@ class Submissions:
             while len(self._placed) > MOST_PLACED:
                 self._placed.popitem(last=False)
         return named
-
-    def _calibration(self, question: Question) -> Calibration | None:
-        return self._store.calibration(question.cluster, question.framework.versions)
 
     def _living_workers(self, pool: str) -> Sequence[RegisteredWorker]:
         with self._lock:

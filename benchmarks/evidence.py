@@ -29,7 +29,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 NOTHING = (
     "No card has been measured yet: there is no result of `make bench-gpu` in"
-    " `benchmarks/results/`. None of these figures is known:"
+    " `benchmarks/results/`. None of these figures is known (goals in brackets):"
 )
 COLORS = (BLUE, ORANGE, GREEN, PURPLE)
 
@@ -50,16 +50,8 @@ def overview(results: Iterable[Result]) -> list[str]:
     return table(("benchmark", "date", "commit", "on", "goals met"), rows)
 
 
-def search(results: Iterable[Result]) -> list[str]:
-    """How few probes a search needs: its goals; nothing where it was not run."""
-    for one in results:
-        if one["name"] == "search":
-            return [*markdown.goals(one), "", "![Mean regret against probes](images/search.svg)"]
-    return ["Not run."]
-
-
 def allocator(results: Iterable[Result]) -> list[str]:
-    """Predicted against torch's CUDA allocator, without a GPU; its goals, and classes of settings.
+    """Predicted against torch's CUDA allocator, without a GPU; its goals, and kinds of sharding.
 
     Reserved memory is shown over the allocated peak of the same settings.
     """
@@ -70,17 +62,18 @@ def allocator(results: Iterable[Result]) -> list[str]:
 
 
 def _allocator_table(rows: Rows) -> list[str]:
-    by_class: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    by_sharing: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         if row["outcome"] == "ok":
-            by_class.setdefault((row["model"], _sharing(row)), []).append(row)
-    head = ("model", "ranks split", "settings", "allocated, GiB", "dry run off by, at most",
+            by_sharing.setdefault(_sharing(row), []).append(row)
+    head = ("ranks split", "models", "settings", "allocated, GiB", "dry run off by, at most",
             "arithmetic", "reserved over allocated")  # fmt: skip
     return table(head, [
-        (model, shared, len(own), _range([row["allocated_bytes"] / GIB for row in own]),
+        (shared, len({row["model"] for row in own}), len(own),
+         _range([row["allocated_bytes"] / GIB for row in own]),
          *(_most(own, way) for way in WAYS),
          _range([row["reserved_bytes"] / row["allocated_bytes"] for row in own]))
-        for (model, shared), own in sorted(by_class.items())
+        for shared, own in sorted(by_sharing.items())
     ])  # fmt: skip
 
 
@@ -110,8 +103,7 @@ def _range(values: Sequence[float]) -> str:
 def cards(results: Sequence[Result]) -> list[str]:
     """All that cards have shown; what is missing, where none has."""
     if not results:
-        asked = [(goal.name, goal.goal, "not measured") for goal in goals([], [])]
-        return [NOTHING, "", *table(("figure", "goal", ""), asked)]
+        return [NOTHING, "", *(f"- {goal.name} ({goal.goal})" for goal in goals([], []))]
     return [line for result in results for line in _card(result)]
 
 

@@ -18,7 +18,7 @@ from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.pipeline import stage_memory
-from tuner.cost.time.pipeline import pipeline_step_s, spans_nodes
+from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
 
 MEMORY = (
     "passing_bytes", "activation_factor", "tp_factor", "fragment_factor", "fragment_from_mb",
@@ -40,7 +40,7 @@ AT_MOST = {
 
 def memory_error(run: Run, costs: Costs) -> float:
     """Logarithm of predicted over measured."""
-    found = stage_memory(run.workload, run.settings, run.gpus, costs)
+    found = stage_memory(run.workload, run.settings, run.cluster, costs)
     assert run.memory_gib is not None
     return log(found.reserved_bytes / 2**30 / run.memory_gib)
 
@@ -48,7 +48,8 @@ def memory_error(run: Run, costs: Costs) -> float:
 def time_error(run: Run, costs: Costs) -> float:
     """Logarithm of predicted over measured."""
     assert run.step_time_s is not None
-    return log(pipeline_step_s(run.workload, run.settings, run.cluster, costs) / run.step_time_s)
+    found = pipeline_seconds(run.workload, run.settings, run.cluster, costs)
+    return log(found.expected_s / run.step_time_s)
 
 
 def memory_loss(runs: list[Run], costs: Costs) -> float:
@@ -77,7 +78,7 @@ def search(
         for name in names:
             for factor in (1 + step, 1 / (1 + step)):
                 values = getattr(costs, table)
-                value = min(values[name] * factor, AT_MOST.get(name, float("inf")))
+                value = min(getattr(values, name) * factor, AT_MOST.get(name, float("inf")))
                 changed: dict[str, Any] = {table: replace(values, **{name: value})}
                 tried = replace(costs, **changed)
                 if (found := loss(tried)) < best - 1e-6:
@@ -85,7 +86,10 @@ def search(
         if best > before - 1e-4:
             step /= 2
     print(
-        table, "loss", round(best, 4), {n: float(f"{getattr(costs, table)[n]:.3g}") for n in names}
+        table,
+        "loss",
+        round(best, 4),
+        {n: float(f"{getattr(getattr(costs, table), n):.3g}") for n in names},
     )
     return costs
 

@@ -175,4 +175,5 @@ def _timed(call: Callable[[], object]) -> tuple[float, float]:
 def forget() -> None:
     """Drop the predictions that earlier calls have made."""
     prior._prior.cache_clear()
+    prior.predicted.cache_clear()
     forecast._by_arithmetic.cache_clear()

@@ -177,7 +177,7 @@ def _need_off(run: Run, costs: Costs) -> float:
     """What is printed is the first stage's memory, so the like of it is looked at."""
     if not run.memory_gib:
         return np.nan
-    found = stage_memory(run.workload, run.settings, run.gpus, costs).reserved_bytes
+    found = stage_memory(run.workload, run.settings, run.cluster, costs).reserved_bytes
     return log(run.memory_gib * 2**30 / found)
 
 

@@ -124,7 +124,7 @@ def _stated(costs: Costs) -> dict[str, dict[str, float]]:
     names = {"memory": {**PHYSICS_MEMORY, **dict.fromkeys(MEMORY)},
              "time": {**PHYSICS_TIME, **dict.fromkeys(TIME)}}  # fmt: skip
     return {
-        table: {name: float(f"{getattr(costs, table)[name]:.4g}") for name in of}
+        table: {name: float(f"{getattr(getattr(costs, table), name):.4g}") for name in of}
         for table, of in names.items()
     }
 

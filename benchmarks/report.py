@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import markdown
 from common import RESULTS, ROOT
-from evidence import Result, allocator, cards, is_card, overview, picture, picture_name, search
+from evidence import Result, allocator, cards, is_card, overview, picture, picture_name
 
 PAGE = ROOT / "docs" / "evidence.md"
 
@@ -23,7 +23,6 @@ def results() -> list[Result]:
 def rendered(text: str, found: Sequence[Result]) -> str:
     """The page with its tables made anew."""
     text = markdown.between(text, "overview", overview(found))
-    text = markdown.between(text, "search", search(found))
     text = markdown.between(text, "allocator", allocator(found))
     return markdown.between(text, "cards", cards([one for one in found if is_card(one)]))
 

@@ -48,7 +48,7 @@ def is_unknown(prediction: Prediction) -> bool:
 
 def printed_gib(run: Run) -> float:
     """Reserved memory of the first stage, which is what nanotron's figures agree with."""
-    found = stage_memory(run.workload, run.settings, run.gpus, default_costs())
+    found = stage_memory(run.workload, run.settings, run.cluster, default_costs())
     return found.reserved_bytes / GIB
 
 

@@ -36,11 +36,6 @@ def set_up_logs(
     ``TUNER_LOG`` says whether lines are ``json`` (one object each) or ``text``. By default they
     are text, but JSON of a service whose stderr is no terminal.
 
-    Args:
-        process: what this process is, such as ``worker``; it stands in every line.
-        is_service: whether nobody waits for it: false for what a command starts and waits for.
-        stream: by default stderr.
-
     Raises:
         UsageError: ``TUNER_LOG`` is something else.
     """

@@ -266,11 +266,7 @@ class Same(Generic[T]):
 def kept(
     maxsize: int,
 ) -> Callable[[Callable[Concatenate[T, P], R]], Callable[Concatenate[T, P], R]]:
-    """Keeps what a function returned for the very same first argument, and equal other ones.
-
-    Args:
-        maxsize: how many results are kept.
-    """
+    """Keeps what a function returned for the very same first argument, and equal other ones."""
 
     def decorate(make: Callable[Concatenate[T, P], R]) -> Callable[Concatenate[T, P], R]:
         call: Any = make

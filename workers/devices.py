@@ -103,13 +103,8 @@ class DeviceLocks:
     """
 
     def __init__(self, path: Path | None, devices: Collection[str]) -> None:
-        """Locks that are not held yet.
-
-        Args:
-            path: of the locks, to which each device's name is added; ``None`` where nobody else
-                may want the devices, which then are free at any time.
-            devices: their names.
-        """
+        """Locks that are not held yet. Each device's name is added to the ``path``; without one
+        nobody else may want the devices, which then are free at any time."""
         # Everybody acquires in the same order, so that no two wait for each other. GPUs come first:
         # whoever holds one of them may go on to acquire the rest.
         ordered = sorted(devices, key=lambda name: (not name.startswith("GPU-"), name))
@@ -127,11 +122,7 @@ class DeviceLocks:
         return any(lock.wanted for lock in self._locks if lock.held)
 
     def acquire(self) -> bool:
-        """Acquires what is free, and waits for the rest; true once all is held.
-
-        Raises:
-            ProbeError: a file cannot be used.
-        """
+        """Acquires what is free, and waits for the rest; true once all is held."""
         for index, lock in enumerate(self._locks):
             if not lock.acquire():
                 for missing in self._locks[index:]:
@@ -140,11 +131,7 @@ class DeviceLocks:
         return True
 
     def acquire_at_once(self) -> bool:
-        """Acquires all if all is free, or nothing; nobody is told that it is wanted.
-
-        Raises:
-            ProbeError: a file cannot be used.
-        """
+        """Acquires all if all is free, or nothing; nobody is told that it is wanted."""
         before = [lock.held for lock in self._locks]
         if all(lock.acquire() for lock in self._locks):
             return True
@@ -223,10 +210,8 @@ def _locked(path: Path, how: int) -> int | None:
 def check_machine(
     question: Question, fidelity: Fidelity = Fidelity.MEASURED, there: Machine | None = None
 ) -> bool:
-    """Refuses what cannot be measured, or emulated, here.
-
-    Returns:
-        True if the device here is of another kind than the cluster's, which it is large enough for.
+    """Refuses what cannot be measured, or emulated, here; true if the device here is of another
+    kind than the cluster's, which it is large enough for.
 
     Raises:
         ProbeError: this machine is not the cluster, or has no device that can play one of its, or
@@ -252,11 +237,7 @@ def check_machine(
 
 
 def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:
-    """Refuses a cluster that the machine is not; ``there`` is as of :func:`check_machine`.
-
-    Raises:
-        ProbeError: the machine is another one.
-    """
+    """Raises ProbeError for a cluster that the machine is not."""
     try:
         why = why_not_measured(cluster, there=there)
     except UsageError as error:

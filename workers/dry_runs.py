@@ -3,7 +3,6 @@
 import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from tuner.dryrun import DryRun, DryRunner, DryRunPlan
@@ -24,20 +23,11 @@ class DryRuns:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     def start(self) -> None:
-        """Starts the process, if it is not there yet; returns at once.
-
-        Raises:
-            ProbeError: it cannot be started.
-        """
+        """Starts the process, if it is not there yet; returns at once."""
         with self._lock:
             if self._runner is None:
                 self._runner = self._make_runner().__enter__()
@@ -45,12 +35,11 @@ class DryRuns:
     def make(self, plan: DryRunPlan, why_stop: Callable[[], str]) -> DryRun:
         """Makes the dry runs of one layout, all depths in one request: they run side by side.
 
-        Returns:
-            The record, with its ``error`` when something was wrong; ``Crashed`` when the process
-            itself died.
+        The record has an ``error`` when something was wrong; ``Crashed`` when the process itself
+        died.
 
         Raises:
-            StoppedError: it was given up; the process is gone then.
+            DryRunStoppedError: it was given up; the process is gone then.
             ProbeError: the process cannot be started.
         """
         with self._lock:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from tuner.client.advance import kept_dry_run, measurement_of, plan_here
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -98,17 +98,6 @@ class Task:
     """Seconds of an optimizer step above which it is not timed further, if there are such."""
 
 
-class Ranks(Protocol):
-    """The ranks of a workplace, as far as it knows them."""
-
-    @property
-    def alive(self) -> bool:
-        """True while there are ranks, which hold memory."""
-
-    def end(self) -> None:
-        """Ends them; returns when none is left."""
-
-
 @dataclass(slots=True, kw_only=True, eq=False)
 class Workplace:
     """Devices on which one probe runs at a time, with the ranks that stay for the next one."""
@@ -117,7 +106,7 @@ class Workplace:
     """Runs a probe; may raise ProbeError where none can be run here."""
     own: DeviceLocks  # devices that every probe here holds
     others: DeviceLocks  # the rest of the machine, for a probe that must have no neighbours
-    ranks: Ranks | None = None
+    ranks: WarmRanks | None = None
     find: Callable[[], DeviceLocks] | None = None
     """Finds the devices anew once one was lost, where others may take its place."""
     is_alone: bool = False
@@ -134,12 +123,8 @@ class Workplace:
         return self.ranks is not None and self.ranks.alive
 
     def acquire(self, *, alone: bool, waits: bool) -> bool:
-        """Acquires the devices for its next probe; true once it has them.
-
-        Args:
-            alone: acquire all of the machine's.
-            waits: tell others that they are wanted, and keep those that are free meanwhile.
-        """
+        """Acquires the devices for its next probe, with ``alone`` all of the machine's; true once
+        it has them. With ``waits`` others are told, and what is free is kept meanwhile."""
         self.is_alone = alone
         if self.has_lost_a_device and self.find is not None:
             self.own, self.has_lost_a_device = self.find(), False
@@ -198,7 +183,8 @@ class Executor:
     # Workplaces
 
     def prepare(self, study: Study, fidelity: Fidelity) -> None:
-        """Has workplaces for a study's probes of a fidelity, in place of those there were.
+        """Has workplaces for a study's probes of a fidelity, in place of those there were: one for
+        each probe that can run at once.
 
         Raises:
             ProbeError: they cannot be run here.
@@ -208,10 +194,56 @@ class Executor:
         if fidelity is Fidelity.PREDICTED:
             self._dry_runs.start()  # it imports torch while the study is planned
             nothing = DeviceLocks(None, ())  # nothing of a dry run is timed
-            dry = Workplace(measure=self._dry_run, own=nothing, others=nothing)
-            self.open([dry])
-        else:
-            self.open(*self._device_workplaces(study, fidelity))
+            self.open([Workplace(measure=self._dry_run, own=nothing, others=nothing)])
+            self._fidelity = fidelity
+            return
+        options, site, question = self._options, self._options.site, study.question
+        there = None if site.is_here else together(site.machines())
+        substitutes = check_machine(question, fidelity, there)
+        if question.script is not None and not site.is_here:
+            raise ProbeError(
+                "a script is probed on the machine where it was asked about, and probes run on the"
+                f" nodes of {site.name} here: ask in an allocation of one node"
+            )
+        devices = site.devices()
+        kind = kind_of(question.cluster, fidelity, len(site.machines()))
+        # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
+        # wants them: each node's ranks see the devices of their node
+        whole = DeviceShare(own=tuple(device.name for device in devices))
+        parts = shares(kind, devices) if site.is_here else (whole,)
+        sharing = max(kind.sharing or kind.ranks, len(parts))
+        lock = options.lock if site.is_here else None
+        probe = _script_probe if question.script else _probe
+
+        def find() -> DeviceLocks:
+            return DeviceLocks(None, [device.name for device in site.devices()])
+
+        workplaces, all_ranks = [], []
+        for part in parts[:1] if options.queued_only else parts:
+            ranks = WarmRanks(
+                launcher=site.launcher,
+                argv=options.argv,
+                folder=options.folder,
+                keep=not options.cold,
+                checked=options.checked,
+            )
+            workplaces.append(
+                Workplace(
+                    measure=partial(
+                        probe,
+                        ranks=ranks,
+                        kind=replace(kind, visible=part.visible, sharing=sharing),
+                        deadline_s=options.deadline_s,
+                        stands_in=substitutes,
+                    ),
+                    own=DeviceLocks(lock, part.own),
+                    others=DeviceLocks(lock, part.rest),
+                    ranks=ranks,
+                    find=None if site.is_here else find,
+                )
+            )
+            all_ranks.append(ranks)
+        self.open(workplaces, all_ranks)
         self._fidelity = fidelity
 
     def open(self, workplaces: Sequence[Workplace], ranks: Sequence[WarmRanks] = ()) -> None:
@@ -239,55 +271,6 @@ class Executor:
         self.workplaces, self._ranks, self._threads, self._fidelity = [], [], None, None
         if errors:
             raise errors[0]
-
-    def _device_workplaces(
-        self, study: Study, fidelity: Fidelity
-    ) -> tuple[list[Workplace], list[WarmRanks]]:
-        """One workplace for each probe that can run at once, and their ranks."""
-        options, site, question = self._options, self._options.site, study.question
-        there = None if site.is_here else together(site.machines())
-        substitutes = check_machine(question, fidelity, there)
-        if question.script is not None and not site.is_here:
-            raise ProbeError(
-                "a script is probed on the machine where it was asked about, and probes run on the"
-                f" nodes of {site.name} here: ask in an allocation of one node"
-            )
-        devices = site.devices()
-        kind = kind_of(question.cluster, fidelity, len(site.machines()))
-        # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
-        # wants them: each node's ranks see the devices of their node
-        whole = DeviceShare(own=tuple(device.name for device in devices))
-        parts = shares(kind, devices) if site.is_here else (whole,)
-        sharing = max(kind.sharing or kind.ranks, len(parts))
-        lock = options.lock if site.is_here else None
-        workplaces, all_ranks = [], []
-        for part in parts[:1] if options.queued_only else parts:
-            ranks = WarmRanks(
-                launcher=site.launcher,
-                argv=options.argv,
-                folder=options.folder,
-                keep=not options.cold,
-                checked=options.checked,
-            )
-            probe = partial(_script_probe if question.script else _probe, ranks=ranks)
-            workplaces.append(
-                Workplace(
-                    measure=partial(
-                        probe,
-                        kind=replace(kind, visible=part.visible, sharing=sharing),
-                        deadline_s=options.deadline_s,
-                        stands_in=substitutes,
-                    ),
-                    own=DeviceLocks(lock, part.own),
-                    others=DeviceLocks(lock, part.rest),
-                    ranks=ranks,
-                    find=None
-                    if site.is_here
-                    else lambda: DeviceLocks(None, [device.name for device in site.devices()]),
-                )
-            )
-            all_ranks.append(ranks)
-        return workplaces, all_ranks
 
     def _dry_run(self, task: Task) -> Measurement:
         """Dry-runs the layout of a claim's configuration, or takes the dry run that is kept."""
@@ -320,14 +303,13 @@ class Executor:
             self._last = workplace
             workplace.release()
             return None
-        beat = partial(self._store.beat, claim)
-        lease = Lease(beat, claimed_at=claimed_at)
+        lease = Lease(partial(self._store.beat, claim), claimed_at=claimed_at)
 
         def pause(seconds: float) -> str:
             return self._stop.wait(seconds) or self._over or lease.over
 
-        now = time.monotonic()
-        return Task(study=study, claim=claim, lease=lease, pause=pause, since=now)
+        since = time.monotonic()
+        return Task(study=study, claim=claim, lease=lease, pause=pause, since=since)
 
     def start(self, workplace: Workplace, task: Task) -> None:
         """Runs a claimed probe in a workplace whose devices were acquired."""
@@ -390,11 +372,8 @@ class Executor:
         return [now - task.since for _, task in self._running.values()]
 
     def wait(self, seconds: float) -> None:
-        """Waits until a probe ends, but no longer, and not on when a stop is requested.
-
-        Raises:
-            TunerError: a probe could not be run, or not recorded.
-        """
+        """Waits until a probe ends, but no longer, and not on when a stop is requested; raises what
+        has kept a probe from being run or recorded."""
         until = time.monotonic() + seconds
         while not self._collect() and not self._stop.wait(0):
             left = min(LOOK_S, until - time.monotonic())
@@ -406,11 +385,7 @@ class Executor:
                 self._stop.wait(left)
 
     def give_up(self, why: str) -> None:
-        """Has what runs given back; returns when nothing runs any more.
-
-        Raises:
-            TunerError: as of :meth:`wait`.
-        """
+        """Has what runs given back; returns, or raises as :meth:`wait`, when nothing runs."""
         self._over = why
         wait(self._running)
         self._over = ""
@@ -431,11 +406,8 @@ class Executor:
     # Locks of devices
 
     def acquire(self, *, alone: bool) -> Workplace | None:
-        """A free workplace with its devices; ``None`` after a while, for the study may change.
-
-        Args:
-            alone: it must have the machine for itself, also before others of these workplaces.
-        """
+        """A free workplace with its devices; ``None`` after a while, for the study may change. With
+        ``alone`` it has the machine for itself, also before others of these workplaces."""
         if alone and self.is_busy:
             self.wait(LOCKS_S)
             return None

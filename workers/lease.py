@@ -33,13 +33,8 @@ class Lease:
     """Renews a claim from a thread of its own, so that a slow store never delays supervision."""
 
     def __init__(self, beat: Callable[[], bool], *, claimed_at: float) -> None:
-        """A lease that was given at ``claimed_at`` or later.
-
-        Args:
-            beat: renews it; ``False`` when it is lost. May raise TunerError.
-            claimed_at: ``time.monotonic()`` from before the claim: a clock that is set does not
-                make a lease longer.
-        """
+        """A lease that ``beat`` renews, whose answer is false when it is lost; ``claimed_at`` is of
+        ``time.monotonic()`` from before the claim: a clock that is set makes it no longer."""
         self._beat = beat
         self._beat_s = lease.LEASE_S / BEATS
         self._kept_s = lease.LEASE_S * (1 - MARGIN)

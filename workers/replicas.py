@@ -18,7 +18,7 @@ from tuner.core.measurement import PROBED, Measurement, Outcome
 from tuner.core.study import Study
 from tuner.errors import ProbeError
 from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
-from tuner.guard.counts import blamed_by_counts
+from tuner.guard.faults import blamed_by_counts
 from tuner.guard.replica import Replica, family_of, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
@@ -119,9 +119,6 @@ class ReplicaTrainer:
 
         Replicas of equal ranks share processes. One that could not be trained to its end is
         ``not_checked``, with the reason.
-
-        Raises:
-            ProbeError: there is no place for their files, or a rank cannot be killed.
         """
         self._until = time.monotonic() + deadline_s
         versions = stack_of(installed_versions())
@@ -198,15 +195,8 @@ def _check(
 
 
 def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
-    """Trains the replicas of a usual model for every knob, and keeps each check once it is done.
-
-    Returns:
-        True if it came to its end before it had to stop.
-
-    Raises:
-        StoreError: the database fails.
-        ProbeError: there is no place for the replicas' files, or a rank cannot be killed.
-    """
+    """Trains the replicas of a usual model for every knob, and keeps each check once it is done;
+    true if it came to its end before it had to stop."""
     locks = DeviceLocks(default_lock_path(), [device.name for device in devices_here()])
     while not locks.acquire():
         if pause(POLL_S):

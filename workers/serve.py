@@ -98,12 +98,8 @@ class StudyQueue:
             self.stop.wait(self.look_s)
 
     def take_one(self) -> bool:
-        """Works at the first study that is for this queue; true if there was one.
-
-        Raises:
-            StoreError: the store does not answer.
-            UsageError: it cannot be written.
-        """
+        """Works at the first study that is for this queue; true if there was one. What it raises is
+        the store's trouble."""
         study = self._next()
         if study is None:
             return False
@@ -227,15 +223,7 @@ class Service:
         until: Until = Until.STOPPED,
         options: WorkerOptions | None = None,
     ) -> None:
-        """A service that does nothing yet.
-
-        Args:
-            store: where studies are.
-            stop: asked all the while.
-            pools: labels of studies to serve, beside those that name none.
-            name: shown to people; host and process number unless given.
-            until: when it ends by itself.
-            options: how to work.
+        """A service that does nothing yet, of studies with these labels and of those with none.
 
         Raises:
             UsageError: a label is not one.
@@ -255,12 +243,8 @@ class Service:
         self._probes = self._queue(self._judge_probes, self._work, at)
 
     def run(self) -> int:
-        """Serves; the exit code.
-
-        Returns:
-            0 when it has ended by itself, also since what it serves with is taken away, or was told
-            so by SIGTERM, as services are; else 130.
-        """
+        """Serves; the exit code: 0 when it has ended by itself, also since what it serves with is
+        taken away, or was told so by SIGTERM, as services are; else 130."""
         remove_leftovers(self._options.folder)
         identity = WorkerIdentity.of_this_process(self._name)
         entry = Registration(self._store, identity, self._pools, self._machine)
@@ -270,7 +254,23 @@ class Service:
                 self._queue(self._judge_any, self._work_to_its_end, set()).take_one()
             else:
                 self._run_queues()
-        return exit_code(self._stop)
+        return exit_code(self._stop)  # a signal that came while it took its leave counts too
+
+    def _run_queues(self) -> None:
+        drains = self._until is Until.DRAINED
+        both = (self._predictions, self._probes)
+        with ThreadPoolExecutor(2, thread_name_prefix="queue") as threads:
+            queues = [threads.submit(queue.run, drains=drains) for queue in both]
+            try:
+                while wait(queues, SIGNALS_S, FIRST_EXCEPTION).not_done:
+                    for queue in queues:  # signals come to this thread: it must not sleep long
+                        if queue.done():
+                            queue.result()
+            except BaseException as error:
+                self._stop.request(f"the worker fails: {error!r}")
+                raise
+        for queue in queues:
+            queue.result()
 
     def _queue(
         self,
@@ -289,24 +289,6 @@ class Service:
             at=at,
         )
 
-    def _run_queues(self) -> None:
-        drains = self._until is Until.DRAINED
-        with ThreadPoolExecutor(2, thread_name_prefix="queue") as threads:
-            queues = [
-                threads.submit(queue.run, drains=drains)
-                for queue in (self._predictions, self._probes)
-            ]
-            try:
-                while wait(queues, SIGNALS_S, FIRST_EXCEPTION).not_done:
-                    for queue in queues:  # signals come to this thread, which must not sleep long
-                        if queue.done():
-                            queue.result()
-            except BaseException as error:
-                self._stop.request(f"the worker fails: {error!r}")
-                raise
-        for queue in queues:
-            queue.result()
-
     # Studies for each queue
 
     def _judge_any(self, study: Study) -> Fitness:
@@ -322,14 +304,11 @@ class Service:
             return Fitness(takes=False)
         can = self._can_probe(study)
         on_cpu = study.question.cluster.gpu.device is Device.CPU
-        if (
-            can.takes
-            and on_cpu
-            and wants_dry_runs(study)
-            and not self._predictions.has_passed(study)
-        ):
-            return Fitness(takes=False, again_s=AGAIN_S)  # its own dry runs would spoil its times
-        return can
+        if not (can.takes and on_cpu and wants_dry_runs(study)):
+            return can
+        if self._predictions.has_passed(study):
+            return can
+        return Fitness(takes=False, again_s=AGAIN_S)  # its own dry runs would spoil its times
 
     def _can_probe(self, study: Study) -> Fitness:
         if study.question.script is not None:
@@ -384,11 +363,7 @@ def is_predicted(study: Study) -> bool:
 
 
 def wants_dry_runs(study: Study) -> bool:
-    """True if a study that is to be probed has no answer yet, and dry runs would give it one.
-
-    Raises:
-        UsageError: the question has no legal settings.
-    """
+    """True if a study that is to be probed has no answer yet, and dry runs would give it one."""
     return study.limits.fidelity in PROBED and not study.dry_runs and best_known(study) is None
 
 
@@ -429,12 +404,9 @@ class Registration:
     def _beat(self) -> None:
         entry = self._id
         if entry is None or self._try(lambda: self._workers.seen(entry)) is False:
-            self._id = self._try(self._register)
-
-    def _register(self) -> int:
-        versions = {**installed_versions(), **dry_run_versions()}
-        machine = self._machine.as_dict()
-        return self._workers.register(self._identity, self._pools, machine, versions)
+            versions = {**installed_versions(), **dry_run_versions()}
+            known = (self._identity, self._pools, self._machine.as_dict(), versions)
+            self._id = self._try(lambda: self._workers.register(*known))
 
     def _try(self, call: Callable[[], T]) -> T | None:
         try:

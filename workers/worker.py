@@ -52,16 +52,8 @@ class Worker:
         dry_runs: DryRuns | None = None,
         name: str = "",
     ) -> None:
-        """A worker that does nothing yet.
-
-        Args:
-            store: where the study is.
-            study_id: its id.
-            stop: asked all the while.
-            options: how to work.
-            dry_runs: the process that dry-runs, which then stays; one of its own unless given.
-            name: shown to people; host and process number unless given.
-        """
+        """A worker that does nothing yet; ``dry_runs`` are made by a process of its own, unless one
+        is given, which then stays. The ``name`` is shown to people."""
         self._store = store
         self._id = study_id
         self._stop = stop
@@ -85,7 +77,6 @@ class Worker:
             ProbeError: no probe can be run here. The study has failed if this worker began it, or
                 is queued again where others may serve it.
             StoreError: the store did not answer for longer than a while.
-            UsageError: there is no such study.
         """
         remove_leftovers(self._options.folder)
         with nullcontext() if self._keeps_dry_runs else self._dry_runs, self._executor:
@@ -182,8 +173,8 @@ class Worker:
 
     def _enter(self, study: Study, plan: ProbeRequest) -> None:
         limit_bytes = study.limits.limit_bytes(study.question.cluster)
-        enter = partial(self._store.enter_probe, study.id, study.revision, plan, limit_bytes)
-        retried(enter, self._stop)
+        store, revision = self._store, study.revision
+        retried(partial(store.enter_probe, study.id, revision, plan, limit_bytes), self._stop)
 
     def _wait_for_others(self, study: Study) -> int | None:
         """Waits for a moment; an exit code instead where other studies may want this worker."""
@@ -224,8 +215,7 @@ class Worker:
             self._stop.request(f"the time of {site.name} ends before another probe could")
             return None
         alone = self._must_be_alone(study, queued)
-        workplace = self._executor.acquire(alone=alone)
-        if workplace is None:
+        if (workplace := self._executor.acquire(alone=alone)) is None:
             return None
         task = self._executor.claim(study, fidelity, workplace)
         if task is None:  # another worker has it, or one of the devices
@@ -241,11 +231,8 @@ class Worker:
         return None
 
     def _must_be_alone(self, study: Study, request: ProbeRequest) -> bool:
-        """True for a probe that is run without neighbours on this machine.
-
-        It was asked for by itself, or decides, or its tensors travel over the links that all GPUs
-        share.
-        """
+        """True for a probe without neighbours on this machine: it was asked for by itself, or
+        decides, or its tensors travel over the links that all GPUs share."""
         if request.fidelity is Fidelity.PREDICTED:
             return False
         by_itself = self._options.queued_only
@@ -327,15 +314,11 @@ class TimeLeft:
 def time_left(
     study: Study, worked_s: float, running_s: Sequence[float] = (), *, limited: bool = True
 ) -> TimeLeft:
-    """The rest of a study's budgets.
+    """The rest of a study's budgets, unless it is not ``limited``: they are for its search.
 
-    Args:
-        study: with its probes that are done.
-        worked_s: seconds that the worker has been at this request, by a clock that nobody sets.
-            The time that a study waits for a worker is not counted, nor is what the worker did
-            for an earlier request.
-        running_s: seconds for which each probe of the worker's runs already.
-        limited: off where the budget is not for what the worker does.
+    ``worked_s`` are the seconds that the worker has been at this request, by a clock that nobody
+    sets: neither those that a study waits for a worker, nor those of earlier requests.
+    ``running_s`` are those for which each probe of the worker's runs already.
     """
     if not limited:
         return TimeLeft()

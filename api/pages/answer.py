@@ -2,7 +2,8 @@
 
 import json
 import shlex
-from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from api.answers import no_answer
 from tuner.client.launch import exported
@@ -13,55 +14,26 @@ from tuner.core.words import rank_word
 from tuner.explain.known import is_forecast
 from tuner.launchfiles import FORMATS, why_not
 from tuner.script.launching import tuned_name
-from tuner.space.inactive import show
+from tuner.space.rules import show
 
 GUARD_PASSED = "passed"
 # Results of the guard after which a configuration may be right or not.
 GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CopyTab:
-    """Something to copy."""
+class CopyTab(NamedTuple):
+    """Something to copy: what it is of, its text, and the address of the file if it is one."""
 
     id: str
     title: str
     about: str
-    """A file's name, or what to do with it."""
     text: str
     download: str = ""
-    """The address of the file; empty where it is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownAnswer:
-    """The configuration to run, or the reason why none is known."""
-
-    title: str
-    best: Candidate | None
-    note: str
-    """What must be known before it is run; empty for nothing."""
-    why_none: str
-    """Why there is no answer of the fidelity that was asked for; empty where there is."""
-    per: str
-    """The word for a rank."""
-    active: tuple[tuple[str, str], ...]
-    """Knobs that act here, with the best values."""
-    inactive: tuple[tuple[str, str], ...]
-    guard: str
-    """The guard's result in a sentence; empty where there is no answer."""
-    guard_mark: str
-    """``passed``, ``unknown`` or ``failed``."""
-    tabs: tuple[CopyTab, ...]
-    cannot: tuple[tuple[str, str], ...]
-    """Launchers whose file cannot say this configuration, with the reasons."""
-    needed_gib: float
-    """What must be free on a device: allocated, and what is outside of the allocator."""
-    share: float | None
-    """The part of the limit that is needed."""
-
-
-def answer_of(study: Study, suggestion: Suggestion | None, needed_gib: float | None) -> ShownAnswer:
+def answer_of(
+    study: Study, suggestion: Suggestion | None, needed_gib: float | None
+) -> SimpleNamespace:
     """The answer as it stands.
 
     ``suggestion`` has its launch; ``needed_gib`` is what the best configuration needs with what is
@@ -100,7 +72,7 @@ def answer_of(study: Study, suggestion: Suggestion | None, needed_gib: float | N
     knobs = [(knob, show(value)) for knob, value in best.settings.as_dict().items()] if best else []
     why = {name: why_not(name, study.question, best.settings) for name in FORMATS} if best else {}
     needed = max(needed_gib or 0.0, (best.allocated_gib.value or 0.0) if best else 0.0)
-    return ShownAnswer(
+    return SimpleNamespace(
         title=title,
         best=best,
         note=note,

@@ -45,11 +45,6 @@ def assets() -> dict[str, Asset]:
 
 
 def asset_url(name: str) -> str:
-    """The address of a file, which may be kept for ever.
-
-    Raises:
-        KeyError: there is no such file.
-    """
     return f"/static/{assets()[name].version}/{name}"
 
 

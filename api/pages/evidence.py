@@ -1,8 +1,9 @@
 """One probe in full: what was tried, what came of it, and the evidence."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
+from types import SimpleNamespace
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -13,7 +14,7 @@ from tuner.core.study import Probe, Study
 from tuner.core.words import describe, range_text, rank_word, speed_text
 from tuner.planner import speed_of
 from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import count_text, duration_text, size_text, time_text
 
 # Lines of the end of a rank's log and characters of one: on the probe's page, on the study's.
@@ -32,60 +33,14 @@ FIDELITIES: Mapping[Fidelity, str] = {
 Fact = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class Log(NamedTuple):
     """The end of a rank's log."""
 
     rank: int
     text: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownProbe:
-    """One probe as its page shows it."""
-
-    id: int
-    settings: tuple[Fact, ...]
-    outcome: str
-    """How it ended, or where it stands."""
-    ran: bool
-    """Whether its steps were done."""
-    detail: str
-    """What happened, in one line."""
-    facts: tuple[Fact, ...]
-    """Memory, time, versions, cost."""
-    bar: Markup
-    """Its memory by category; empty where it is not known."""
-    phases: tuple[Fact, ...]
-    """The highest memory of each phase."""
-    ranks: tuple[Fact, ...]
-    """The highest memory of each rank, if they differ."""
-    steps: tuple[tuple[str, ...], ...]
-    """Of each number of micro-batches that was run: it, steps timed, shortest, median, longest."""
-    collectives: tuple[tuple[str, ...], ...]
-    """Operation, axis, phase, what hides it, calls, bytes."""
-    logs: tuple[Log, ...]
-    finished_at: str
-    """UTC in ISO 8601; empty while it is not done."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
-    """One probe that failed, in short."""
-
-    id: int
-    outcome: str
-    words: str
-    """Its settings."""
-    said: str
-    """What happened, in one line."""
-    facts: tuple[Fact, ...]
-    """Where memory ran out, by how much."""
-    logs: tuple[Log, ...]
-    """The end of the log of one rank."""
-
-
-def evidence_of(study: Study, probe: Probe) -> ShownProbe:
+def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
     """All that is known of a probe, emulated communication at today's rates."""
     found = at_todays_rates(study, probe)
     memory = found.memory if found else None
@@ -95,7 +50,7 @@ def evidence_of(study: Study, probe: Probe) -> ShownProbe:
         sizes = {name: float(size) for name, size in memory.by_category.items()}
         title = f"Memory of one {rank_word(study.question)}"
         bar = memory_bar(sizes, label=title, study=study, prefix="probe-memory")
-    return ShownProbe(
+    return SimpleNamespace(
         id=probe.id,
         settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
@@ -105,6 +60,7 @@ def evidence_of(study: Study, probe: Probe) -> ShownProbe:
         bar=bar,
         phases=tuple((n, size_text(s)) for n, s in memory.by_phase.items()) if memory else (),
         ranks=tuple((str(rank), size_text(size)) for rank, size in enumerate(ranks)),
+        # Of each number of micro-batches: steps timed, and the shortest, median and longest.
         steps=tuple(
             (str(n), str(len(t)), *(time_text(end(t)) for end in (min, median, max) if t))
             for n, t in (found.step_times_s.items() if found else ())
@@ -119,10 +75,10 @@ def evidence_of(study: Study, probe: Probe) -> ShownProbe:
     )  # fmt: skip
 
 
-def trouble_of(probe: Probe, found: Measurement) -> Trouble:
+def trouble_of(probe: Probe, found: Measurement) -> SimpleNamespace:
     """A failed probe as the study's own page shows it."""
     oom = found.oom
-    return Trouble(
+    return SimpleNamespace(
         id=probe.id,
         outcome=str(found.outcome),
         words=spaced(describe(probe.request.settings)),

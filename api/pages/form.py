@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from api.pages.form_fields import (
     CLUSTER,
@@ -30,12 +30,12 @@ from api.pages.form_fields import (
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.client.request import read_request
-from tuner.core.cluster import Cluster, Device, parse_cluster
+from tuner.core.cluster import Device, parse_cluster
 from tuner.core.framework import parse_stated_versions
-from tuner.core.study import HEADROOM, MOST_PROBES, Limits, Question, SamplerName, Study
+from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName, Study
 from tuner.errors import UsageError
 from tuner.model import published_model
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import DoubledNameError, read_duration, read_json
 
 # What was typed, by field; a field of flags may have several values.
@@ -44,14 +44,11 @@ Texts = Mapping[str, Sequence[str]]
 WHOLE_PATHS = {CONFIG, CLUSTER, FRAMEWORK, VERSIONS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Wrong:
-    """An error, and its field."""
+class Wrong(NamedTuple):
+    """An error in words, and the name of its field; empty for what is of none of them."""
 
     name: str
-    """The field's; empty for what is of none of them."""
     said: str
-    """In words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,12 +59,33 @@ class TypedForm:
     values: Mapping[str, Any]
     """JSON values of the fields that are filled in and could be read."""
     wrong: tuple[Wrong, ...]
-    """Errors of those that could not."""
 
     @property
     def request(self) -> dict[str, Any]:
-        """The JSON object that asks for it."""
-        return _request_of(self.values)
+        values = self.values
+        request: dict[str, Any] = {"workload": {}, "cluster": {}}
+        for name in values.keys() - WHOLE_PATHS:
+            table = request
+            *parents, last = name.split(".")
+            for parent in parents:
+                table = table.setdefault(parent, {})
+            table[last] = values[name]
+        if CONFIG in values and MODEL not in values:
+            request["workload"]["model"] = values[CONFIG]
+        if FRAMEWORK in values:
+            request["framework"] = values[FRAMEWORK]
+        if VERSIONS in values:
+            request["framework"] = {"name": values.get(FRAMEWORK), "versions": values[VERSIONS]}
+        counts = nodes, ranks = values.get(NODES), values.get(GPUS_PER_NODE)
+        if CLUSTER in values:
+            request["cluster"] = values[CLUSTER]
+        elif str(values.get(GPU)).lower() == CPU:
+            if all(isinstance(count, int) and 1 <= count < 10**6 for count in counts):
+                request["cluster"] = f"cpu:{ranks}" if nodes == 1 else f"{nodes}x{ranks}xcpu"
+            else:
+                # The counts are wrong, which is said of any kind.
+                request["cluster"]["gpu"] = next(iter(gpu_kinds()))
+        return request
 
     def fills(self, name: str) -> bool:
         """True of a field that is filled in, rightly or not."""
@@ -84,7 +102,6 @@ class ShownField:
 
     @property
     def text(self) -> str:
-        """The one value that it holds."""
         return self.values[0] if self.values else ""
 
     @property
@@ -100,9 +117,7 @@ class ShownGroup:
 
     group: FieldGroup
     controls: tuple[ShownField, ...]
-    """Those that are always shown, in order."""
     folded: tuple[ShownField, ...]
-    """Further ones, in order."""
 
     @property
     def is_open(self) -> bool:
@@ -110,8 +125,7 @@ class ShownGroup:
         return any(one.errors or any(one.values) for one in self.folded)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShownForm:
+class ShownForm(NamedTuple):
     """The whole form as it is shown."""
 
     sections: tuple[ShownGroup, ...]
@@ -132,7 +146,6 @@ def texts_of(pairs: Iterable[tuple[str, object]]) -> dict[str, list[str]]:
 
 
 def initial_texts() -> dict[str, list[str]]:
-    """The texts of an empty form."""
     return {name: [spec.initial] for name, spec in specs().items() if spec.initial}
 
 
@@ -196,45 +209,11 @@ def _sentence(words: str) -> str:
     return words[:1].upper() + words[1:] if words.partition(" ")[0].isalpha() else words
 
 
-def _request_of(values: Mapping[str, Any]) -> dict[str, Any]:
-    request: dict[str, Any] = {"workload": {}, "cluster": {}}
-    for name in values.keys() - WHOLE_PATHS:
-        table = request
-        *parents, last = name.split(".")
-        for parent in parents:
-            table = table.setdefault(parent, {})
-        table[last] = values[name]
-    if CONFIG in values and MODEL not in values:
-        request["workload"]["model"] = values[CONFIG]
-    if FRAMEWORK in values:
-        request["framework"] = values[FRAMEWORK]
-    if VERSIONS in values:
-        request["framework"] = {"name": values.get(FRAMEWORK), "versions": values[VERSIONS]}
-    nodes, ranks = values.get(NODES), values.get(GPUS_PER_NODE)
-    if CLUSTER in values:
-        request["cluster"] = values[CLUSTER]
-    elif str(values.get(GPU)).lower() == CPU:
-        if _is_count(nodes) and _is_count(ranks):
-            request["cluster"] = f"cpu:{ranks}" if nodes == 1 else f"{nodes}x{ranks}xcpu"
-        else:
-            # The counts are wrong, which is said of any kind.
-            request["cluster"]["gpu"] = next(iter(gpu_kinds()))
-    return request
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and 1 <= value < 10**6
-
-
 # -- texts as values --------------------------------------------------------------------------
 
 
 def _value_of(spec: FieldSpec, typed: Sequence[str]) -> Any:
-    """The JSON value of a field's text.
-
-    Raises:
-        UsageError: it is no JSON, no duration, or no versions.
-    """
+    """The JSON value of a field's text."""
     text = typed[0]
     match spec.kind:
         case Kind.WHOLE:
@@ -313,50 +292,28 @@ def form_of(texts: Texts | None, wrong: Sequence[Wrong] = ()) -> ShownForm:
 
 def texts_of_study(study: Study) -> dict[str, list[str]]:
     """The form as it would ask a study's question again, within its limits."""
-    question = study.question
-    workload = question.workload
+    question, limits = study.question, study.limits
+    workload, cluster, model = question.workload, question.cluster, question.workload.model
     texts: dict[str, Any] = {
-        "workload.sequence_length": str(workload.sequence_length),
-        "workload.global_batch_size": str(workload.global_batch_size),
-        "workload.optimizer": str(workload.optimizer),
-        "workload.precision": str(workload.precision),
-        "workload.reduce_dtype": str(workload.reduce_dtype),
-        FRAMEWORK: str(question.framework.name),
-        **_texts_of_model(question),
-        **_texts_of_cluster(question.cluster),
-        **_texts_of_limits(study.limits),
-    }
-    for name, values in question.knobs.items():
-        shown = [show(value) for value in values]
-        is_list = specs()[f"knobs.{name}"].kind is Kind.WHOLES
-        texts[f"knobs.{name}"] = ", ".join(shown) if is_list else shown
-    return {name: value if isinstance(value, list) else [value] for name, value in texts.items()}
-
-
-def _texts_of_model(question: Question) -> dict[str, str]:
-    model = question.workload.model
+        f"workload.{name}": str(getattr(workload, name))
+        for name in (
+            "sequence_length", "global_batch_size", "optimizer", "precision", "reduce_dtype"
+        )
+    }  # fmt: skip
+    texts[FRAMEWORK] = str(question.framework.name)
     if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
-        return {MODEL: model.name}
-    return {CONFIG: json.dumps(model.as_config(), indent=2), MODEL_NAME: model.name}
-
-
-def _texts_of_cluster(cluster: Cluster) -> dict[str, str]:
-    counts = {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
+        texts[MODEL] = model.name
+    else:
+        texts |= {CONFIG: json.dumps(model.as_config(), indent=2), MODEL_NAME: model.name}
     # CPU ranks are of whichever worker takes them, so their short spelling says all.
-    if cluster.gpu.device is Device.CPU:
-        return {GPU: CPU, **counts}
-    is_known = cluster.gpu.name in gpu_kinds()
-    if is_known and parse_cluster(cluster.name) == cluster:
-        return {GPU: cluster.gpu.name, **counts}
-    return {CLUSTER: json.dumps(cluster.as_dict(), indent=2)}
-
-
-def _texts_of_limits(limits: Limits) -> dict[str, str]:
-    texts = {
-        "fidelity": str(limits.fidelity),
-        "tolerance": f"{limits.tolerance:g}",
-        "pool": limits.pool,
-    }
+    is_cpu = cluster.gpu.device is Device.CPU
+    if is_cpu or (cluster.gpu.name in gpu_kinds() and parse_cluster(cluster.name) == cluster):
+        texts[GPU] = CPU if is_cpu else cluster.gpu.name
+        texts |= {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
+    else:
+        texts[CLUSTER] = json.dumps(cluster.as_dict(), indent=2)
+    texts |= {"fidelity": str(limits.fidelity), "tolerance": f"{limits.tolerance:g}"}
+    texts["pool"] = limits.pool
     if limits.sampler is not SamplerName.COST_MODEL:
         texts["sampler"] = str(limits.sampler)
     if limits.max_probes != MOST_PROBES[limits.fidelity]:  # a default has further ones with it
@@ -368,4 +325,8 @@ def _texts_of_limits(limits: Limits) -> dict[str, str]:
         texts["memory_limit_gib"] = f"{limits.memory_limit_bytes / 2**30:.10g}"
     elif limits.headroom != HEADROOM:
         texts["headroom"] = f"{limits.headroom:g}"
-    return texts
+    for name, values in question.knobs.items():
+        shown = [show(value) for value in values]
+        is_list = specs()[f"knobs.{name}"].kind is Kind.WHOLES
+        texts[f"knobs.{name}"] = ", ".join(shown) if is_list else shown
+    return {name: value if isinstance(value, list) else [value] for name, value in texts.items()}

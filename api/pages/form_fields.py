@@ -1,22 +1,24 @@
 """The form's fields: their names are the paths of the JSON request that ``POST /tune`` takes.
 
-Their kinds and choices come from the request's own JSON schema, and from the table of knobs.
+``form.toml`` has their words. Their kinds and choices come from the request's own JSON schema, and
+from the table of knobs.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Any
+from importlib.resources import files
+from string import Template
+from typing import Any, NamedTuple
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
-from tuner.client.request import AUTO, TuneRequest
+from tuner.client.request import TuneRequest
 from tuner.core.configuration import KNOBS
-from tuner.core.framework import FrameworkName
 from tuner.core.measurement import Fidelity
 from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName
-from tuner.core.workload import Optimizer, Precision
 
 # What is chosen as GPU kind for ranks on the workers' processors.
 CPU = "cpu"
@@ -24,6 +26,8 @@ MODEL, CONFIG, MODEL_NAME = "workload.model", "config", "workload.model_name"
 GPU, NODES, GPUS_PER_NODE = "cluster.gpu", "cluster.nodes", "cluster.gpus_per_node"
 CLUSTER = "cluster"
 FRAMEWORK, VERSIONS = "framework.name", "framework.versions"
+# A choice that is the default, and sent as nothing.
+UNSAID = ("sampler", SamplerName.COST_MODEL)
 
 
 class Kind(StrEnum):
@@ -41,43 +45,32 @@ class Kind(StrEnum):
     VERSIONS = "versions"  # such as torch=2.13.0, accelerate=1.15.0
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """One value that can be chosen."""
+class Choice(NamedTuple):
+    """One value that can be chosen, and the words that are read."""
 
     value: str
-    """What is sent."""
     label: str
-    """What is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldSpec:
-    """One field of the form."""
+    """One field of the form: its control, and what it says of itself."""
 
     name: str
     """Of its control, and in most cases the path in the request."""
     label: str
-    """What it is called."""
     kind: Kind = Kind.TEXT
-    """How its text is read."""
     hint: str = ""
-    """What helps to fill it in."""
     options: tuple[Choice, ...] = ()
-    """What can be chosen, or is offered."""
     initial: str = ""
-    """What an empty form holds."""
     example: str = ""
-    """What stands in it while it is empty."""
 
     @property
     def id(self) -> str:
-        """The id of its control in the page."""
         return f"f-{self.name.replace('.', '-').replace('_', '-')}"
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values that its options send."""
         return tuple(option.value for option in self.options)
 
     @property
@@ -88,58 +81,23 @@ class FieldSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldGroup:
-    """Fields under one heading."""
+    """Fields under one heading: some are always shown, others when somebody opens ``fold``."""
 
     title: str
-    """The heading."""
     fields: tuple[FieldSpec, ...] = ()
-    """Those that are always shown, in order."""
     folded: tuple[FieldSpec, ...] = ()
-    """Further ones, shown when somebody opens them, or one of them was filled in."""
     fold: str = ""
-    """What is opened then."""
     note: str = ""
-    """What is to be known of all of them."""
-
-
-# Words for values that do not say by themselves what they are.
-WORDS: Mapping[str, Mapping[str, str]] = {
-    "workload.optimizer": {
-        Optimizer.ADAMW: "AdamW",
-        Optimizer.ADAMW_8BIT: "AdamW, state in 8 bits",
-        Optimizer.SGD: "SGD without momentum",
-    },
-    "workload.precision": {Precision.BF16_MIXED: "bf16 mixed, weights in fp32"},
-    "workload.reduce_dtype": {"": "the precision's own format"},
-    FRAMEWORK: {
-        FrameworkName.TORCH: "torch, with a script of yours",
-        FrameworkName.TRAINER: "transformers' Trainer",
-    },
-    "fidelity": {
-        AUTO: "as strongly as workers can",
-        Fidelity.MEASURED: "measured: real steps on the cluster",
-        Fidelity.EMULATED: "emulated: real steps of one rank",
-        Fidelity.PREDICTED: "predicted: no device needed",
-    },
-    "sampler": {"": "cost model"},
-}
-# Choices that are the default, and sent as nothing.
-UNSAID = {"sampler": (SamplerName.COST_MODEL,)}
-
-
-@cache
-def _schema() -> Mapping[str, Any]:
-    return TuneRequest.model_json_schema()
 
 
 def _at(path: str) -> Mapping[str, Any]:
     """The schema of what is at a path of the request: of several forms that of an object, or the
     first that is not null."""
-    kinds, found = _schema()["$defs"], _schema()
+    found = schema = _schema()
     for name in (*path.split("."), None):
         while "$ref" in found or "anyOf" in found:
             forms = [
-                kinds[one["$ref"].rpartition("/")[2]] if "$ref" in one else one
+                schema["$defs"][one["$ref"].rpartition("/")[2]] if "$ref" in one else one
                 for one in found.get("anyOf", [found])
             ]
             forms = [one for one in forms if one.get("type") != "null"]
@@ -149,18 +107,15 @@ def _at(path: str) -> Mapping[str, Any]:
     return found
 
 
-def _field(path: str, label: str, hint: str = "", **more: Any) -> FieldSpec:
-    """A field of the request; its kind follows from the request's schema."""
-    found = _at(path)
-    if "enum" in found:
-        words = WORDS.get(path, {})
-        values = [one for one in found["enum"] if one not in UNSAID.get(path, ())]
-        values = ["", *values] if "" in words else values
-        options = tuple(Choice(one, words.get(one, one)) for one in values)
-        return FieldSpec(name=path, label=label, kind=Kind.CHOICE, hint=hint, options=options)
-    kind = {"integer": Kind.WHOLE, "number": Kind.NUMBER}.get(found.get("type", ""), Kind.TEXT)
-    kind = Kind.DURATION if path.endswith("_s") else kind
-    return FieldSpec(name=path, label=label, kind=kind, hint=hint, **more)
+@cache
+def form_table() -> dict[str, Any]:
+    """The words of the form, as they are written down."""
+    return tomllib.loads((files("api.pages") / "form.toml").read_text("utf-8"))
+
+
+@cache
+def _schema() -> Mapping[str, Any]:
+    return TuneRequest.model_json_schema()
 
 
 def _knob(name: str) -> FieldSpec:
@@ -174,11 +129,6 @@ def _knob(name: str) -> FieldSpec:
     return FieldSpec(name=path, label=knob.label, kind=Kind.WHOLES, example=example)
 
 
-def _parameters(name: str) -> str:
-    count = models.entry(name)["parameters"]
-    return f"{count / 1e9:.3g} B" if count >= 1e9 else f"{count / 1e6:.3g} M"
-
-
 @cache
 def specs() -> Mapping[str, FieldSpec]:
     """All fields by name, in order."""
@@ -188,144 +138,57 @@ def specs() -> Mapping[str, FieldSpec]:
 @cache
 def groups() -> tuple[FieldGroup, ...]:
     """The whole form. The catalogues are read once."""
-    most = MOST_PROBES[Fidelity.MEASURED]
-    named = tuple(Choice(name, f"{_parameters(name)} parameters") for name in models.names())
-    gpus = (
-        Choice(name, f"{kind.title}, {kind.memory_bytes / 2**30:.1f} GiB")
-        for name, kind in gpu_kinds().items()
-    )
-    return (
-        FieldGroup(
-            title="Model",
-            fields=(
-                FieldSpec(
-                    name=MODEL,
-                    label="Model",
-                    hint="A name of the catalogue, or a repository such as"
-                    " meta-llama/Llama-3.1-8B.",
-                    options=named,
-                    example="such as llama-3.1-8b",
-                ),
+    table = form_table()
+    defaults = {
+        "most": MOST_PROBES[Fidelity.MEASURED],
+        "most_predicted": MOST_PROBES[Fidelity.PREDICTED],
+        "headroom": f"{HEADROOM:g}",
+    }
+    counts = {name: models.entry(name)["parameters"] for name in models.names()}
+    offered = {
+        MODEL: tuple(
+            Choice(
+                name, f"{n / 1e9:.3g} B parameters" if n >= 1e9 else f"{n / 1e6:.3g} M parameters"
+            )
+            for name, n in counts.items()
+        ),
+        GPU: (
+            *(
+                Choice(name, f"{kind.title}, {kind.memory_bytes / 2**30:.1f} GiB")
+                for name, kind in gpu_kinds().items()
             ),
+            Choice(CPU, "CPU ranks"),
+        ),
+    }
+
+    def field(given: Mapping[str, str]) -> FieldSpec:
+        path = given["name"]
+        said: dict[str, Any] = {
+            name: Template(text).substitute(defaults) for name, text in given.items()
+        }
+        said["options"] = offered.get(path, ())
+        if "kind" not in given:
+            found = _at(path)
+            kinds = {"integer": Kind.WHOLE, "number": Kind.NUMBER}
+            said["kind"] = kinds.get(found.get("type", ""), Kind.TEXT)
+            if "enum" in found:
+                words = table["words"].get(path, {})
+                values = [one for one in found["enum"] if (path, one) != UNSAID]
+                values = ["", *values] if "" in words else values
+                said["kind"] = Kind.CHOICE
+                said["options"] = tuple(Choice(one, words.get(one, one)) for one in values)
+        return FieldSpec(**{**said, "kind": Kind(said["kind"])})
+
+    return tuple(
+        FieldGroup(
+            title=group["title"],
+            fold=group.get("fold", ""),
+            note=group.get("note", ""),
+            fields=tuple(map(field, group.get("fields", ()))),
             folded=(
-                FieldSpec(
-                    name=CONFIG,
-                    label="config.json",
-                    kind=Kind.OBJECT,
-                    hint="Paste the file of any supported model. It is read as data; nothing is"
-                    " downloaded.",
-                    example='{"model_type": "llama", "hidden_size": 4096, ...}',
-                ),
-                _field(
-                    MODEL_NAME,
-                    "What to call it",
-                    "Optional; of a pasted configuration.",
-                    example="such as our-7b",
-                ),
+                *(map(_knob, KNOBS) if group.get("has_knobs") else ()),
+                *map(field, group.get("folded", ())),
             ),
-            fold="Or paste its config.json",
-        ),
-        FieldGroup(
-            title="Cluster",
-            fields=(
-                FieldSpec(
-                    name=GPU,
-                    label="GPU",
-                    hint="A kind of the catalogue, or cpu for ranks on processors. Others: under"
-                    " More.",
-                    options=(*gpus, Choice(CPU, "CPU ranks")),
-                    example="such as h100-80gb",
-                ),
-                _field(NODES, "Nodes", initial="1"),
-                _field(GPUS_PER_NODE, "GPUs per node", initial="8"),
-            ),
-        ),
-        FieldGroup(
-            title="Training",
-            fields=(
-                _field(
-                    "workload.sequence_length",
-                    "Sequence length",
-                    "Tokens of one sequence.",
-                    example="such as 4096",
-                ),
-                _field(
-                    "workload.global_batch_size",
-                    "Global batch size",
-                    "Sequences of one optimizer step, over all GPUs. No answer changes it.",
-                    example="such as 256",
-                ),
-                _field("workload.optimizer", "Optimizer"),
-                _field("workload.precision", "Precision"),
-                _field(FRAMEWORK, "Framework"),
-            ),
-        ),
-        FieldGroup(
-            title="How long to look",
-            fields=(
-                _field("fidelity", "How probes are run"),
-                _field(
-                    "budget.max_probes",
-                    "Probes at most",
-                    f"By default {most}; of predicted ones {MOST_PROBES[Fidelity.PREDICTED]}.",
-                    example=str(most),
-                ),
-                _field(
-                    "budget.wall_s",
-                    "Time at most",
-                    "Such as 10m, 1.5h or 90s.",
-                    example="no limit",
-                ),
-                _field(
-                    "budget.gpu_s",
-                    "GPU time at most",
-                    "Over all GPUs together.",
-                    example="no limit",
-                ),
-            ),
-        ),
-        FieldGroup(
-            title="More",
-            note="Leave all of this empty to let every legal setting compete.",
-            fold="Restrict knobs, limits and versions",
-            folded=(
-                *map(_knob, KNOBS),
-                _field(
-                    "headroom",
-                    "Headroom",
-                    f"Share of a GPU's memory to leave free; by default {HEADROOM:g}.",
-                    example=f"{HEADROOM:g}",
-                ),
-                _field(
-                    "memory_limit_gib",
-                    "Memory limit in GiB",
-                    "What one GPU may use, taken as it is: headroom is not applied then.",
-                ),
-                _field(
-                    "tolerance",
-                    "Tolerance",
-                    "Gain in speed that is not worth another probe; by default 0.01.",
-                    example="0.01",
-                ),
-                _field("workload.reduce_dtype", "Gradients are reduced in"),
-                FieldSpec(
-                    name=VERSIONS,
-                    label="Versions",
-                    kind=Kind.VERSIONS,
-                    hint="By default those of the workers.",
-                    example="such as torch=2.13.0",
-                ),
-                _field("pool", "Pool of workers", "Empty for any."),
-                _field("sampler", "Sampler"),
-                FieldSpec(
-                    name=CLUSTER,
-                    label="Another cluster",
-                    kind=Kind.CLUSTER,
-                    hint="In place of the above: its fields as JSON, for GPUs that are not in the"
-                    " catalogue or links of your own; or its spelling, such as 4x8xh100-80gb.",
-                    example='{"nodes": 4, "gpus_per_node": 8, "gpu": {"name": ...,'
-                    ' "memory_bytes": ...}}',
-                ),
-            ),
-        ),
+        )
+        for group in table["groups"]
     )

@@ -69,7 +69,6 @@ class ForPeople:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if scope["type"] != "http" or not (is_page(scope["path"]) or wants_page(scope)):
             await self.app(scope, receive, send)
             return
@@ -97,7 +96,6 @@ class _Shown:
         self.is_heard = False
 
     async def hear(self) -> Message:
-        """Hears the browser, and keeps the form of a question, if it is short."""
         message = await self.receive()
         self.is_heard = not message.get("more_body")
         if self.scope["path"] == NEW and len(self.form) <= LONGEST_FORM:
@@ -105,7 +103,6 @@ class _Shown:
         return message
 
     async def send(self, message: Message) -> None:
-        """Sends it on, or holds it back."""
         begins = message["type"] == "http.response.start"
         media_type = Headers(scope=message).get("content-type", "") if begins else ""
         if media_type.startswith(MEDIA_TYPE) and wants_page(self.scope):

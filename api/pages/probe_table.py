@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from tuner.core.configuration import KNOBS, Settings
@@ -15,7 +15,7 @@ from tuner.errors import UsageError
 from tuner.planner import speed_of
 from tuner.planner.probes import repriced, step_time_of
 from tuner.results.points import differing, knob_texts
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import duration_text, size_number, size_unit, time_text
 
 # The filter that shows all probes.
@@ -23,32 +23,25 @@ ANY = ""
 FASTEST_FIRST = "-speed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeCell:
-    """One thing that is known of a probe."""
+class ProbeCell(NamedTuple):
+    """One thing that is known of a probe; ``order`` sorts the rows, and ``None`` goes last."""
 
     text: str
     order: Any
-    """Sorts the rows; ``None`` goes last, whichever way."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeRow:
+class ProbeRow(NamedTuple):
     """One probe in the table."""
 
     id: int
     outcome: str
-    """How it ended, or its state."""
     failed: bool
-    """Whether it ended without its steps being done."""
     is_best: bool
-    """Whether its configuration is the answer."""
     cells: Mapping[str, ProbeCell]
     """By the key of a column, in their order."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeColumn:
+class ProbeColumn(NamedTuple):
     """One column."""
 
     key: str
@@ -76,11 +69,7 @@ class ProbeTable:
     outcome: str = ANY
 
     def chosen(self, sort: str, outcome: str) -> "ProbeTable":
-        """The table in an order, of an outcome; made of the whole table.
-
-        Raises:
-            UsageError: there is no such column, or no such outcome.
-        """
+        """The table in an order, of an outcome; made of the whole table."""
         keys = [column.key for column in self.columns]
         key = sort.removeprefix("-")
         if key not in keys:
@@ -109,7 +98,6 @@ class ProbeTable:
         return self.href(f"-{column.key}" if falls else column.key, self.outcome)
 
     def href(self, sort: str, outcome: str) -> str:
-        """The address of the table in an order, of an outcome."""
         chosen = {"sort": sort} if sort != FASTEST_FIRST else {}
         chosen |= {"outcome": outcome} if outcome else {}
         query = f"?{urlencode(chosen)}" if chosen else ""
@@ -184,10 +172,7 @@ def _row(
         outcome=outcome,
         failed=found is not None and found.outcome not in RAN,
         is_best=settings == best,
-        cells={
-            column.key: ProbeCell(text=known[column.key][0], order=known[column.key][1])
-            for column in columns
-        },
+        cells={column.key: ProbeCell(*known[column.key]) for column in columns},
     )
 
 

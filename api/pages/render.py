@@ -14,10 +14,10 @@ from markupsafe import Markup, escape
 
 from api.pages.assets import asset_url
 from api.sessions import LazyField
-from tuner.core.configuration import Settings
+from tuner.core.configuration import KNOBS, Settings, short_parts
 from tuner.core.evaluation import GIB
 from tuner.core.words import share_text, speed_text
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import count_text, duration_text, size_text, time_text
 
 # What is written in the place of a figure that nobody knows.
@@ -59,7 +59,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.globals["asset"] = asset_url
+    found.globals |= {"asset": asset_url, "knobs": KNOBS}
     written = (ago, between, gib, moment, outcome, per_s, seconds, sentence, since, spaced, words)
     found.filters.update({one.__name__: one for one in written})
     found.filters.update(
@@ -67,6 +67,7 @@ def environment() -> Environment:
         count=count_text,
         duration=duration_text,
         knob=show,
+        parts=short_parts,
         percent=share_text,
         size=size_text,
     )
@@ -97,7 +98,6 @@ def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
 
 
 def settings_path(study_id: str, settings: Settings) -> str:
-    """The address of what is predicted of a configuration."""
     values = {name: show(value) for name, value in settings.as_dict().items()}
     return f"/studies/{study_id}/settings?{urlencode(values)}"
 
@@ -113,7 +113,6 @@ def sentence(text: str) -> str:
 
 
 def probe_path(study_id: str, probe_id: int | str) -> str:
-    """The address of a probe's evidence."""
     return f"/studies/{study_id}/probes/{probe_id}"
 
 
@@ -126,12 +125,10 @@ def gib(value: float | None) -> str:
 
 
 def per_s(value: float | None) -> str:
-    """``9,412`` of a rate."""
     return UNKNOWN if value is None else speed_text(value)
 
 
 def seconds(value: float | None) -> str:
-    """``0.428 s``."""
     return UNKNOWN if value is None else f"{time_text(value)} s"
 
 
@@ -169,17 +166,14 @@ def ago(iso: str | None, now: datetime | None = None) -> Markup:
 
 
 def since(iso: str) -> str:
-    """How long ago a moment was: ``1:05 min``."""
     return between(iso, datetime.now(UTC).isoformat())
 
 
 def between(begin: str, end: str) -> str:
-    """The time from one moment to another."""
     passed = datetime.fromisoformat(end) - datetime.fromisoformat(begin)
     # Clocks of machines differ a little, and nothing takes less than no time.
     return duration_text(max(0.0, passed.total_seconds()))
 
 
 def utc_now() -> str:
-    """This machine's clock, UTC in ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -264,7 +264,6 @@ async def stream_page(
 async def show_probe(
     request: Request, context: InContext, caller: Reader, study_id: StudyId, probe_id: ProbeId
 ) -> Response:
-    """The evidence of one probe."""
 
     def shown() -> Response:
         study = context.answers.whole(standing_of(context, study_id)).study
@@ -320,7 +319,6 @@ async def what_if_page(
 async def cancel_from_page(
     context: InContext, caller: Submitter, study_id: StudyId, form: Formed
 ) -> Response:
-    """Ends a study, and shows it."""
     await anyio.to_thread.run_sync(cancel, context, caller, study_id)
     return RedirectResponse(f"/studies/{study_id}", 303)
 
@@ -329,7 +327,6 @@ async def cancel_from_page(
 
 
 def sign_in_router(keys: Keys) -> APIRouter:
-    """The routes, for the keys of a database."""
     sessions = Sessions(keys.transactions)
     router = APIRouter(include_in_schema=False)
 

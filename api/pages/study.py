@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 from markupsafe import Markup
@@ -22,7 +22,7 @@ from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, rank_word
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.store import Event, Store, StudyStatus
 from tuner.store.tables import EventKind
 from tuner.text import count_text, duration_text
@@ -54,38 +54,31 @@ PARTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyHead:
+class StudyHead(NamedTuple):
     """The unchanging part of a page, above everything else: the question in words."""
 
     id: str
     model: str
     cluster: str
     facts: tuple[str, ...]
-    """The rest of the question, in a few words each."""
     is_script: bool
     """Whether a user's script is trained: nothing is predicted of it, and no form asks for it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """One limit of a request, and how much of it is spent, in its own unit."""
+class Budget(NamedTuple):
+    """One limit of a request, and how much of it is spent, in its own unit and in words."""
 
     spent: float
     most: float
     words: str
-    """Both, as people read it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunningProbe:
-    """A probe that is being run."""
+class RunningProbe(NamedTuple):
+    """A probe that is being run, and when it began; empty when that is not known."""
 
     id: int
     words: str
-    """Its configuration."""
     since: str
-    """When it began, UTC in ISO 8601; empty when that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +87,14 @@ class ShownStatus:
 
     state: StudyState
     is_open: bool
-    """Whether more will come."""
     reason: str
     began: str
-    """When it was asked last, UTC in ISO 8601."""
     ended: str
     """When it came to its end; empty while it is open, or when that is not known."""
     budgets: tuple[Budget, ...]
     """Probes first."""
     running: tuple[RunningProbe, ...]
     waits_for: str
-    """Why no probe is running, in words."""
     said: str
     """All of it in one sentence, for those who hear the page."""
 
@@ -116,18 +106,12 @@ class StudyPage:
     head: StudyHead
     status: ShownStatus
     newest_event: int
-    """Id of the last thing that had happened to it."""
     parts: Mapping[str, Markup]
     """By name, in order; empty ones for what is not known."""
     table: ProbeTable
     """Its probes, for those who want them in another order."""
 
     def sorted_parts(self, sort: str, outcome: str) -> Mapping[str, Markup]:
-        """The parts with the table of probes in an order, of an outcome.
-
-        Raises:
-            UsageError: there is no such column, or no such outcome.
-        """
         if (sort, outcome) == (FASTEST_FIRST, ANY):
             return self.parts
         table = self.table.chosen(sort, outcome)
@@ -149,7 +133,6 @@ class StudyPages:
         return self._kept.of(standing)
 
     async def soon(self, standing: StudyStatus) -> StudyPage:
-        """The same for those who watch."""
         if (found := self._kept.fresh(standing)) is not None:
             return found
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._makers)
@@ -235,7 +218,6 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
 
 
 def head_of(study: Study) -> StudyHead:
-    """The question in words."""
     question, workload = study.question, study.question.workload
     # Optimizer and precision of a user's script are its own, and not known.
     own = [str(workload.optimizer), str(workload.precision)] if question.script is None else []

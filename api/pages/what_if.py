@@ -1,8 +1,8 @@
 """The what-if page: the need and speed of any configuration of a study, beside its best."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
@@ -10,15 +10,14 @@ from api.pages.charts import memory_bar
 from api.pages.charts.memory import OUTSIDE
 from api.pages.charts.scales import interval_of
 from api.pages.render import render_part, settings_path
-from tuner.core.answer import Candidate, Suggestion
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings, short_parts
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import Quantity
-from tuner.core.study import Study
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
-from tuner.results import KnobChoice, Option, Predictor, WhatIf
-from tuner.space.inactive import show
+from tuner.results import Predictor, WhatIf
+from tuner.space.rules import show
 from tuner.text import size_text
 
 # Relative difference below which two figures are called equal.
@@ -32,78 +31,18 @@ AT = "at."
 MOST_SEGMENTS = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
-    """The configuration that a choice led to."""
+class Moved(NamedTuple):
+    """The legal configuration that a choice led to."""
 
     settings: Settings
-    """A legal one."""
     notes: tuple[str, ...] = ()
     """The knobs that gave way, and why; nothing where all is as it was chosen."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KnobControl:
-    """A slider, or values side by side."""
-
-    knob: str
-    label: str
-    id: str
-    """Of its element."""
-    options: tuple[Option, ...]
-    """Its values, given the others."""
-    shown: tuple[str, ...]
-    """The same in words."""
-    at: int
-    """The number of the current value."""
-    is_slider: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIfPage:
-    """A configuration as it is predicted, beside the best and beside what was measured of it."""
-
-    study: Study
-    best: Candidate | None
-    """The study's best configuration."""
-    found: WhatIf
-    moved: Moved
-    controls: tuple[KnobControl, ...]
-    fixed: tuple[KnobChoice, ...]
-    """Knobs that have one value here."""
-    fit: str
-    """Whether it fits, in words."""
-    why: str
-    """The reason why it does not run, or is unknown; empty where ``fit`` says it."""
-    against: tuple[str, ...]
-    """The same beside the best configuration, in sentences."""
-    measured: tuple[tuple[Evaluation, str], ...]
-    """Measurements of this very configuration, each with how it compares to the best."""
-    explanation: tuple[str, ...]
-    """Where the memory goes."""
-    bar: Markup
-    """The predicted memory against the limit; empty where it is unknown."""
-    per: str
-    """The word for a rank."""
-    words: tuple[str, ...]
-    """The configuration in words."""
-    is_best: bool
-    path: str
-    """The address of this configuration."""
-    best_path: str
-    """That of the best one; empty where there is none."""
-    summary: str
-    """Its speed, and whether it fits."""
-
-
 def page_of(
     predictor: Predictor, suggestion: Suggestion | None, values: Mapping[str, str]
-) -> WhatIfPage:
-    """The page of the configuration that an address names; without values, of the best one.
-
-    Raises:
-        UsageError: an unknown knob, or a value that it cannot take; or no configuration is legal.
-    """
+) -> SimpleNamespace:
+    """The page of the configuration that an address names; without values, of the best one."""
     study, best = predictor.study, suggestion.best if suggestion else None
     moved = read_moved(predictor, best.settings if best else None, values)
     found = predictor.what_if(moved.settings)
@@ -120,17 +59,42 @@ def page_of(
     bar = memory_bar(sizes, label=label, study=study, prefix="what-if") if sizes else Markup()
     speed = found.tokens_per_s_per_gpu.value
     rate = f"{speed_text(speed)} tokens/s per {per}" if speed else "speed unknown"
-    return WhatIfPage(
+    controls = []
+    for name in (one.knob for one in knobs if one.knob in options):
+        knob, values_of = KNOBS[name], options[name]
+        shown = [one.shown.replace("_", " ") for one in values_of]
+        if knob.kind is bool:
+            shown = ["on" if one.value else "off" for one in values_of]
+        controls.append(
+            SimpleNamespace(
+                knob=name,
+                label=knob.label,
+                id=f"k-{name.replace('_', '-')}",
+                options=values_of,
+                shown=shown,
+                at=next(n for n, one in enumerate(values_of) if one.is_current),
+                is_slider=knob.kind is int and len(values_of) > MOST_SEGMENTS,
+            )
+        )
+
+    def measured_words(seen: Evaluation) -> str:
+        """A measurement beside the best configuration; empty where that cannot be said."""
+        if other is None or other.basis is not None or other.settings == seen.settings:
+            return ""
+        words = _faster(seen.tokens_per_s_per_gpu, other.tokens_per_s_per_gpu)
+        return f"{words} than the best" if words else ""
+
+    return SimpleNamespace(
         study=study,
         best=best,
         found=found,
         moved=moved,
-        controls=tuple(_control(k.knob, options[k.knob]) for k in knobs if k.knob in options),
+        controls=controls,
         fixed=tuple(one for one in knobs if one.knob not in options and not one.follows),
         fit=fit,
         why="" if is_said else f"{why[:1].upper()}{why[1:]}",
         against=tuple(against_best(found, predictor.what_if(other.settings), per)) if other else (),
-        measured=tuple((one, against_measured(one, other)) for one in found.seen),
+        measured=tuple((one, measured_words(one)) for one in found.seen),
         explanation=predictor.explain(moved.settings),
         bar=bar,
         per=per,
@@ -142,7 +106,7 @@ def page_of(
     )
 
 
-def changes(page: WhatIfPage) -> dict[str, Any]:
+def changes(page: SimpleNamespace) -> dict[str, Any]:
     """The parts of a page that depend on its configuration, for the script that moves the knobs."""
     return {
         "html": render_part("what_if_result.html", page=page),
@@ -163,29 +127,8 @@ def changes(page: WhatIfPage) -> dict[str, Any]:
     }
 
 
-def _control(knob: str, options: tuple[Option, ...]) -> KnobControl:
-    kind = KNOBS[knob].kind
-    if kind is bool:
-        shown = tuple("on" if option.value else "off" for option in options)
-    else:
-        shown = tuple(option.shown.replace("_", " ") for option in options)
-    return KnobControl(
-        knob=knob,
-        label=KNOBS[knob].label,
-        id=f"k-{knob.replace('_', '-')}",
-        options=options,
-        shown=shown,
-        at=next(n for n, option in enumerate(options) if option.is_current),
-        is_slider=kind is int and len(options) > MOST_SEGMENTS,
-    )
-
-
 def read_moved(predictor: Predictor, best: Settings | None, values: Mapping[str, str]) -> Moved:
-    """The configuration that was chosen, or the legal one that is nearest, and what gave way.
-
-    Raises:
-        UsageError: an unknown knob, or a value that it cannot take.
-    """
+    """The configuration that was chosen, or the legal one that is nearest, and what gave way."""
     choices = predictor.choices
     chosen = _chosen(predictor, values)
     if not chosen:
@@ -283,14 +226,6 @@ def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
         words = "As much memory as" if abs(difference) < 2**20 else than
         need = size_text(best.memory_gib.value * GIB)
         yield f"{words} the best settings are predicted to need ({need})."
-
-
-def against_measured(seen: Evaluation, best: Candidate | None) -> str:
-    """A measurement beside the best configuration; empty where that cannot be said."""
-    if best is None or best.basis is not None or best.settings == seen.settings:
-        return ""
-    words = _faster(seen.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu)
-    return f"{words} than the best" if words else ""
 
 
 def _faster(one: Quantity, other: Quantity) -> str:

@@ -16,7 +16,9 @@ from tuner.catalog.versions import meets
 from tuner.client.capabilities import stands_in, why_not_emulated
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.workload import Optimizer, Precision
+from tuner.cost.constants import default_costs
 from tuner.cost.memory.shards import is_fsdp
+from tuner.cost.time.emulated import Rates
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
 from tuner.errors import UsageError
@@ -119,9 +121,9 @@ def probe(
     first = probed.records[0] if probed.records else None
     alone = first.emulation if isinstance(first, RankRecord) else None
     if fidelity is Fidelity.EMULATED:
-        found = with_communication(
-            found, alone, case.settings, case.cluster, stands_in=stands_in(case.cluster)
-        )
+        rates = Rates(cluster=case.cluster, costs=default_costs())
+        stands = stands_in(case.cluster)
+        found = with_communication(found, alone, case.settings, rates, stands_in=stands)
     checked = check_knobs(case.question, case.settings, found)
     return Probed(measurement=checked, **_typical(alone))
 

@@ -97,14 +97,3 @@ def test_the_page_of_knobs_is_made_of_its_result(benchmark) -> None:
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == text, name
     page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert benchmark("knob_tables").filled(page, found) == page, "make docs"
-
-
-@pytest.mark.long
-def test_a_dry_run_now_finds_what_is_kept_of_a_knob(benchmark) -> None:
-    knobs = benchmark("knobs")
-    knob = knobs.COMPARED[0]
-    kept = {(row["knob"], row["value"]): row for row in result("knobs")["steps"]}
-    found = knobs.predicted([knob.question(value) for value in knob.values])
-    assert [row["allocated_value_gib"] for row in found] == pytest.approx(
-        [kept[knob.knob, value]["allocated_value_gib"] for value in knob.values], rel=0.002
-    )

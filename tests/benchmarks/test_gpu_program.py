@@ -42,24 +42,6 @@ def read(tmp_path: Path) -> dict:
     return json.loads((tmp_path / "cpu.json").read_text())
 
 
-def test_a_part_runs_with_the_training_stack_and_pydantic_alone(tmp_path) -> None:
-    done = reduced(tmp_path, "time")
-    assert done.returncode == 0, done.stderr
-    found = read(tmp_path)
-    assert found["commit"] == "abc1234"
-    (row,) = found["rows"]
-    assert (row["part"], row["outcome"], row["cluster"]) == ("time", "ok", "cpu:8")
-    assert row["computing"]["measured_s"] > 0
-    assert row["computing"]["calibrated_s"] > 0
-    assert found["rates"]["cluster"] == "cpu:1"
-    assert row["measurement"]["emulation"]["collectives"]["2"]
-    assert {"forward", "backward", "optimizer"} <= row["phases_s"].keys()
-
-    again = reduced(tmp_path, "time")  # nothing is left, so nothing is run
-    assert "time: done" in again.stdout
-    assert read(tmp_path)["rows"] == [row]
-
-
 @pytest.mark.slow
 def test_all_parts_run_in_small(tmp_path) -> None:
     done = reduced(tmp_path, "all")

@@ -51,15 +51,6 @@ def run_part(benchmark):
     return benchmark("gpu.program").run_part
 
 
-def test_a_part_that_is_done_is_not_run_again(started, run_part) -> None:
-    run, seen = started("grid", 100.0)
-    assert run_part(run) == 0
-    assert len(seen) == 2
-    assert run_part(run) == 0
-    assert len(seen) == 2
-    assert [one["rows"] for one in run.file.runs] == [2, 0]
-
-
 def test_no_case_is_started_that_cannot_end_in_time(started, run_part) -> None:
     run, seen = started("grid", 10.0)
     run.file.add({"key": "earlier", "part": "grid", "model": "tiny", "outcome": "ok",
@@ -96,33 +87,3 @@ def test_a_device_that_stays_lost_ends_the_part_and_its_case_is_run_again(
     again, seen = started("grid", 500.0)
     assert run_part(again) == 0
     assert len(seen) == 2
-
-
-def test_another_run_goes_on_from_the_file_of_the_one_before(started, run_part) -> None:
-    """The first run's time is up in its second case; the file is opened again for the next."""
-    run, _ = started("grid", 500.0)
-    usual = run.prober
-
-    @contextmanager
-    def prober(way):
-        done = []
-
-        def probe(found, deadline_s):
-            if done:
-                raise TimeoutError
-            done.append(found.key)
-            return tried(found, deadline_s)
-
-        with usual(way) as tried:
-            yield probe
-
-    assert run_part(replace(run, prober=prober)) == 1
-    first = list(run.file.rows)
-    assert len(first) == 1
-    again, seen = started("grid", 500.0)
-    assert again.file.rows == first
-    assert run_part(again) == 0
-    assert len(seen) == 1
-    assert first[0]["key"] not in seen
-    assert again.file.rows[0] == first[0]
-    assert [one["rows"] for one in again.file.runs] == [1, 1]

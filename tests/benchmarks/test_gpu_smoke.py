@@ -1,14 +1,11 @@
 """The lines of a first look at a GPU, and the exit code that they come to."""
 
-import json
-import sys
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.benchmarks.gpu_rows import MIB, measurement
-from tuner.core.cluster import Device
 from tuner.core.measurement import Measurement, Outcome, OutOfMemory
 
 pytestmark = pytest.mark.long
@@ -72,14 +69,6 @@ def test_a_sound_gpu_fails_nothing(changed) -> None:
     assert changed() == {}
 
 
-def test_one_byte_more_in_a_warm_process_is_named(changed) -> None:
-    held = {"optimizer": 1}
-    other = ran(1000, by_category=held, allocated_bytes=1000 * MIB + 1)
-    assert changed(full_shard__warm=other) == {
-        "full_shard: warm as cold": ("FAIL", "allocated_bytes +1 B, optimizer +1 B")
-    }
-
-
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -92,33 +81,3 @@ def test_one_byte_more_in_a_warm_process_is_named(changed) -> None:
 def test_a_cap_that_does_not_add_up_fails(changed, wrong) -> None:
     oom = Measurement(outcome=Outcome.OOM, oom=replace(SHORT, **wrong))
     assert changed(capped=oom)["cap on memory"][0] == "FAIL"
-
-
-def test_a_cap_that_does_not_hold_fails(changed) -> None:
-    assert changed(capped=ran(1000)) == {"cap on memory": ("FAIL", "ok")}
-
-
-@pytest.fixture
-def run(benchmark, found, monkeypatch, tmp_path):
-    """The program, and what it wrote; ``differs`` of what a sound GPU shows."""
-    program = benchmark("gpu.smoke")
-    place = benchmark("gpu.place").Place(device=Device.CUDA, gpu="h200", title="NVIDIA H200")
-    monkeypatch.setattr(program, "this_place", lambda device, reduced: place)
-    monkeypatch.setattr(program.machine, "visible_gpus", lambda: ())
-    out = tmp_path / "smoke.json"
-    monkeypatch.setattr(sys, "argv", ["gpu_smoke.py", "--out", str(out)])
-
-    def started(**differs: Any) -> tuple[int, dict[str, Any]]:
-        code = program.main(lambda place, gpus: replace(found, **differs))
-        return code, json.loads(out.read_text())
-
-    return started
-
-
-def test_a_failure_is_the_exit_code_and_the_last_line(run, found, smoke, capsys) -> None:
-    other = smoke.Tried(measurement=ran(2001))
-    code, result = run(probes={**found.probes, "ddp, warm": other})
-    assert code == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "FAIL: ddp: warm as cold"
-    assert result["name"] == "gpu-smoke-h200"
-    assert result["probes"]["ddp, warm"]["memory"]["allocated_bytes"] == 2001 * MIB

@@ -23,54 +23,64 @@ CUDA_SHARE = 0.99
 class LinkFigures:
     """The peak of a link between two GPUs."""
 
-    bytes_per_s: float
-    """Bytes per second that one GPU sends, in one direction."""
-    latency_s: float
-    """Seconds that one step of a ring takes, however little is sent."""
+    bytes_per_s: float  # bytes per second that one GPU sends, in one direction
+    latency_s: float  # seconds that one step of a ring takes, however little is sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuKind:
     """One kind of GPU as published. Rates are peaks, dense, in floating-point operations per s."""
 
-    name: str
-    """Catalogue name, such as ``a100-80gb``."""
-    title: str
-    """The vendor's name."""
-    driver_names: tuple[str, ...]
-    """Names under which drivers report it."""
-    memory_bytes: int
-    """Memory that the driver reports as total."""
-    compute_capability: str
-    """Of an NVIDIA GPU, such as ``8.6``; empty for others."""
-    cuda_bytes: int
-    """What CUDA offers of it to processes."""
-    bf16_flops_per_s: float | None
-    """Matrix rate in bf16; ``None`` without bf16 matrix units."""
-    fp16_flops_per_s: float
-    """Matrix rate in fp16."""
-    fp32_flops_per_s: float
-    """Rate in plain fp32, without tensor cores."""
-    memory_bytes_per_s: float
-    """Bandwidth of the device's memory."""
-    intra_node: LinkFigures
-    """Link to another GPU of the same node."""
-    inter_node: LinkFigures
-    """Default link to a GPU of another node."""
-    host_bytes_per_s: float
-    """Peak of the link to the host's memory, in one direction."""
+    name: str  # catalogue name, such as ``a100-80gb``
+    title: str  # the vendor's name
+    driver_names: tuple[str, ...]  # names under which drivers report it
+    memory_bytes: int  # memory that the driver reports as total
+    compute_capability: str  # of an NVIDIA GPU, such as ``8.6``; empty for others
+    cuda_bytes: int  # what CUDA offers of it to processes
+    bf16_flops_per_s: float | None  # matrix rate in bf16; ``None`` without bf16 matrix units
+    fp16_flops_per_s: float  # matrix rate in fp16
+    fp32_flops_per_s: float  # rate in plain fp32, without tensor cores
+    memory_bytes_per_s: float  # bandwidth of the device's memory
+    intra_node: LinkFigures  # link to another GPU of the same node
+    inter_node: LinkFigures  # default link to a GPU of another node
+    host_bytes_per_s: float  # peak of the link to the host's memory, in one direction
     sources: Mapping[str, str]
     """The document of each figure: memory, capability (where there is one), rates,
     memory_bandwidth, intra, inter, host, latency."""
-    note: str = ""
-    """What else one should know."""
+    note: str = ""  # what else one should know
 
 
 @cache
 def gpu_kinds() -> Mapping[str, GpuKind]:
     """All kinds by name, in the file's order. The file is read once."""
     data = _data()
-    return {name: _kind(name, row, data["documents"]) for name, row in data["kinds"].items()}
+
+    def link(figures: Mapping[str, float]) -> LinkFigures:
+        rate, latency = figures["gb_per_s"] * 1e9, figures["latency_us"] / 1e6
+        return LinkFigures(bytes_per_s=rate, latency_s=latency)
+
+    kinds = {}
+    for name, row in data["kinds"].items():
+        bf16 = row.get("bf16_tflops")
+        documents = {figure: data["documents"][key] for figure, key in row["sources"].items()}
+        kinds[name] = GpuKind(
+            name=name,
+            title=row["title"],
+            driver_names=tuple(row["driver_names"]),
+            memory_bytes=row["memory_mib"] * MIB,
+            compute_capability=row.get("compute_capability", ""),
+            cuda_bytes=int(row.get("cuda_mib", CUDA_SHARE * row["memory_mib"]) * MIB),
+            bf16_flops_per_s=None if bf16 is None else bf16 * 1e12,
+            fp16_flops_per_s=row["fp16_tflops"] * 1e12,
+            fp32_flops_per_s=row["fp32_tflops"] * 1e12,
+            memory_bytes_per_s=row["memory_gb_per_s"] * 1e9,
+            intra_node=link(row["intra"]),
+            inter_node=link(row["inter"]),
+            host_bytes_per_s=row["host_gb_per_s"] * 1e9,
+            sources={k: f"{one['title']} (read: {one['read']})" for k, one in documents.items()},
+            note=row.get("note", ""),
+        )
+    return kinds
 
 
 def gpu_kind(name: str, field: str = "gpu") -> GpuKind:
@@ -88,7 +98,8 @@ def gpu_kind(name: str, field: str = "gpu") -> GpuKind:
     if len(choices) == 1:
         return kinds[choices[0]]
     if choices:
-        raise UsageError(field, name, f"there are several: write {_either(choices)}")
+        several = f"{', '.join(choices[:-1])} or {choices[-1]}"
+        raise UsageError(field, name, f"there are several: write {several}")
     raise UnknownNameError(field, name, kinds)
 
 
@@ -110,12 +121,8 @@ def is_published_memory(kind: GpuKind, memory_bytes: int) -> bool:
 
 
 def cuda_bytes(name: str, memory_bytes: int) -> int:
-    """Bytes that CUDA offers of a GPU's memory: the driver keeps some for itself.
-
-    Args:
-        name: of the GPU, which need not be one of the catalogue.
-        memory_bytes: that its driver reports as total.
-    """
+    """Bytes that CUDA offers of a GPU's memory, of which its driver keeps some for itself; the name
+    need not be one of the catalogue."""
     kind = gpu_kinds().get(name)
     if kind is not None and kind.memory_bytes == memory_bytes:
         return kind.cuda_bytes
@@ -130,36 +137,3 @@ def _near(value: int, published: int, tolerance: float) -> bool:
 def _data() -> Mapping[str, Any]:
     text = files("tuner.catalog").joinpath("gpus.toml").read_text(encoding="utf-8")
     return tomllib.loads(text)
-
-
-def _kind(name: str, row: Mapping[str, Any], documents: Mapping[str, Any]) -> GpuKind:
-    bf16 = row.get("bf16_tflops")
-    return GpuKind(
-        name=name,
-        title=row["title"],
-        driver_names=tuple(row["driver_names"]),
-        memory_bytes=row["memory_mib"] * MIB,
-        compute_capability=row.get("compute_capability", ""),
-        cuda_bytes=int(row.get("cuda_mib", CUDA_SHARE * row["memory_mib"]) * MIB),
-        bf16_flops_per_s=None if bf16 is None else bf16 * 1e12,
-        fp16_flops_per_s=row["fp16_tflops"] * 1e12,
-        fp32_flops_per_s=row["fp32_tflops"] * 1e12,
-        memory_bytes_per_s=row["memory_gb_per_s"] * 1e9,
-        intra_node=_link(row["intra"]),
-        inter_node=_link(row["inter"]),
-        host_bytes_per_s=row["host_gb_per_s"] * 1e9,
-        sources={figure: _document(documents[key]) for figure, key in row["sources"].items()},
-        note=row.get("note", ""),
-    )
-
-
-def _document(row: Mapping[str, str]) -> str:
-    return f"{row['title']} (read: {row['read']})"
-
-
-def _link(row: Mapping[str, float]) -> LinkFigures:
-    return LinkFigures(bytes_per_s=row["gb_per_s"] * 1e9, latency_s=row["latency_us"] / 1e6)
-
-
-def _either(names: list[str]) -> str:
-    return f"{', '.join(names[:-1])} or {names[-1]}"

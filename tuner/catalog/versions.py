@@ -1,12 +1,11 @@
 """Reads what versions of the frameworks do with a knob, from ``versions.toml``."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import Any
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
@@ -34,28 +33,20 @@ class Condition(StrEnum):
 class KnobRule:
     """One thing that is known of a knob in a framework's versions."""
 
-    knob: str
-    """The knob's name."""
-    effect: Effect
-    """``dead`` or ``refused``."""
-    value: bool | int
-    """The only value that acts (dead), or the value that trains wrongly (refused)."""
-    when: frozenset[Condition]
-    """All of these must hold of the settings; empty means always."""
-    why: str
-    """The reason, fit to be shown."""
-    source: str
-    """Where that is known from."""
+    knob: str  # the knob's name
+    effect: Effect  # ``dead`` or ``refused``
+    value: bool | int  # the only value that acts (dead), or the value that trains wrongly (refused)
+    when: frozenset[Condition]  # all of these must hold of the settings; empty means always
+    why: str  # the reason, fit to be shown
+    source: str  # where that is known from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageVersions:
     """Versions of one package in the table."""
 
-    newest: str
-    """The newest release that the rules were checked against."""
-    source: str
-    """What was read."""
+    newest: str  # the newest release that the rules were checked against
+    source: str  # what was read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,68 +55,85 @@ class FrameworkVersions:
 
     oldest: Mapping[str, str]
     """The packages that decide its knobs and probes, each with the oldest version described."""
-    required: tuple[str, ...]
-    """The packages whose versions must be known."""
+    required: tuple[str, ...]  # the packages whose versions must be known
     fsdp2: tuple[Mapping[str, str], ...]
     """Requirements of versions, one of which must be met for FSDP2; otherwise FSDP1."""
-    source: str
-    """Where that is known from."""
+    source: str  # where that is known from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRule:
     """A rule with the frameworks and versions that it holds for."""
 
-    frameworks: frozenset[str]
-    """Names of the frameworks."""
+    frameworks: frozenset[str]  # names of the frameworks
     versions: Mapping[str, str]
     """Requirements by package, such as ``{"accelerate": ">=0.28,<0.31"}``; all must be met."""
-    rule: KnobRule
-    """What holds there."""
+    rule: KnobRule  # what holds there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionNote:
     """Something a user of these versions should know, which changes no knob."""
 
-    frameworks: frozenset[str]
-    """Names of the frameworks."""
+    frameworks: frozenset[str]  # names of the frameworks
     versions: Mapping[str, str]
     """Requirements by package; a package whose version is not known meets them."""
-    note: str
-    """The note, fit to be shown."""
-    source: str
-    """Where that is known from."""
+    note: str  # the note, fit to be shown
+    source: str  # where that is known from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionTable:
     """All of ``versions.toml``."""
 
-    packages: Mapping[str, PackageVersions]
-    """By distribution name."""
-    frameworks: Mapping[str, FrameworkVersions]
-    """By framework name."""
-    rules: tuple[VersionRule, ...]
-    """In the file's order."""
-    notes: tuple[VersionNote, ...]
-    """In the file's order."""
+    packages: Mapping[str, PackageVersions]  # by distribution name
+    frameworks: Mapping[str, FrameworkVersions]  # by framework name
+    rules: tuple[VersionRule, ...]  # in the file's order
+    notes: tuple[VersionNote, ...]  # in the file's order
 
 
 @cache
 def version_table() -> VersionTable:
-    """The table as shipped. It is read once."""
+    """The table as shipped, read once. A rule with several ``when`` becomes several."""
     text = files("tuner.catalog").joinpath("versions.toml").read_text(encoding="utf-8")
-    return read_version_table(tomllib.loads(text))
-
-
-def read_version_table(data: Mapping[str, Any]) -> VersionTable:
-    """The table from its TOML. A rule with several conditions in ``when`` becomes several."""
+    data = tomllib.loads(text)
+    rules = tuple(
+        VersionRule(
+            frameworks=frozenset(row["frameworks"]),
+            versions=row.get("versions", {}),
+            rule=KnobRule(
+                knob=row["knob"],
+                effect=Effect(row["effect"]),
+                value=row["value"],
+                when=frozenset(Condition(name) for name in conditions),
+                why=row["why"],
+                source=row["source"],
+            ),
+        )
+        for row in data["rules"]
+        for conditions in row.get("when", [[]])
+    )
     return VersionTable(
         packages={name: PackageVersions(**row) for name, row in data["packages"].items()},
-        frameworks={name: _framework(row) for name, row in data["frameworks"].items()},
-        rules=tuple(rule for row in data["rules"] for rule in _rules(row)),
-        notes=tuple(_note(row) for row in data["notes"]),
+        frameworks={
+            name: FrameworkVersions(
+                oldest=row["oldest"],
+                required=tuple(row["required"]),
+                fsdp2=tuple(row["fsdp2"]),
+                source=row["source"],
+            )
+            for name, row in data["frameworks"].items()
+        },
+        rules=rules,
+        notes=tuple(
+            VersionNote(
+                frameworks=frozenset(row["frameworks"]),
+                versions=row.get("versions", {}),
+                note=row["note"],
+                source=row["source"],
+            )
+            for row in data["notes"]
+        ),
     )
 
 
@@ -150,34 +158,4 @@ def meets_all(versions: Mapping[str, str], requirements: Mapping[str, str]) -> b
     return all(
         package in versions and meets(versions[package], requirement)
         for package, requirement in requirements.items()
-    )
-
-
-def _framework(row: Mapping[str, Any]) -> FrameworkVersions:
-    return FrameworkVersions(
-        **{**row, "fsdp2": tuple(row["fsdp2"]), "required": tuple(row["required"])}
-    )
-
-
-def _rules(row: Mapping[str, Any]) -> Iterator[VersionRule]:
-    for conditions in row.get("when", [[]]):
-        rule = KnobRule(
-            knob=row["knob"],
-            effect=Effect(row["effect"]),
-            value=row["value"],
-            when=frozenset(Condition(name) for name in conditions),
-            why=row["why"],
-            source=row["source"],
-        )
-        yield VersionRule(
-            frameworks=frozenset(row["frameworks"]), versions=row.get("versions", {}), rule=rule
-        )
-
-
-def _note(row: Mapping[str, Any]) -> VersionNote:
-    return VersionNote(
-        frameworks=frozenset(row["frameworks"]),
-        versions=row.get("versions", {}),
-        note=row["note"],
-        source=row["source"],
     )

@@ -22,31 +22,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Imports make many objects that stay: looking through them takes a seventh of a short command.
     gc.set_threshold(100_000)
     try:
-        return _run(given or ["--help"])
+        from tuner.cli.app import run
+        from tuner.cli.errors import SHOWN, report
+
+        try:
+            return run(given or ["--help"])
+        except SHOWN as error:
+            if os.environ.get("TUNER_DEBUG") == "1":
+                import traceback
+
+                traceback.print_exception(error)
+            return report(error, as_json="--json" in given)
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        return _full()
-
-
-def _full() -> int:
-    """The disk, or what stdout leads to, is full."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left to be flushed
-    sys.stderr.write("tuner: error: no space left on the device that this writes to\n")
-    return 1
-
-
-def _run(arguments: Sequence[str]) -> int:
-    from tuner.cli.app import run
-    from tuner.cli.errors import SHOWN, report
-
-    try:
-        return run(arguments)
-    except SHOWN as error:
-        if os.environ.get("TUNER_DEBUG") == "1":
-            import traceback
-
-            traceback.print_exception(error)
-        return report(error, as_json="--json" in arguments)
+        # The disk, or what stdout leads to, is full: what is left to be flushed goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stderr.write("tuner: error: no space left on the device that this writes to\n")
+        return 1

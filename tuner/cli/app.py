@@ -33,7 +33,9 @@ class GroupedHelp(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                title = getattr(parameter, "rich_help_panel", None) or _title(parameter)
+                is_argument = parameter.param_type_name == "argument"
+                usual = "Arguments" if is_argument else "Output"
+                title = getattr(parameter, "rich_help_panel", None) or usual
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
             with formatter.section(title):
@@ -65,21 +67,12 @@ def _group(text: str, commands: dict[str, Callable[..., int]]) -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
     for name, command in commands.items():
-        short = _short(command.__doc__ or "")
+        # In lists: its help's first sentence, or as many of its clauses as fit.
+        short = " ".join((command.__doc__ or "").partition("\n\n")[0].split())
+        if len(short) > LONGEST_SHORT:
+            begin = short[:LONGEST_SHORT]
+            end = max(begin.rfind(": "), begin.rfind("; "))
+            end = end if end > 0 else begin.rfind(", ")
+            short = f"{begin[:end]}." if end > 0 else short
         group.command(name, cls=GroupedHelp, epilog=EXIT_CODES, short_help=short)(command)
     return group
-
-
-def _short(help_text: str) -> str:
-    """Shortens a command's help for lists: its first sentence, or as many of its clauses as fit."""
-    sentence = " ".join(help_text.partition("\n\n")[0].split())
-    if len(sentence) <= LONGEST_SHORT:
-        return sentence
-    begin = sentence[:LONGEST_SHORT]
-    end = max(begin.rfind(": "), begin.rfind("; "))
-    end = end if end > 0 else begin.rfind(", ")
-    return f"{begin[:end]}." if end > 0 else sentence
-
-
-def _title(parameter: Any) -> str:
-    return "Arguments" if parameter.param_type_name == "argument" else "Output"

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import typer
 from rich.text import Text
@@ -20,7 +20,7 @@ from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
 from tuner.errors import ProbeError, StoppedError
-from tuner.store import Store, open_store
+from tuner.store import open_store
 
 # Between two looks at the worker.
 POLL_S = 0.1
@@ -35,7 +35,20 @@ def run(cluster: str, *, as_json: bool, db: str | None) -> int:
     check_here(asked)
     with open_store(db) as store:
         typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)
-        _run_worker(store, calibrate_argv(asked), as_json=as_json)
+        environment, argv = {"TUNER_DB": store.url}, calibrate_argv(asked)
+        with (
+            Signals() as signals,
+            Worker(argv, environment) as worker,
+            watch_of(as_json=as_json) as watch,
+        ):
+            watch.waiting("timing matrices, copies, layers, updates and collectives")
+            while (code := worker.poll()) is None and not signals.noted:
+                time.sleep(POLL_S)
+            if signals.noted:
+                worker.stop(signals)
+                raise StoppedError(signals.noted[0], "nothing is kept of this calibration")
+            if code:
+                raise ProbeError(failure_text(code, worker.last_words()))
         found = store.calibration(asked, installed_versions())
     if found is None:
         raise ProbeError("the worker ended well, and its calibration is not in the database")
@@ -50,20 +63,6 @@ def calibrate_argv(cluster: Cluster) -> list[str]:
     """The command of the worker that measures."""
     program = [sys.executable, "-P", "-m", "workers.calibrate"]
     return [*program, "--cluster", json.dumps(cluster.as_dict())]
-
-
-def _run_worker(store: Store, argv: Sequence[str], *, as_json: bool) -> None:
-    """Run the worker until it ends."""
-    environment = {"TUNER_DB": store.url}
-    with Signals() as signals, Worker(argv, environment) as worker, watch_of(as_json=as_json) as w:
-        w.waiting("timing matrices, copies, layers, updates and collectives")
-        while (code := worker.poll()) is None and not signals.noted:
-            time.sleep(POLL_S)
-        if signals.noted:
-            worker.stop(signals)
-            raise StoppedError(signals.noted[0], "nothing is kept of this calibration")
-        if code:
-            raise ProbeError(failure_text(code, worker.last_words()))
 
 
 def show_calibration(found: Calibration, cluster: Cluster) -> None:
@@ -115,18 +114,15 @@ def _rows(found: Calibration, cluster: Cluster) -> Iterator[Row]:
 
 
 def _rate(name: str, found: Quantity, published: float | None, unit: float) -> Row:
-    assert found.value is not None
-    assert found.low is not None
-    assert found.high is not None
-    interval = f"{found.low / unit:.4g} to {found.high / unit:.4g}"
-    return name, f"{found.value / unit:.4g}", interval, *_beside(found.value, published, unit)
+    value, low, high = found.value, found.low, found.high
+    assert value is not None  # it was measured
+    assert low is not None
+    assert high is not None
+    usual = None if published is None else published / unit
+    return _figure(name, value / unit, usual, f"{low / unit:.4g} to {high / unit:.4g}")
 
 
-def _figure(name: str, found: float, usual: float | None) -> Row:
-    return name, f"{found:.4g}", "", *_beside(found, usual, 1.0)
-
-
-def _beside(found: float, usual: float | None, unit: float) -> tuple[str, str]:
+def _figure(name: str, found: float, usual: float | None, interval: str = "") -> Row:
     if usual is None:
-        return "unknown", ""
-    return f"{usual / unit:.4g}", f"{found / usual:.3f}" if usual else ""
+        return name, f"{found:.4g}", interval, "unknown", ""
+    return name, f"{found:.4g}", interval, f"{usual:.4g}", f"{found / usual:.3f}" if usual else ""

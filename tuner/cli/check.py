@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.text import Text
 
 from tuner.cli.case_options import CheckAsked
@@ -14,7 +13,7 @@ from tuner.cli.tables import rate_text, seconds_text, sizes_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Beside, Checked, case_of, check
+from tuner.client.check import Checked, case_of, check
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
@@ -30,9 +29,14 @@ def run(asked: CheckAsked) -> int:
     known of it.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
-    found = read_file(asked.file, asked.format_name)
+    found, texts = read_file(asked.file, asked.format_name), Texts()
+    given: dict[str, Any] = texts.limits(asked)
+    written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
+    if texts.wrong:
+        raise all_of(texts.wrong)
+    given["settings"] = {name: getattr(written, name) for name in names}
     try:
-        case = case_of(found, _beside(asked))
+        case = case_of(found, given)
     except NotCoveredError as error:
         raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (
@@ -45,26 +49,13 @@ def run(asked: CheckAsked) -> int:
     if asked.json:
         print_json({"file": asked.file, **checked.as_dict()})
     elif checked.fits is not None:
-        _show(stdout_console(), asked.file, checked)
+        console = stdout_console()
+        console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
+        width = min(console.width, TEXT_WIDTH)
+        console.print(facts_grid(_facts(asked.file, checked)), width=width)
+        paragraphs(console, checked.notes, "Notes", further=2)
     why = why_not("this", checked.fits, checked.trains_wrongly, checked.reason)
     return 0 if why is None else report(why, as_json=False)
-
-
-def _beside(asked: CheckAsked) -> Beside:
-    """The options as values."""
-    texts = Texts()
-    given: dict[str, Any] = texts.limits(asked)
-    written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
-    if texts.wrong:
-        raise all_of(texts.wrong)
-    return Beside(**given, settings={name: getattr(written, name) for name in names})
-
-
-def _show(console: Console, path: str, checked: Checked) -> None:
-    console.print(Text(question_text(checked.case.question), style="bold"), soft_wrap=True)
-    width = min(console.width, TEXT_WIDTH)
-    console.print(facts_grid(_facts(path, checked)), width=width)
-    paragraphs(console, checked.notes, "Notes", further=2)
 
 
 def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:

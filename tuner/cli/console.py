@@ -60,7 +60,6 @@ class Column:
     title: str
     """Its head, of one or two lines."""
     cells: Sequence[str]
-    """Top to bottom."""
     is_number: bool = False
     """True where it is flush right."""
 

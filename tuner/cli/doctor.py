@@ -1,5 +1,6 @@
 """``tuner doctor``: what this machine can do, and what is wrong with it."""
 
+import sys
 import time
 from collections.abc import Iterator
 
@@ -9,7 +10,7 @@ from tuner.cli.console import facts_grid, print_rows, stdout_console
 from tuner.cli.errors import print_json
 from tuner.cli.studies import is_there
 from tuner.client.doctor import Diagnosis, diagnose
-from tuner.client.worker_process import Signals, Worker, guard_argv
+from tuner.client.worker_process import Signals, Worker
 from tuner.errors import ProbeError, StoppedError
 from tuner.store import open_store
 from tuner.text import moment_text, size_text
@@ -30,27 +31,7 @@ def run(*, check: bool, as_json: bool, db: str | None) -> int:
     found = diagnose(checks)
     if as_json:
         print_json(found.as_dict())
-    else:
-        _show(found)
-    return 0 if found.is_sound else 1
-
-
-def _check_now(db: str | None) -> None:
-    """Have a worker check every knob, and wait for it."""
-    with open_store(db) as store:
-        url = store.url
-    typer.echo("training small models with every knob; this takes a minute or two", err=True)
-    with Signals() as signals, Worker(guard_argv(), {"TUNER_DB": url}) as worker:
-        while (code := worker.poll()) is None and not signals.noted:
-            time.sleep(POLL_S)
-        if signals.noted:
-            worker.stop(signals)
-            raise StoppedError(signals.noted[0], "checks that were made are kept")
-        if code:
-            raise ProbeError(f"the checks ended with exit code {code}: {worker.last_words()}")
-
-
-def _show(found: Diagnosis) -> None:
+        return 0 if found.is_sound else 1
     stdout_console().print(facts_grid(_facts(found)))
     typer.echo()
     rows = (
@@ -77,6 +58,23 @@ def _show(found: Diagnosis) -> None:
         typer.echo(f"  {problem.mend}")
     if not found.problems:
         typer.echo("nothing is wrong")
+    return 0 if found.is_sound else 1
+
+
+def _check_now(db: str | None) -> None:
+    """Have a worker check every knob, and wait for it."""
+    with open_store(db) as store:
+        url = store.url
+    typer.echo("training small models with every knob; this takes a minute or two", err=True)
+    argv = [sys.executable, "-P", "-m", "workers", "--guard"]
+    with Signals() as signals, Worker(argv, {"TUNER_DB": url}) as worker:
+        while (code := worker.poll()) is None and not signals.noted:
+            time.sleep(POLL_S)
+        if signals.noted:
+            worker.stop(signals)
+            raise StoppedError(signals.noted[0], "checks that were made are kept")
+        if code:
+            raise ProbeError(f"the checks ended with exit code {code}: {worker.last_words()}")
 
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:

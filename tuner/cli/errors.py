@@ -23,9 +23,12 @@ def report(error: Exception, *, as_json: bool) -> int:
     one JSON object; ``errors`` has ``field``, ``value`` and ``allowed`` of each field.
     """
     each = error.errors if isinstance(error, UsageError) else (error,)
-    messages, code = [_one_line(one) for one in each], exit_code(error)
+    messages = [_one_line(one) for one in each]
+    code = error.exit_code if isinstance(error, TunerError) else USAGE
     if as_json:
-        found: dict[str, Any] = {"field": field_of(error), "message": messages[0]}
+        option = getattr(getattr(error, "param", None), "name", None)
+        field = error.field if isinstance(error, UsageError) else option
+        found: dict[str, Any] = {"field": field, "message": messages[0]}
         found["exit_code"] = code
         if isinstance(error, UsageError):
             found["errors"] = [one.as_dict() for one in error.errors]
@@ -33,21 +36,6 @@ def report(error: Exception, *, as_json: bool) -> int:
     for message in messages:
         typer.echo(f"tuner: error: {message}", err=True)
     return code
-
-
-def exit_code(error: Exception) -> int:
-    """1 failed, 2 usage, 3 nothing fits, 4 what fits trains something else; 128 and the signal's
-    number when stopped.
-    """
-    return error.exit_code if isinstance(error, TunerError) else USAGE
-
-
-def field_of(error: Exception) -> str | None:
-    """The field of the question, or the option, that is wrong."""
-    if isinstance(error, UsageError):
-        return error.field
-    parameter = getattr(error, "param", None)
-    return getattr(parameter, "name", None)
 
 
 def print_json(value: Mapping[str, Any]) -> None:
@@ -64,19 +52,17 @@ def tell(value: Mapping[str, Any], text: str, *, as_json: bool) -> int:
     return 0
 
 
-def _all_missing(context: Any) -> str:
-    """All options that are needed and not given; those that are given were read before."""
-    wanted = [one for one in context.command.params if one.required]
-    *more, last = [f"'{one.opts[0]}'" for one in wanted if one.name not in context.params]
-    return f"Missing options {', '.join(more)} and {last}" if more else f"Missing option {last}"
-
-
 def _one_line(error: Exception) -> str:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tuner"
         text = error.format_message().rstrip(".")
-        if text.startswith("Missing option "):
-            text = _all_missing(context)
+        if context is not None and text.startswith("Missing option "):
+            # All options that are needed and not given; those that are given were read before.
+            wanted = [one for one in context.command.params if one.required]
+            left = [f"'{one.opts[0]}'" for one in wanted if one.name not in context.params]
+            text = f"Missing option {left[-1]}"
+            if len(left) > 1:
+                text = f"Missing options {', '.join(left[:-1])} and {left[-1]}"
         return " ".join(f"{text}; see '{command} --help'".split())
     return " ".join(str(error).split())

@@ -1,6 +1,5 @@
 """``tuner export``: a study's answer as a launcher's file."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -63,7 +62,12 @@ def run(
         shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
         print_json({**shown, "text": text, "beside": list(beside)})
     else:
-        _show(text, path, beside)
+        if path is None:
+            typer.echo(text, nl=False)
+        else:
+            typer.echo(f"wrote {path}", err=True)
+        for sentence in beside:  # what the file cannot say
+            typer.echo(f"beside it: {sentence}", err=True)
     return 0
 
 
@@ -80,16 +84,6 @@ def _checked(format_name: str, path: Path | None, into_text: str | None) -> str 
     if path is not None:
         check_replaceable("write", format_name, path)
     return None
-
-
-def _show(text: str, path: Path | None, beside: Sequence[str]) -> None:
-    """The text on stdout, or where it went, and what the file cannot say."""
-    if path is None:
-        typer.echo(text, nl=False)
-    else:
-        typer.echo(f"wrote {path}", err=True)
-    for sentence in beside:
-        typer.echo(f"beside it: {sentence}", err=True)
 
 
 def _export_optuna(

@@ -93,7 +93,13 @@ def _opened(path: str) -> Iterator[Stream]:
 
 
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
-    case = _single(asked)
+    texts, allowed = Texts(), "is required, unless --cases names a file of cases"
+    texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
+    given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
+    case = read_single_case(**given, beside=texts.wrong)
+    if note := model_note(str(asked.model)):  # told once, and before what takes long
+        typer.echo(note, err=True)
+        case = replace(case, notes=tuple(one for one in case.notes if one != note))
     with (
         watch_of(as_json=asked.json) as watch,
         dry_runs_of(asked.db, policy, watch) as dry_runs,
@@ -124,17 +130,6 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
     if fits is None:
         return ProbeError(f"nothing is known of these settings: {reason}")
     return None
-
-
-def _single(asked: PredictAsked) -> Case:
-    """The case of the options."""
-    texts, allowed = Texts(), "is required, unless --cases names a file of cases"
-    texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
-    given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
-    case = read_single_case(**given, beside=texts.wrong)
-    if note := model_note(str(asked.model)):
-        typer.echo(note, err=True)  # and not once more among the notes
-    return replace(case, notes=tuple(one for one in case.notes if one != note))
 
 
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from tuner.dryrun import Profile
 from tuner.explain.english import say
 from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import size_number, size_text, size_unit
 
 # What stands behind allocated memory.
@@ -58,19 +58,22 @@ def show_prediction(
 
 
 def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
+    def gib(size_bytes: Quantity) -> str:
+        return sizes_text(size_bytes.scaled(1 / GIB))
+
     per = rank_word(case.question)
     settings = case.settings.as_dict().items()
     yield "settings", ", ".join(f"{knob} {show(value)}" for knob, value in settings)
     yield "fits", "yes" if found.fits else f"no: {found.why}"
     limit = size_text(found.limit_bytes)
-    yield "needed", f"{_gib_text(found.needed_bytes)} per {per}, of {limit}"
-    yield "allocated", _gib_text(found.allocated_bytes)
+    yield "needed", f"{gib(found.needed_bytes)} per {per}, of {limit}"
+    yield "allocated", gib(found.allocated_bytes)
     allocated, reserved = found.allocated_bytes.value or 0.0, found.reserved_bytes.value or 0.0
     spare = spare_text(allocated, reserved, found.limit_bytes) if found.fits else ""
-    yield "reserved", f"{_gib_text(found.reserved_bytes)}{spare}"
+    yield "reserved", f"{gib(found.reserved_bytes)}{spare}"
     outside = found.context_bytes + found.communicator_bytes
     beside = f", {size_text(outside)} of it outside the allocator" if outside else ""
-    yield "on the device", f"{_gib_text(found.device_bytes)}{beside}"
+    yield "on the device", f"{gib(found.device_bytes)}{beside}"
     yield "memory is", BASES[found.basis]
     speed, step = found.tokens_per_s_per_gpu, found.step_time_s
     if step.value is None:
@@ -78,7 +81,3 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     else:
         yield "speed", rate_text(speed, per)
         yield "step", seconds_text(step)
-
-
-def _gib_text(size_bytes: Quantity) -> str:
-    return sizes_text(size_bytes.scaled(1 / GIB))

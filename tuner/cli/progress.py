@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.cli.tables import probes_table
-from tuner.client.answered import PlainLines, Progress, of_most, probes_spent
+from tuner.client.answered import PlainLines, Progress, of_most
 from tuner.client.worker_process import Signals
 from tuner.core.study import ProbeState, Study
 from tuner.core.words import rank_word
@@ -85,7 +85,9 @@ class LiveTable:
             per = rank_word(self._study.question)
             table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)
             parts.append(table)
-        spent, most = probes_spent(self._study), self._study.limits.max_probes
+        since = self._study.in_order[self._study.probes_before :]  # of this asking
+        spent = sum(probe.state is ProbeState.DONE for probe in since)
+        most = self._study.limits.max_probes
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),

@@ -38,7 +38,7 @@ from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, question_text, rows_of
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, size_text, time_text
 

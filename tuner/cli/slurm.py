@@ -64,11 +64,7 @@ DEFAULTS = {
 
 
 def batch_options(text: str) -> tuple[str, ...]:
-    """Options of sbatch, each with its value: nothing in them can be a script or a command.
-
-    Args:
-        text: such as ``--partition=gpu -N 2 --time 8:00:00``, quoted as for a shell.
-    """
+    """Options of sbatch, each with its value: nothing in them can be a script or a command."""
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -108,11 +104,6 @@ def batch_script(argv: Sequence[str], options: Sequence[str], *, output: str) ->
     """The script of a job that is a worker.
 
     The worker takes the shell's place, so that signals for the job's script are for it.
-
-    Args:
-        argv: the worker's command.
-        options: of :func:`batch_options`, which sbatch is given beside the script.
-        output: path of the file for what it says; ``%j`` is the job's number.
     """
     for name, text in (("output", output), *(("worker", part) for part in argv)):
         if not text.isprintable():
@@ -144,13 +135,7 @@ INTERRUPTED = 130
 
 
 def submit(argv: Sequence[str], options: str, folder: Path) -> "BatchJob":
-    """Submit a worker.
-
-    Args:
-        argv: its command.
-        options: of sbatch, as one text.
-        folder: for what it says; the job's nodes must see it.
-    """
+    """Submit a worker."""
     given = batch_options(options)
     literal = str(folder).replace("%", "%%")  # other than this %, all stands for itself
     script = batch_script(argv, given, output=f"{literal}/%j.log")
@@ -165,7 +150,6 @@ class BatchJob:
     """A worker's job."""
 
     job_id: str
-    """Slurm's number of it."""
     output: Path
     """The file for what it says."""
     _shown: int = 0

@@ -4,7 +4,6 @@ import re
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import typer
 
@@ -31,7 +30,20 @@ def run(*, as_json: bool, db: str | None) -> int:
         with open_store(db, create=False) as store:
             found = store.studies(MOST)
     if as_json:
-        print_json({"studies": [_as_dict(one) for one in found]})
+        listed = [
+            {
+                "id": one.id,
+                "model": one.model_name,
+                "cluster": one.cluster_name,
+                "state": str(one.state),
+                "reason": one.reason,
+                "probes": {str(outcome): count for outcome, count in one.probes.items()},
+                "created_at": one.created_at,
+                "asked_at": one.asked_at,
+            }
+            for one in found
+        ]
+        print_json({"studies": listed})
     elif not found:
         typer.echo("no studies yet: tuner suggest --help shows how to ask for one")
     else:
@@ -43,19 +55,6 @@ def is_there(db: str | None) -> bool:
     """Tells whether there is a database: one that is named must be, and is an error if not."""
     url = parse_url(db or default_url())
     return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
-
-
-def _as_dict(summary: StudySummary) -> dict[str, Any]:
-    return {
-        "id": summary.id,
-        "model": summary.model_name,
-        "cluster": summary.cluster_name,
-        "state": str(summary.state),
-        "reason": summary.reason,
-        "probes": {str(outcome): count for outcome, count in summary.probes.items()},
-        "created_at": summary.created_at,
-        "asked_at": summary.asked_at,
-    }
 
 
 def _show(found: Sequence[StudySummary]) -> None:
@@ -106,25 +105,25 @@ def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
     host = socket.gethostname()
     shown = [one for one in found if not here or one.identity.host == host]
     if as_json:
-        print_json({"workers": [_workers_as_dict(one) for one in shown]})
+        listed = [
+            {
+                "id": one.id,
+                "name": one.name,
+                "pools": list(one.pools),
+                "machine": dict(one.machine),
+                "versions": dict(one.versions),
+                "started_at": one.started_at,
+                "seen_at": one.seen_at,
+            }
+            for one in shown
+        ]
+        print_json({"workers": listed})
     elif shown:
         _workers_show(shown)
     else:
         where = " on this machine" if here else ""
         typer.echo(f"no worker is running{where}: tuner worker starts one", err=True)
     return 0 if shown else 1
-
-
-def _workers_as_dict(worker: RegisteredWorker) -> dict[str, Any]:
-    return {
-        "id": worker.id,
-        "name": worker.name,
-        "pools": list(worker.pools),
-        "machine": dict(worker.machine),
-        "versions": dict(worker.versions),
-        "started_at": worker.started_at,
-        "seen_at": worker.seen_at,
-    }
 
 
 def _workers_show(workers: Sequence[RegisteredWorker]) -> None:

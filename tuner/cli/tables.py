@@ -35,15 +35,7 @@ def probes_table(
     per: str = "GPU",
     best: Settings | None = None,
 ) -> Table:
-    """The probes as a table, in the order that they come in.
-
-    Args:
-        rows: in the order to be shown.
-        knobs: the knobs to show; see :func:`tuner.results.points.differing`.
-        width: columns of the terminal; what there is no room for is left out.
-        per: what a rank is, in a word.
-        best: the configuration to mark as the answer.
-    """
+    """The probes as a table, in the order that they come in."""
     unit, divisor = size_unit(max((row.needed_bytes or 0 for row in rows), default=0))
 
     def memory(row: Row) -> str:

@@ -12,7 +12,6 @@ from tuner.dryrun import (
     DryRun,
     DryRunPlan,
     NotDryRunError,
-    Profile,
     dry_run_versions,
     plan_dry_runs,
 )
@@ -30,15 +29,6 @@ def advance_from_cache(
     """Enter the dry runs that the study wants and that are kept already; the study after that.
 
     A measured study is left as it is.
-
-    Args:
-        store: where the study is.
-        study: the study.
-        installed: as of :func:`kept_dry_run`.
-        view: the study as if it were within other limits, for which dry runs are planned.
-
-    Raises:
-        StoreError: the database fails.
     """
     limit_bytes = study.limits.limit_bytes(study.question.cluster)
     while study.state in OPEN:
@@ -57,16 +47,8 @@ def advance_from_cache(
 def conclude(store: Store, study: Study, *, here: bool = True) -> Study | None:
     """End a predicted study that no worker is at, if nothing more can be dry-run for it here.
 
-    Args:
-        store: where the study is.
-        study: the study.
-        here: as of :func:`end_of`.
-
     Returns:
         The study at its end; ``None`` when a dry run is wanted, or it moved on meanwhile.
-
-    Raises:
-        StoreError: the database fails.
     """
     end = end_of(study, here=here)
     if study.state is not StudyState.QUEUED or end is None:
@@ -76,12 +58,7 @@ def conclude(store: Store, study: Study, *, here: bool = True) -> Study | None:
 
 
 def end_of(study: Study, *, here: bool = True) -> tuple[StudyState, str] | None:
-    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made.
-
-    Args:
-        study: the study.
-        here: whether dry runs are made with what is installed here, and nowhere else.
-    """
+    """How a predicted study ends now, and why; ``None`` while a dry run of it can be made."""
     plan = next_probe(study)
     if isinstance(plan, Stop):
         if plan.failure:
@@ -114,13 +91,8 @@ def plan_here(question: Question, settings: Settings) -> DryRunPlan:
     Raises:
         NotDryRunError: no dry run shows these settings, or a package is not installed.
     """
-    return _plan(question, settings, dry_run_versions())
-
-
-def _plan(question: Question, settings: Settings, versions: Mapping[str, str]) -> DryRunPlan:
-    return plan_dry_runs(
-        question.workload, question.cluster, question.framework, settings, versions
-    )
+    workload, cluster, stack = question.workload, question.cluster, question.framework
+    return plan_dry_runs(workload, cluster, stack, settings, dry_run_versions())
 
 
 def kept_dry_run(
@@ -133,84 +105,42 @@ def kept_dry_run(
 
     What is not installed, torch above all, counts as in the versions that the question states:
     whoever shares the database may have made its dry runs with these.
-
-    Args:
-        store: where dry runs are kept.
-        question: whose probe it is.
-        request: the probe.
-        installed: versions of the packages where dry runs are made; by default those here.
-
-    Raises:
-        StoreError: the database fails.
     """
-    if not is_dry_run(request):
+    if request.fidelity is not Fidelity.PREDICTED:
         return None
     found_here = dry_run_versions() if installed is None else installed
     versions = {**question.framework.versions, **found_here}
     try:
-        key = _plan(question, request.settings, versions).key
+        workload, cluster, stack = question.workload, question.cluster, question.framework
+        key = plan_dry_runs(workload, cluster, stack, request.settings, versions).key
     except NotDryRunError:
         return None
     found = store.dry_runs([key]).get(key)
     return found if found is not None and found.holds_here() else None
 
 
-def is_dry_run(request: ProbeRequest) -> bool:
-    """Tells whether a probe is a dry run."""
-    return request.fidelity is Fidelity.PREDICTED
-
-
 def measurement_of(
     question: Question, settings: Settings, dry_run: DryRun, *, wall_s: float = 0.0
 ) -> Measurement:
-    """Makes a probe's result for a configuration from a dry run of its layout.
-
-    Args:
-        question: whose settings they are.
-        settings: what is asked about.
-        dry_run: of their class.
-        wall_s: seconds that it took, where it was made for this probe.
-    """
+    """Makes a probe's result for a configuration from a dry run of its layout."""
     profile = dry_run.profile
     if profile is None:
+        outcome = Outcome.INVALID if dry_run.is_refusal else Outcome.CRASHED
+        outcome = Outcome.TIMEOUT if dry_run.is_late else outcome
+        # without the error's type where the outcome says it already
+        kind, colon, text = dry_run.error.partition(": ")
         return Measurement(
-            outcome=_outcome(dry_run),
-            detail=_detail(dry_run),
+            outcome=outcome,
+            detail=text if colon and kind.lower() == outcome else dry_run.error,
             wall_s=wall_s,
             dry_run=dry_run.key if dry_run.is_kept else "",
         )
-    count = settings.gradient_accumulation_steps
-    return Measurement(
-        outcome=Outcome.OK,
-        memory=_memory(question, settings, profile),
-        collectives=_collectives(settings, profile),
-        tracked_accumulation=count,
-        reducing_micro_batches=count if settings.sync_each_batch else 1,
-        versions=dict(dry_run.versions),
-        wall_s=wall_s,
-        dry_run=dry_run.key,
-    )
-
-
-def _outcome(dry_run: DryRun) -> Outcome:
-    if dry_run.is_late:
-        return Outcome.TIMEOUT
-    return Outcome.INVALID if dry_run.is_refusal else Outcome.CRASHED
-
-
-def _detail(dry_run: DryRun) -> str:
-    """The error, without its type where the outcome says it already."""
-    kind, colon, text = dry_run.error.partition(": ")
-    return text if colon and kind.lower() == _outcome(dry_run) else dry_run.error
-
-
-def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:
-    """Tensors by the dry run; what is beside them by arithmetic."""
+    # Tensors by the dry run; what is beside them by arithmetic.
     predicted = predict(
         question.workload, question.cluster, question.framework, settings, profile=profile
     )
     allocated = int(predicted.allocated_bytes.value or 0)
-    return Memory(
+    memory = Memory(
         allocated_bytes=allocated,
         allocated_low_bytes=allocated,
         reserved_bytes=int(predicted.reserved_bytes.value or 0),
@@ -220,39 +150,30 @@ def _memory(question: Question, settings: Settings, profile: Profile) -> Memory:
         by_category={name: int(size) for name, size in predicted.breakdown.items()},
         per_rank_bytes=(allocated,),
     )
-
-
-def _collectives(settings: Settings, profile: Profile) -> tuple[Collective, ...]:
-    """Lists the collectives of one optimizer step; those that differ only in what hides them are
-    one kind here.
-    """
+    # Those of one optimizer step; that differ only in what hides them are one kind here.
+    micro, count = settings.micro_batch_size, settings.gradient_accumulation_steps
     counts: Counter[tuple[str, str, str]] = Counter()
     sizes: Counter[tuple[str, str, str]] = Counter()
-    batch = settings.micro_batch_size, settings.gradient_accumulation_steps
-    for one in profile.collectives(*batch):
-        kind = one.op, one.axis, one.phase
-        counts[kind] += one.count
-        sizes[kind] += one.bytes
-    return tuple(
-        Collective(op=op, axis=axis, phase=phase, count=count, bytes=sizes[op, axis, phase])
-        for (op, axis, phase), count in counts.items()
+    for one in profile.collectives(micro, count):
+        counts[one.op, one.axis, one.phase] += one.count
+        sizes[one.op, one.axis, one.phase] += one.bytes
+    return Measurement(
+        outcome=Outcome.OK,
+        memory=memory,
+        collectives=tuple(
+            Collective(op=op, axis=axis, phase=phase, count=times, bytes=sizes[op, axis, phase])
+            for (op, axis, phase), times in counts.items()
+        ),
+        tracked_accumulation=count,
+        reducing_micro_batches=count if settings.sync_each_batch else 1,
+        versions=dict(dry_run.versions),
+        wall_s=wall_s,
+        dry_run=dry_run.key,
     )
 
 
-def answered_before(store: Store, question: Question, limits: Limits) -> Study | None:
-    """The study of the same question, if it was answered within the same limits; else ``None``."""
-    study = store.find(question)
-    return study if study is not None and is_answered(study, limits) else None
-
-
 def is_answered(study: Study, limits: Limits, *, here: bool = True) -> bool:
-    """Says if a study was answered within these limits: asking again would find nothing new.
-
-    Args:
-        study: the study.
-        limits: within which it is asked again.
-        here: whether what is not installed here cannot be dry-run.
-    """
+    """Says if a study was answered within these limits: asking again would find nothing new."""
     if study.state is not StudyState.DONE or study.limits != limits:
         return False
     if limits.fidelity is Fidelity.PREDICTED:
@@ -261,15 +182,8 @@ def is_answered(study: Study, limits: Limits, *, here: bool = True) -> bool:
     return planner.is_answered(study)
 
 
-def closed_without_probes(store: Store, study: Study) -> Study | None:
-    """The study at its end, if nothing more is worth probing within its limits; else ``None``."""
-    if study.limits.fidelity is Fidelity.PREDICTED:
-        return conclude(store, advance_from_cache(store, study))
-    return closed_as_probed(store, study)
-
-
 def closed_as_probed(store: Store, study: Study) -> Study | None:
-    """The same of a study that is not predicted."""
+    """The study at its end if nothing more is worth probing; it is not predicted. Else ``None``."""
     if study.state is not StudyState.QUEUED or not study.probes:
         return None
     plan = next_probe(study)
@@ -288,15 +202,7 @@ def closed_as_probed(store: Store, study: Study) -> Study | None:
 def foresee(store: Store, study: Study, installed: Mapping[str, str]) -> Study:
     """Enter what dry runs that are kept say of a study, until something is measured.
 
-    Args:
-        store: where the study is.
-        study: of any fidelity.
-        installed: as of :func:`tuner.client.advance.kept_dry_run`.
-
     Returns:
         The study after that.
-
-    Raises:
-        StoreError: the database fails.
     """
     return advance_from_cache(store, study, installed, as_predicted)

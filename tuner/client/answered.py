@@ -10,7 +10,7 @@ from typing import Any, Protocol, Self
 from tuner.client.launch import with_launch
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
-from tuner.core.study import Probe, ProbeState, Question, Study
+from tuner.core.study import ProbeState, Question, Study
 from tuner.core.words import describe, rank_word
 from tuner.errors import TunerError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
@@ -29,9 +29,7 @@ class Target:
     """A file for one launcher."""
 
     format_name: str
-    """The launcher's format."""
     path: Path
-    """Where to write it."""
 
 
 def read_targets(texts: Sequence[str], question: Question, space: Space) -> tuple[Target, ...]:
@@ -41,11 +39,20 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
         UsageError: not of that form, an unknown format, a path that cannot be written, or a
             space with settings that the format cannot express.
     """
-    targets = tuple(_target(text) for text in texts)
+    targets = []
+    for text in texts:
+        name, equals, path = (part.strip() for part in text.partition("="))
+        known = f"the formats are {', '.join(FORMATS)}"
+        if not equals or not name or not path:
+            raise UsageError("write", text, f"must look like accelerate=FILE; {known}")
+        if name not in FORMATS:
+            raise UsageError("write", name, f"no such format; {known}")
+        targets.append(Target(format_name=name, path=read_path("write", path)))
+        check_replaceable("write", name, targets[-1].path)
     check_targets(targets, question, space)
     if len({target.path.absolute() for target in targets}) < len(targets):
         raise UsageError("write", ", ".join(texts), "names one file twice")
-    return targets
+    return tuple(targets)
 
 
 def check_targets(targets: Sequence[Target], question: Question, space: Space) -> None:
@@ -147,18 +154,6 @@ def write_text(path: Path, text: str) -> None:
         raise TunerError(f"{path} cannot be written: {error.strerror}") from error
 
 
-def _target(text: str) -> Target:
-    name, equals, path = (part.strip() for part in text.partition("="))
-    if not equals or not name or not path:
-        known = ", ".join(FORMATS)
-        raise UsageError("write", text, f"must look like accelerate=FILE; the formats are {known}")
-    if name not in FORMATS:
-        raise UsageError("write", name, f"no such format; the formats are {', '.join(FORMATS)}")
-    target = Target(format_name=name, path=read_path("write", path))
-    check_replaceable("write", name, target.path)
-    return target
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Answer(Suggestion):
     """A suggestion that has a best: what :func:`tuner.suggest` returns."""
@@ -181,11 +176,8 @@ class Answered:
     """A study with its answer, wherever that was found."""
 
     study: Study
-    """The study."""
     suggestion: Suggestion
-    """The answer."""
     as_json: Mapping[str, Any]
-    """The same as plain values."""
     why_none: TunerError | None
     """Why it is none; ``None`` where it is one."""
     targets: tuple[str, ...]
@@ -271,24 +263,15 @@ class PlainLines:
             if probe.state is ProbeState.DONE and probe.id not in self._known:
                 self._known.add(probe.id)
                 number = len(self._known) - self._before
-                self.note(f"probe {of_most(number, study)}: {_finding(study, probe)}")
+                row = rows_of(replace(study, probes=(probe,)))[0]  # without its repetitions
+                found = f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"
+                self.note(f"probe {of_most(number, study)}: {found}")
 
     def note(self, text: str) -> None:
         """A line of its own."""
         self._say(text)
 
 
-def probes_spent(study: Study) -> int:
-    """Finished probes of this asking."""
-    return sum(probe.state is ProbeState.DONE for probe in study.in_order[study.probes_before :])
-
-
 def of_most(number: int, study: Study) -> str:
     """``3/10``; a probe that another worker was running when it was asked may come on top."""
     return f"{number}/{max(number, study.limits.max_probes)}"
-
-
-def _finding(study: Study, probe: Probe) -> str:
-    """Describes one probe with its configuration; without its repetitions."""
-    row = rows_of(replace(study, probes=(probe,)))[0]
-    return f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"

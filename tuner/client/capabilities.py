@@ -28,23 +28,15 @@ class Capability:
     """One way to try settings."""
 
     name: Fidelity
-    """The way."""
     possible: bool
     """Whether it can be gone here."""
     why: str
-    """On what, or why not."""
 
 
 def capabilities(
     here: Cluster | None, missing: Sequence[str], unusable: str = ""
 ) -> Iterator[Capability]:
-    """Lists what can be done on a machine, the weakest first.
-
-    Args:
-        here: the machine, as a cluster; ``None`` where it cannot be told.
-        missing: packages that probes need and that are not installed.
-        unusable: why its GPUs cannot be used, as processes on them found.
-    """
+    """Lists what can be done on a machine, the weakest first."""
     without = f"{', '.join(missing)} is not installed" if missing else ""
     predicted = f"by arithmetic alone: {without}" if missing else "dry runs, for any cluster"
     yield Capability(name=Fidelity.PREDICTED, possible=True, why=predicted)
@@ -71,12 +63,7 @@ def is_here(cluster: Cluster, there: Machine | None = None) -> bool:
 
 
 def why_not_measured(cluster: Cluster, there: Machine | None = None) -> str:
-    """Why this machine is not the cluster; empty if it is, or has more of the same GPUs.
-
-    Args:
-        cluster: what is asked about.
-        there: another machine, which is then judged instead of this one.
-    """
+    """Why this machine is not the cluster; empty if it is, or has more of the same GPUs."""
     if there is not None and there.others:
         return _why_not_nodes(cluster, there.nodes)
     it = _name(there)
@@ -121,10 +108,6 @@ def why_not_emulated(cluster: Cluster, there: Machine | None = None) -> str:
     """Why no device of this machine can play one of the cluster's; empty if one can.
 
     A GPU of another kind can, if it has as much memory: what it may allocate is capped.
-
-    Args:
-        cluster: what is asked about.
-        there: another machine, which is then judged instead of this one.
     """
     if has_one(cluster, there):
         return ""
@@ -159,12 +142,6 @@ def best_fidelity(
 
     Measured where the machine is the cluster, else emulated where it has one device of its kind,
     else predicted.
-
-    Args:
-        question: what is asked.
-        rates: finds the calibration of the cluster's devices; called where links are not known.
-        there: another machine, which is then judged instead of this one.
-        versions: releases of packages there; those installed here unless given.
     """
     cluster, it = question.cluster, _name(there)
     if why := _why_not_probed(question, versions, _where(there)):
@@ -183,12 +160,7 @@ def best_fidelity(
 
 
 def why_unpriced(question: Question, rates: Callable[[], Calibration | None] = lambda: None) -> str:
-    """Why the communication of none of the settings has a price; empty if that of some has.
-
-    Args:
-        question: what is asked.
-        rates: as of :func:`best_fidelity`.
-    """
+    """Why the communication of none of the settings has a price; empty if that of some has."""
     why = _missing_links(question, question.cluster)
     if why and (found := rates()):
         precision = question.workload.precision

@@ -1,19 +1,20 @@
 """Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tuner.client.cases import Case, Finding, answer_of
 from tuner.client.predict import Prediction, read_single_case
 from tuner.client.request import read_cluster
-from tuner.client.values import ClusterLike, ModelLike, read_model
+from tuner.client.values import read_model
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.study import Limits, Question, Study
+from tuner.core.study import Limits
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES
@@ -27,7 +28,6 @@ class Seen:
     """Results of a study's probes of this very configuration."""
 
     study_id: str
-    """Whose probes."""
     figures: Evaluation
     """What they found, within the limits of the check."""
 
@@ -37,11 +37,8 @@ class Checked:
     """A case, with what is known of it."""
 
     format_name: str
-    """Whose file it is from."""
     case: Case
-    """The whole case."""
     prediction: Prediction
-    """What is predicted."""
     seen: Seen | None = None
     """What was measured, or else emulated; ``None`` where neither was."""
 
@@ -58,23 +55,26 @@ class Checked:
             return None
         return self.seen.figures
 
+    def _figure(self, name: str) -> Quantity:
+        """A quantity as it was seen, or else as it is predicted."""
+        known: Quantity | None = getattr(self.seen.figures, name) if self.seen else None
+        found: Quantity = getattr(self.prediction, name)
+        return known if known and known.value is not None else found
+
     @property
     def allocated_gib(self) -> Quantity:
         """Peak of allocated tensors."""
-        known = self.seen and self.seen.figures.allocated_gib
-        return known if known and known.value is not None else self.prediction.allocated_gib
+        return self._figure("allocated_gib")
 
     @property
     def step_time_s(self) -> Quantity:
         """Seconds of one optimizer step."""
-        known = self.seen and self.seen.figures.step_time_s
-        return known if known and known.value is not None else self.prediction.step_time_s
+        return self._figure("step_time_s")
 
     @property
     def tokens_per_s_per_gpu(self) -> Quantity:
         """Tokens of the global batch per second of its step and GPU."""
-        known = self.seen and self.seen.figures.tokens_per_s_per_gpu
-        return known if known and known.value is not None else self.prediction.tokens_per_s_per_gpu
+        return self._figure("tokens_per_s_per_gpu")
 
     @property
     def provenance(self) -> Provenance:
@@ -99,8 +99,16 @@ class Checked:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for a reader."""
-        return (*self.prediction.notes, *_close(self))
+        """Notes for a reader, also that a prediction's upper end lies above the limit."""
+        found, limit = self.prediction, self.prediction.limit_gib
+        if self.seen is not None or not self.fits or not limit or found.allocated_gib.high is None:
+            return found.notes
+        beside = found.plain["memory"]
+        most = found.allocated_gib.high + beside["context_gib"] + beside["communicator_gib"]
+        if most <= limit:
+            return found.notes
+        close = f"it may need up to {most:.2f} GiB, which is more than the limit of {limit:.2f} GiB"
+        return (*found.notes, f"{close}: measure it before a long run")
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that ``tuner check --json`` prints."""
@@ -132,129 +140,97 @@ class Checked:
 
 
 def check(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:
-    """Checks a case by probes and predictions.
-
-    Args:
-        store: where probes are looked for.
-        format_name: whose file it is from.
-        case: the case.
-        finding: what dry runs say of it.
-
-    Raises:
-        StoreError: the database fails.
-    """
+    """Checks a case by probes and predictions; ``finding`` is what dry runs say of it."""
     prediction = Prediction.from_answer(answer_of(case, finding))
-    telling = [one for one in _seen(store, case) if one.figures.fits is not None]
-    measured_first = sorted(telling, key=lambda one: one.figures.fidelity is not Fidelity.MEASURED)
-    seen = next(iter(measured_first), None)
-    return Checked(format_name=format_name, case=case, prediction=prediction, seen=seen)
-
-
-def _seen(store: Store, case: Case) -> Iterator[Seen]:
-    """Finds what probes of the same question found, whatever knobs their studies allowed."""
     limits = Limits(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)
-    own = store.find(case.question)
-    for study in filter(None, (own, *store.similar(case.question))):
-        if _asks_the_same(study.question, case.question):
-            yield from _of_study(replace(study, limits=limits), case)
-
-
-def _of_study(study: Study, case: Case) -> Iterator[Seen]:
-    for figures in Evidence(study).seen(case.settings):
-        yield Seen(study_id=study.id, figures=figures)
-
-
-def _asks_the_same(one: Question, other: Question) -> bool:
-    return replace(one, knobs={}).identity == replace(other, knobs={}).identity
-
-
-def _close(checked: Checked) -> Iterator[str]:
-    """Says that a prediction's upper end lies above the limit."""
-    found = checked.prediction
-    beside = found.plain["memory"]
-    if checked.seen is not None or not checked.fits or found.allocated_gib.high is None:
-        return
-    outside = beside["context_gib"] + beside["communicator_gib"]
-    most = found.allocated_gib.high + outside
-    if found.limit_gib is not None and most > found.limit_gib:
-        yield (
-            f"it may need up to {most:.2f} GiB, which is more than the limit of"
-            f" {found.limit_gib:.2f} GiB: measure it before a long run"
-        )
+    asked = replace(case.question, knobs={}).identity
+    seen = None
+    # Whatever knobs the studies of the question allowed.
+    for study in filter(None, (store.find(case.question), *store.similar(case.question))):
+        if replace(study.question, knobs={}).identity != asked:
+            continue
+        for figures in Evidence(replace(study, limits=limits)).seen(case.settings):
+            is_measured = figures.fidelity is Fidelity.MEASURED
+            if figures.fits is None or (seen and not is_measured):
+                continue
+            if seen is None or seen.figures.fidelity is not Fidelity.MEASURED:
+                seen = Seen(study_id=study.id, figures=figures)
+    return Checked(format_name=format_name, case=case, prediction=prediction, seen=seen)
 
 
 NO_OPTION = "the file does not say it, and it is not said here"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """Values given beside a file; ``None`` where nothing is."""
+def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
+    """The whole case of a file.
 
-    cluster: ClusterLike | None = None
-    """Where it is to run."""
-    model: ModelLike | None = None
-    """What is trained."""
-    sequence_length: int | None = None
-    """Tokens of one sequence."""
-    global_batch_size: int | None = None
-    """Sequences of one optimizer step, over all GPUs."""
-    optimizer: str | None = None
-    """The optimizer."""
-    precision: str | None = None
-    """Of weights and computing."""
-    reduce_dtype: str | None = None
-    """In which gradients are summed."""
-    framework: str | None = None
-    """The stack that reads the file."""
-    framework_versions: Mapping[str, str] = field(default_factory=dict)
-    """Its versions, by package."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Knobs that the file does not decide."""
-    headroom: float | None = None
-    """Share of each GPU's usable memory to leave free."""
-    memory_limit_gib: float | None = None
-    """GiB that a step may use of one GPU, taken as it is."""
-
-
-def case_of(found: Found, beside: Beside) -> Case:
-    """The whole case.
+    Args:
+        found: what the file says.
+        beside: what is said beside it, by argument of :func:`read_single_case`.
 
     Raises:
         UsageError: something is missing, said twice in two ways, or not legal.
         NotCoveredError: nothing is known of the model, the GPU, or the stack.
     """
-    cluster = read_cluster(_either(found, "cluster", beside.cluster))
+    own = partial(_own, found, beside)
+    # Where it was to run, and in which versions, may have changed since it was written.
+    stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
+    cluster = read_cluster(beside.get("cluster") or _needed("cluster", own("cluster")))
     _check_cluster(found, cluster)
-    knobs = _knobs(found, beside.settings)
+    knobs = _knobs(found, beside.get("settings") or {})
     ranks = cluster.world_size // (knobs.get("tp_size", 1) * knobs.get("pp_size", 1))
-    batch = _batch(found, beside, knobs, ranks)
-    _check_decided(found, knobs, batch, ranks)
-    model = read_model(_model(found, beside))
-    _check_layers(found, model.model_type)
+    batch = own("global_batch_size")
+    if (steps := knobs.get("gradient_accumulation_steps")) is not None:
+        made = knobs["micro_batch_size"] * steps * ranks
+        if batch is not None and batch != made:
+            parts = f"{knobs['micro_batch_size']} x {steps} x {ranks} data-parallel ranks"
+            raise UsageError("global_batch_size", batch, f"the file makes {made} on it: {parts}")
+        batch = made
+    batch = _needed("global_batch_size", batch)
+    if batch > knobs["micro_batch_size"] * ranks and ranks > 1:
+        # It accumulates: what decides how much memory that takes is not guessed.
+        for name in [one for one in found.needs if one not in knobs]:
+            whose = f"{found.needs[name]} decides it, and it is not said"
+            raise UsageError(name, None, f"{whose}: --settings {name}=true or false")
+    name, fields = found.may.get("model_name", ("",))[0], found.may.get("model")
+    model = beside.get("model")
+    if fields and model is not None:
+        shown = model if isinstance(model, str) else "a model"
+        raise UsageError("model", shown, "the file says which: leave it out")
+    if fields and name:
+        model = read_model_config(fields[0], name=name)
+    else:
+        model = read_model(_needed("model", own("model")))
+    layer = LAYER_CLASSES.get(model.model_type, "")
+    if found.layer_classes and layer and found.layer_classes != (layer,):
+        allowed = (
+            f"the blocks of this model are of the class {layer}, which the file does not shard"
+        )
+        raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
     case = read_single_case(
         model=model,
         cluster=cluster,
         global_batch_size=batch,
-        sequence_length=_chosen(found, "sequence_length", beside.sequence_length),
+        sequence_length=_needed("sequence_length", own("sequence_length")),
         settings=knobs,
-        optimizer=_chosen(found, "optimizer", beside.optimizer, "adamw"),
-        precision=_chosen(found, "precision", beside.precision, "bf16"),
-        reduce_dtype=_open(found, "reduce_dtype", beside.reduce_dtype),
-        framework=_chosen(found, "framework", beside.framework),
-        framework_versions=_either(found, "framework_versions", beside.framework_versions, {}),
-        headroom=beside.headroom,
-        memory_limit_gib=beside.memory_limit_gib,
+        optimizer="adamw" if own("optimizer") is None else own("optimizer"),
+        precision="bf16" if own("precision") is None else own("precision"),
+        reduce_dtype=own("reduce_dtype"),
+        framework=_needed("framework", own("framework")),
+        framework_versions=stated,
+        headroom=beside.get("headroom"),
+        memory_limit_gib=beside.get("memory_limit_gib"),
     )
     return replace(case, notes=(*found.notes, *case.notes))
 
 
-def _open(found: Found, name: str, given: Any) -> Any:
-    """Finds the value of a field; ``None`` where nobody gives one.
+def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; ``None`` where nobody gives one.
 
     Raises:
-        UsageError: the file says something else.
+        UsageError: the file says something else than what is said beside it.
     """
-    values = found.may.get(name, ())
+    values, given = found.may.get(name, ()), beside.get(name)
     if given is None:
         return values[0] if values else None
     if values and given not in values:
@@ -263,35 +239,10 @@ def _open(found: Found, name: str, given: Any) -> Any:
     return given
 
 
-def _chosen(found: Found, name: str, given: Any, usual: Any = None) -> Any:
-    """The same, where it is needed."""
-    value = _open(found, name, given)
-    value = usual if value is None else value
+def _needed(name: str, value: Any) -> Any:
     if value is None:
         raise UsageError(name, None, NO_OPTION)
     return value
-
-
-def _either(found: Found, name: str, given: Any, usual: Any = None) -> Any:
-    """Prefers the value beside the file to the one in it: where it was to run may have changed
-    since.
-    """
-    return _chosen(found, name, None, usual) if given in (None, {}) else given
-
-
-def _model(found: Found, beside: Beside) -> Any:
-    """The model, whose name may be said in the file beside its fields."""
-    said = found.may.get("model")
-    if said and beside.model is not None:
-        raise UsageError("model", _shown(beside.model), "the file says which: leave it out")
-    name = found.may.get("model_name", ("",))[0]
-    if said and name:
-        return read_model_config(said[0], name=name)
-    return _chosen(found, "model", beside.model)
-
-
-def _shown(model: ModelLike) -> object:
-    return model if isinstance(model, str) else "a model"
 
 
 def _check_cluster(found: Found, cluster: Cluster) -> None:
@@ -310,7 +261,7 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
 
 
 def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All knobs that are decided."""
+    """All knobs that are decided, with values as JSON has them."""
     for name, value in given.items():
         if name in found.knobs and knob_value(name, value) != knob_value(name, found.knobs[name]):
             said = f"{name}={str(found.knobs[name]).lower()}"
@@ -318,50 +269,9 @@ def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
             if name in found.unsaid:
                 allowed = f"the file says nothing of it, which means {said}: say it there"
             raise UsageError("settings", f"{name}={value}", allowed)
-    knobs = {**given, **found.knobs}
-    if "micro_batch_size" not in knobs:
+    written = {**given, **found.knobs}
+    if "micro_batch_size" not in written:
         allowed = f"{NO_OPTION}: --settings micro_batch_size=N"
         raise UsageError("micro_batch_size", None, allowed)
-    return {name: _plain(name, knobs[name]) for name in KNOBS if name in knobs}
-
-
-def _plain(name: str, value: object) -> Any:
-    """A knob's value as JSON has it."""
-    found = knob_value(name, value)
-    return found if isinstance(found, bool | int) else str(found)
-
-
-def _batch(found: Found, beside: Beside, knobs: Mapping[str, Any], ranks: int) -> int:
-    """The global batch: as it is said, and as the settings make it."""
-    said: int | None = _open(found, "global_batch_size", beside.global_batch_size)
-    steps = knobs.get("gradient_accumulation_steps")
-    if steps is None:
-        if said is None:
-            raise UsageError("global_batch_size", None, NO_OPTION)
-        return said
-    made: int = knobs["micro_batch_size"] * steps * ranks
-    if said is not None and said != made:
-        parts = f"{knobs['micro_batch_size']} x {steps} x {ranks} data-parallel ranks"
-        raise UsageError("global_batch_size", said, f"the file makes {made} on it: {parts}")
-    return made
-
-
-def _check_decided(found: Found, knobs: Mapping[str, Any], batch: int, ranks: int) -> None:
-    """Refuse to guess what decides how much memory is needed."""
-    is_accumulating = batch > knobs["micro_batch_size"] * ranks and ranks > 1
-    for name, whose in _undecided(found.needs, knobs):
-        if is_accumulating:
-            allowed = f"{whose} decides it, and it is not said: --settings {name}=true or false"
-            raise UsageError(name, None, allowed)
-
-
-def _undecided(needs: Mapping[str, str], knobs: Collection[str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, whose) for name, whose in needs.items() if name not in knobs)
-
-
-def _check_layers(found: Found, model_type: str) -> None:
-    """Refuse files that shard other layers than the model's blocks."""
-    own = LAYER_CLASSES.get(model_type, "")
-    if found.layer_classes and own and found.layer_classes != (own,):
-        allowed = f"the blocks of this model are of the class {own}, which the file does not shard"
-        raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
+    knobs = {name: knob_value(name, written[name]) for name in KNOBS if name in written}
+    return {name: one if isinstance(one, bool | int) else str(one) for name, one in knobs.items()}

@@ -21,11 +21,10 @@ from tuner.core.framework import (
 )
 from tuner.errors import TunerError
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.counts import path_of
-from tuner.guard.faults import Faults, check_of
+from tuner.guard.faults import Faults, check_of, path_of
 from tuner.guard.replica import STACK, stack_of
 from tuner.machine import memory_bytes, usable_cores
-from tuner.space.inactive import show
+from tuner.space.rules import show
 
 # The knobs that may train wrongly, and their values.
 CHECKED: Mapping[str, tuple[Any, ...]] = {
@@ -67,9 +66,7 @@ class KnobCheck:
     """One value of a knob in the versions that are installed."""
 
     knob: str
-    """Its name."""
     value: str
-    """The value."""
     verdict: CheckState
     """``failed`` where it is to blame for a failure; else ``passed`` where one with it did."""
     passed: int
@@ -77,7 +74,6 @@ class KnobCheck:
     failed: int
     """Replicas that did not, and for which it is to blame."""
     models: tuple[str, ...]
-    """Their architectures."""
     date: str | None
     """Of the last of them, UTC in ISO 8601."""
     why: str
@@ -91,19 +87,14 @@ class VersionRule:
     """Known effect of the installed versions on a knob."""
 
     knob: str
-    """Its name."""
     framework: str
-    """Under which framework."""
     effect: str
-    """``dead`` or ``refused``."""
     value: str
     """The value that always acts (dead), or that trains wrongly (refused)."""
     when: tuple[str, ...]
     """Conditions of the settings, all of which must hold."""
     why: str
-    """The reason."""
     source: str
-    """Where that is known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,9 +102,7 @@ class Problem:
     """Something that is wrong or missing."""
 
     what: str
-    """In one sentence."""
     mend: str
-    """What to do about it."""
     serious: bool = False
     """Whether something cannot be done, or is wrong."""
 
@@ -131,15 +120,10 @@ class Diagnosis:
     device_memory_bytes: int
     """Of each GPU; of the machine, when it has none."""
     cores: int
-    """That this process may use."""
     fidelities: tuple[Capability, ...]
-    """What can be done."""
     guard: tuple[KnobCheck, ...]
-    """Knob by knob."""
     rules: tuple[VersionRule, ...]
-    """Of the installed versions."""
     problems: tuple[Problem, ...]
-    """The serious ones first."""
     gpus: tuple[Mapping[str, Any], ...] = ()
     """As of :class:`GpuLook`; none where there are no GPUs, or they were not looked at."""
 
@@ -160,24 +144,29 @@ def diagnose(
     cluster: Callable[[], Cluster] = local_cluster,
     look: Callable[[], GpuLook] | None = None,
 ) -> Diagnosis:
-    """Look at this machine.
-
-    Args:
-        verdicts: all that are kept; those of other versions are left out.
-        versions: of the installed packages, by default of this Python.
-        cluster: finds the local cluster.
-        look: has processes look at the GPUs, where there are GPUs and torch; :func:`look_at_gpus`
-            unless given.
-    """
+    """Look at this machine."""
     known = installed_versions() if versions is None else dict(versions)
-    place, trouble = _place(cluster)
+    place, no_place = None, []
+    try:
+        place = cluster()
+    except TunerError as error:
+        mend = "name the cluster with --cluster"
+        no_place = [Problem(what=str(error), mend=mend, serious=True)]
     missing = [package for package in STACK if package not in known]
     here = [v for v in verdicts if _is_of(known, v)]
     blamed = _blamed(here)
     checks = tuple(_checks(here, blamed))
     is_gpu = place is not None and place.gpu.device is Device.CUDA
     seen = (look or look_at_gpus)() if is_gpu and "torch" in known else GpuLook()
-    problems = [*_missing(missing), *_of_devices(trouble), *_of_gpus(seen)]
+    problems = [
+        Problem(
+            what=f"{package} is not installed: nothing can be dry-run, measured or guarded here",
+            mend=f"pip install {package}",
+            serious=True,
+        )
+        for package in missing
+    ]
+    problems += [*no_place, *_of_gpus(seen)]
     unblamed = [one for (knob, _), ones in blamed.items() if not knob for one in ones]
     problems += [*_of_guard(checks, unblamed, missing), *_of_versions(known, missing)]
     return Diagnosis(
@@ -188,7 +177,22 @@ def diagnose(
         cores=usable_cores(),
         fidelities=tuple(capabilities(place, missing, seen.why_unusable)),
         guard=checks,
-        rules=() if missing else tuple(_rules(known)),
+        rules=()
+        if missing
+        else tuple(
+            VersionRule(
+                knob=rule.knob,
+                framework=str(name),
+                effect=str(rule.effect),
+                value=show(rule.value),
+                when=tuple(sorted(map(str, rule.when))),
+                why=rule.why,
+                source=rule.source,
+            )
+            for name in FRAMEWORKS
+            for rule in knob_rules(framework(name, {}, known))
+            if rule.knob in CHECKED
+        ),
         problems=tuple(sorted(problems, key=lambda problem: not problem.serious)),
         gpus=seen.gpus,
     )
@@ -216,13 +220,6 @@ def look_at_gpus() -> GpuLook:
         return GpuLook(why_unusable=f"the GPUs cannot be looked at: {words}")
 
 
-def _place(cluster: Callable[[], Cluster]) -> tuple[Cluster | None, str]:
-    try:
-        return cluster(), ""
-    except TunerError as error:
-        return None, str(error)
-
-
 def _is_of(versions: Mapping[str, str], verdict: GuardCheck) -> bool:
     """Tells whether a verdict is on the stack of these versions, and of no script of a user's."""
     if verdict.program:
@@ -245,9 +242,15 @@ def _blamed(verdicts: Sequence[GuardCheck]) -> Mapping[tuple[str, Any], Sequence
 def _checks(
     verdicts: Sequence[GuardCheck], blamed: Mapping[tuple[str, Any], Sequence[GuardCheck]]
 ) -> Iterator[KnobCheck]:
+    # Each with the knobs that were live in its replica.
+    acting = [
+        (v, dict(path_of(Settings.from_dict(v.settings), v.ranks))) for v in verdicts if v.settings
+    ]
     for knob, values in CHECKED.items():
+        # Without sharding nothing is reduced, and it is not seen when.
+        needed = {knob, "sharding"} if knob == "sync_each_batch" else {knob}
         for value in values:
-            of_value = [v for v in verdicts if _has(v, knob, value)]
+            of_value = [v for v, acts in acting if needed <= acts.keys() and acts[knob] == value]
             passed = [v for v in of_value if v.ruling is CheckState.PASSED]
             failed = blamed.get((knob, value), ())
             verdict = CheckState.PASSED if passed else CheckState.NOT_CHECKED
@@ -262,44 +265,6 @@ def _checks(
                 why=f"{failed[0].detail} ({failed[0].structure})" if failed else "",
                 left_open=LEFT_OPEN.get(knob, ""),
             )
-
-
-def _has(verdict: GuardCheck, knob: str, value: object) -> bool:
-    """Tells whether a replica had a knob at a value, where the knob is live."""
-    if not verdict.settings:
-        return False
-    acts = dict(path_of(Settings.from_dict(verdict.settings), verdict.ranks))
-    is_seen = knob != "sync_each_batch" or "sharding" in acts  # else nothing is reduced
-    return is_seen and knob in acts and acts[knob] == value
-
-
-def _rules(versions: Mapping[str, str]) -> Iterator[VersionRule]:
-    for name in FRAMEWORKS:
-        for rule in knob_rules(framework(name, {}, versions)):
-            if rule.knob in CHECKED:
-                yield VersionRule(
-                    knob=rule.knob,
-                    framework=str(name),
-                    effect=str(rule.effect),
-                    value=show(rule.value),
-                    when=tuple(sorted(map(str, rule.when))),
-                    why=rule.why,
-                    source=rule.source,
-                )
-
-
-def _missing(packages: Sequence[str]) -> Iterator[Problem]:
-    for package in packages:
-        yield Problem(
-            what=f"{package} is not installed: nothing can be dry-run, measured or guarded here",
-            mend=f"pip install {package}",
-            serious=True,
-        )
-
-
-def _of_devices(trouble: str) -> Iterator[Problem]:
-    if trouble:
-        yield Problem(what=trouble, mend="name the cluster with --cluster", serious=True)
 
 
 def _of_gpus(seen: GpuLook) -> Iterator[Problem]:

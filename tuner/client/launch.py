@@ -6,11 +6,12 @@ from datetime import UTC, datetime
 
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.framework import FrameworkName
+from tuner.core.script import Launch
 from tuner.core.study import Question
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.launchfiles.contract import torchrun
-from tuner.script.launching import CONFIGURATION, reads_configuration, script_launch
+from tuner.script.launching import CONFIGURATION, script_launch
 
 # Formats of each framework's own files; the first that can express the answer is shown with it.
 _OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
@@ -24,55 +25,31 @@ _OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
 def with_launch(
     suggestion: Suggestion, question: Question, wanted: Sequence[tuple[str, str]] = ()
 ) -> Suggestion:
-    """The suggestion with the launcher's files, and the command that reads them.
-
-    Args:
-        suggestion: an answer.
-        question: what was asked.
-        wanted: format and path of each file; by default one of the framework that was asked
-            about.
-    """
+    """The suggestion with the launcher's files, and the command that reads them."""
     best = suggestion.best
     if best is None:
         return suggestion
     named = list(wanted)
-    if question.script is not None:
-        return _with_script(suggestion, question, best, named)
-    if not named:
+    script = question.script
+    is_accelerates = script is not None and script.launch is Launch.ACCELERATE
+    if is_accelerates and "accelerate" not in dict(named):
+        named.insert(0, ("accelerate", CONFIGURATION))
+    elif script is None and not named:
         own = _OF_FRAMEWORK[question.framework.name]
         names = [name for name in own if why_not(name, question, best.settings) is None]
         named = [(name, FORMATS[name].file_name) for name in names[:1]]
     files = {path: exported(name, question, best, suggestion.study_id) for name, path in named}
+    if script is not None:  # its command, with the settings filled in
+        path = dict(named).get("accelerate", CONFIGURATION)
+        return replace(suggestion, launch=script_launch(question, best.settings, path, files))
     formats = {path: name for name, path in named}
     return replace(suggestion, launch=launch_of(question, files, formats))
-
-
-def _with_script(
-    suggestion: Suggestion,
-    question: Question,
-    best: Candidate,
-    wanted: Sequence[tuple[str, str]],
-) -> Suggestion:
-    """The same of the user's own script: its command, with the settings filled in."""
-    assert question.script is not None
-    usual = [("accelerate", CONFIGURATION)] if reads_configuration(question.script) else []
-    named = [*(usual if "accelerate" not in dict(wanted) else ()), *wanted]
-    files = {path: exported(name, question, best, suggestion.study_id) for name, path in named}
-    path = dict(named).get("accelerate", CONFIGURATION)
-    launch = script_launch(question, best.settings, path, files)
-    return replace(suggestion, launch=launch)
 
 
 def launch_of(
     question: Question, files: Mapping[str, str], formats: Mapping[str, str]
 ) -> dict[str, object]:
-    """The command that reads the first of ``files`` that can be started, and these.
-
-    Args:
-        question: what was asked.
-        files: text by path.
-        formats: format by path.
-    """
+    """The command that reads the first of ``files`` that can be started, and these."""
     started = ((path, FORMATS[formats[path]].argv) for path in files)
     commands = (argv(question, path) for path, argv in started if argv is not None)
     return {"argv": list(next(commands, torchrun(question, "SCRIPT.py"))), "files": dict(files)}

@@ -5,7 +5,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tuner.client.advance import answered_before, closed_without_probes
+from tuner.client.advance import (
+    advance_from_cache,
+    closed_as_probed,
+    conclude,
+    is_answered,
+)
 from tuner.client.answered import PlainLines, Progress
 from tuner.client.place import Placed
 from tuner.client.values import Say
@@ -92,7 +97,9 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
         if signals.noted:
             progress.note("stopping; once more to force it")
             worker.stop(signals)
-            raise StoppedError(signals.noted[0], _kept(reader.read()))
+            done = sum(probe.state is ProbeState.DONE for probe in reader.read().probes)
+            kept = f"study {study.id} keeps its {count_text(done, 'probe')}"
+            raise StoppedError(signals.noted[0], f"{kept}, and the same command continues it")
         study = reader.read()
         progress.show(study)
         if code := worker.poll():
@@ -131,12 +138,6 @@ class _Reader:
         return self._study
 
 
-def _kept(study: Study) -> str:
-    done = sum(probe.state is ProbeState.DONE for probe in study.probes)
-    probes = f"{done} probe{'' if done == 1 else 's'}"
-    return f"study {study.id} keeps its {probes}, and the same command continues it"
-
-
 def failure_text(code: int, words: str) -> str:
     """The reason that a worker logged last, or its exit code or signal with its last words."""
     said = LOG_PREFIX.sub("", words)
@@ -151,15 +152,19 @@ def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
 
     Raises:
         ProbeError: the worker could not go on, or the study was asked again with other limits.
-        StoreError: the database fails.
         StoppedError: the caller was asked to end; the study is kept.
     """
-    if stored := answered_before(store, placed.question, placed.limits):
+    stored = store.find(placed.question)
+    if stored is not None and is_answered(stored, placed.limits):
         caller.note(standing_text(stored, answered=True))
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
     study = store.ask(placed.question, placed.limits)
-    if closed := closed_without_probes(store, study):
+    if study.limits.fidelity is Fidelity.PREDICTED:
+        closed = conclude(store, advance_from_cache(store, study))
+    else:
+        closed = closed_as_probed(store, study)
+    if closed is not None:
         caller.note(standing_text(closed, answered=True))
         return closed
     caller.note(standing_text(study, answered=False))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from tuner.catalog.versions import version_table
 from tuner.client.capabilities import (
@@ -26,32 +26,19 @@ from tuner.core.study import Limits, Question
 from tuner.core.workload import Optimizer
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
-from tuner.errors import TunerError, UsageError
+from tuner.errors import UsageError
 from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
 
+if TYPE_CHECKING:
+    from tuner.store.workers import RegisteredWorker
+
 STRONGEST = (Fidelity.MEASURED, Fidelity.EMULATED, Fidelity.PREDICTED)
 
 # Finds the calibration of a question's devices.
 Rates = Callable[[Question], Calibration | None]
-
-
-class Living(Protocol):
-    """A worker that lives: :class:`tuner.store.workers.RegisteredWorker` is one."""
-
-    @property
-    def name(self) -> str:
-        """Name for people."""
-
-    @property
-    def machine(self) -> Mapping[str, Any]:
-        """``Machine.as_dict()`` of where it runs."""
-
-    @property
-    def versions(self) -> Mapping[str, str]:
-        """Releases of the packages that probes depend on, by package."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +48,6 @@ class Placed:
     question: Question
     """What is asked, in all versions."""
     limits: Limits
-    """Its limits, with their fidelity."""
     versions: Mapping[str, str]
     """Of the worker by which it was decided, or of this machine: what dry runs are made with."""
     notes: tuple[str, ...]
@@ -75,72 +61,58 @@ class Placed:
         return enumerate_space(self.question)
 
 
-def place(request: TuneRequest, workers: Sequence[Living], rates: Rates) -> Placed:
+def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Rates) -> Placed:
     """Decide what was left open: versions that were not stated, and the fidelity.
 
     Versions are those of the workers. Where none lives they are those installed here, and of
     packages that are not, the newest that are known; a note says which it was.
 
-    Args:
-        request: what is asked for.
-        workers: those that live and serve its pool.
-        rates: finds the calibration of a question's devices.
-
     Raises:
         UsageError: what is asked for is in no version legal, or nothing is known to predict it by.
     """
-    candidates = [_by_worker(request, worker, rates) for worker in _different(workers)]
-    placed = min(candidates, key=lambda one: STRONGEST.index(one.limits.fidelity), default=None)
-    if placed is None:
-        placed = _without_workers(request)
+    # The first of each kind of machine in each versions: there may be hundreds alike.
+    kinds: dict[str, tuple[RegisteredWorker, Machine]] = {}
+    for worker in workers:
+        there = Machine.from_dict(worker.machine)
+        gpus = [(gpu.name, gpu.memory_mib) for gpu in there.gpus]
+        cpu = there.processor, there.cores, there.memory_bytes
+        kind = (sorted(worker.versions.items()), gpus, cpu, there.trouble, len(there.nodes))
+        kinds.setdefault(repr(kind), (worker, there))
+    candidates = []
+    for worker, there in kinds.values():
+        whose = f"of worker {worker.name}"
+        question, notes = _in_versions(request, there, worker.versions, whose)
+        fidelity = request.fidelity
+        if fidelity is None:
+            known = partial(rates, question)
+            fidelity, why = best_fidelity(question, known, there, worker.versions)
+            notes.append(f"fidelity {fidelity}: {why}")
+        candidates.append(_placed(request, question, fidelity, worker.versions, notes))
+    if not candidates:
+        here = installed_versions()
+        question, notes = _in_versions(request, None, here, "installed where the service runs")
+        fidelity = request.fidelity
+        if fidelity is None:
+            fidelity = Fidelity.PREDICTED
+            whose = f"pool {request.pool}" if request.pool else "this service"
+            notes.append(f"fidelity predicted: no worker of {whose} lives")
+        candidates.append(_placed(request, question, fidelity, here, notes))
+    placed = min(candidates, key=lambda one: STRONGEST.index(one.limits.fidelity))
     question, is_predicted = placed.question, placed.limits.fidelity is Fidelity.PREDICTED
     if is_predicted and (why := uncovered(question.workload, question.framework)):
         raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
     return placed
 
 
-def _different(workers: Sequence[Living]) -> list[Living]:
-    """The first of each kind of machine in each versions: there may be hundreds alike."""
-    kinds: dict[str, Living] = {}
-    for worker in workers:
-        machine = Machine.from_dict(worker.machine)
-        gpus = [(gpu.name, gpu.memory_mib) for gpu in machine.gpus]
-        cpu = machine.processor, machine.cores, machine.memory_bytes
-        kind = (sorted(worker.versions.items()), gpus, cpu, machine.trouble, len(machine.nodes))
-        kinds.setdefault(repr(kind), worker)
-    return list(kinds.values())
-
-
-def _by_worker(request: TuneRequest, worker: Living, rates: Rates) -> Placed:
-    there = Machine.from_dict(worker.machine)
-    whose = f"of worker {worker.name}"
-    question, notes = _in_versions(request, there, worker.versions, whose)
-    fidelity = request.fidelity
-    if fidelity is None:
-        fidelity, why = best_fidelity(question, lambda: rates(question), there, worker.versions)
-        notes.append(f"fidelity {fidelity}: {why}")
-    return Placed(
-        question=question,
-        limits=request.limits_at(fidelity),
-        versions=worker.versions,
-        notes=(*request.notes, *notes),
-    )
-
-
-def _without_workers(request: TuneRequest) -> Placed:
-    here = installed_versions()
-    question, notes = _in_versions(request, None, here, "installed where the service runs")
-    fidelity = request.fidelity
-    if fidelity is None:
-        fidelity = Fidelity.PREDICTED
-        whose = f"pool {request.pool}" if request.pool else "this service"
-        notes.append(f"fidelity predicted: no worker of {whose} lives")
-    return Placed(
-        question=question,
-        limits=request.limits_at(fidelity),
-        versions=here,
-        notes=(*request.notes, *notes),
-    )
+def _placed(
+    request: TuneRequest,
+    question: Question,
+    fidelity: Fidelity,
+    versions: Mapping[str, str],
+    notes: Sequence[str],
+) -> Placed:
+    limits, notes = request.limits_at(fidelity), (*request.notes, *notes)
+    return Placed(question=question, limits=limits, versions=versions, notes=notes)
 
 
 def _in_versions(
@@ -160,18 +132,15 @@ def _in_versions(
         for name, version in question.framework.versions.items()
         if name not in stated and name not in assumed
     }
-    notes = []
-    if taken:
-        notes.append(f"versions that are not stated are those {whose}: {_listed(taken)}")
-    if assumed:
-        notes.append(
-            f"taken as the newest that is known, neither stated nor {whose}: {_listed(assumed)}"
-        )
-    return question, notes
-
-
-def _listed(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
+    told = {
+        f"versions that are not stated are those {whose}": taken,
+        f"taken as the newest that is known, neither stated nor {whose}": assumed,
+    }
+    return question, [
+        f"{what}: {', '.join(f'{name} {version}' for name, version in versions.items())}"
+        for what, versions in told.items()
+        if versions
+    ]
 
 
 # -- on this machine ------------------------------------------------------------------------------
@@ -179,10 +148,6 @@ def _listed(versions: Mapping[str, str]) -> str:
 
 def place_here(request: RequestHere, db: str | None = None) -> Placed:
     """The same for an answer on this machine; measured unless the request says otherwise.
-
-    Args:
-        request: what is asked for.
-        db: address of the database, where calibrations are; by default the user's own.
 
     Raises:
         UsageError: some of it is contradictory, or cannot be measured here.
@@ -204,9 +169,18 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     if deadline_s is not None and fidelity is Fidelity.PREDICTED:
         raise UsageError("probe_deadline", deadline_s, "is for probes; dry runs have their own")
     if fidelity is Fidelity.MEASURED:
-        check_measurable(question)
+        _check_software(question)
+        check_here(question.cluster)
     elif fidelity is Fidelity.EMULATED:
-        check_emulatable(question, db)
+        _check_software(question)
+        cluster = question.cluster
+        if why := why_not_emulated(cluster):
+            raise UsageError("cluster", cluster.name, why)
+        if why := why_unpriced(question, partial(kept_rates, db, question)):
+            why += ", and communication is not measured where one device plays them all: state it"
+            is_whole = not why_not_measured(cluster)
+            other = f", or run tuner calibrate --cluster {cluster.name}" if is_whole else ""
+            raise UsageError("cluster", cluster.name, f"{why} in a .toml file{other}")
     enumerate_space(question)
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
     return Placed(
@@ -216,27 +190,6 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         notes=(*request.notes, *filter(None, (chosen,))),
         probe_deadline_s=deadline_s,
     )
-
-
-def check_covered(question: Question) -> None:
-    """Refuse to predict what nothing is known of.
-
-    Raises:
-        TunerError: so it is; with what is not covered.
-    """
-    if reason := uncovered(question.workload, question.framework):
-        raise TunerError(f"nothing is predicted: {reason}")
-
-
-def check_measurable(question: Question) -> None:
-    """Refuse what a probe on this machine would not measure.
-
-    Raises:
-        UsageError: the framework is not probed, other versions are installed, the optimizer's
-            library is missing, or this machine is not the cluster.
-    """
-    _check_software(question)
-    check_here(question.cluster)
 
 
 def check_here(cluster: Cluster) -> None:
@@ -250,14 +203,6 @@ def check_here(cluster: Cluster) -> None:
             where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
             why = f"probes run here, and {why}: use --cluster local, or run tuner on {where}"
         raise UsageError("cluster", cluster.name, why)
-
-
-def _check_software(question: Question) -> None:
-    _check_framework(question)
-    if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
-        raise UsageError(
-            "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
-        )
 
 
 def kept_rates(db: str | None, question: Question) -> Calibration | None:
@@ -274,35 +219,8 @@ def kept_rates(db: str | None, question: Question) -> Calibration | None:
         return store.calibration(question.cluster, question.framework.versions)
 
 
-def check_emulatable(question: Question, db: str | None = None) -> None:
-    """Refuse what one device of this machine cannot play.
-
-    Args:
-        question: what is asked.
-        db: address of the database, where calibrations are; by default the user's own.
-
-    Raises:
-        UsageError: the framework is not probed, other versions are installed, the optimizer's
-            library is missing, no device here is large enough, or a link's rate is not known.
-    """
-    _check_software(question)
-    if why := why_not_emulated(question.cluster):
-        raise UsageError("cluster", question.cluster.name, why)
-    if why := why_unpriced(question, partial(kept_rates, db, question)):
-        raise UsageError(
-            "cluster",
-            question.cluster.name,
-            f"{why}, and communication is not measured where one device plays them all: state it"
-            f" in a .toml file{_or_calibrate(question.cluster)}",
-        )
-
-
-def _or_calibrate(cluster: Cluster) -> str:
-    """The other way to have rates of links; empty where this machine is not the cluster."""
-    return "" if why_not_measured(cluster) else f", or run tuner calibrate --cluster {cluster.name}"
-
-
-def _check_framework(question: Question) -> None:
+def _check_software(question: Question) -> None:
+    """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
     if asked.name is FrameworkName.NANOTRON and question.script is None:
         raise UsageError(
@@ -318,4 +236,8 @@ def _check_framework(question: Question) -> None:
             f"{package}={version}",
             f"{state}, and probes run with what is installed: install {package}=={version},"
             " or leave it out",
+        )
+    if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
+        raise UsageError(
+            "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
         )

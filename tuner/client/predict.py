@@ -21,6 +21,7 @@ from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
+    naming_arguments,
     plain,
     plain_arguments,
     silent,
@@ -45,23 +46,18 @@ class Prediction:
     fits: bool | None
     """Whether they are expected to run; ``None`` where nothing is known."""
     allocated_gib: Quantity
-    """Peak of allocated tensors."""
     reserved_gib: Quantity
     """Peak held by the caching allocator, part of it free."""
     device_gib: Quantity
     """What the device's own tool would show."""
     limit_gib: float | None
-    """What one device may need."""
     breakdown_gib: Mapping[str, float]
     """Memory at the peak by category: parameters, gradients, optimizer, ..."""
     by_phase_gib: Mapping[str, float]
-    """The highest of each phase."""
     basis: Basis | None
-    """What memory was computed from."""
     tokens_per_s_per_gpu: Quantity
     """Tokens of the global batch per second of its step and GPU."""
     step_time_s: Quantity
-    """Seconds of one optimizer step."""
     provenance: Provenance
     """The weakest of the memory's and the speed's."""
     reason: str
@@ -144,6 +140,7 @@ def predict(
 ) -> Prediction: ...
 
 
+@naming_arguments()
 def predict(
     cases: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
     /,
@@ -183,20 +180,22 @@ def predict(
     """
     policy, watch = choice("dry_runs", Policy, dry_runs), _Said(progress or silent)
     if cases is None:
-        return _predictions([_single(single)], policy, db, watch)[0]
+        signature(read_single_case).bind(**single)  # what is missing is said without its name
+        try:
+            case: Case | NotCoveredError = read_single_case(**single)
+        except NotCoveredError as error:
+            case = error
+        return _predictions([case], policy, db, watch)[0]
     if single:
         name = next(iter(single))
         raise UsageError(name, single[name], "goes into each case where cases are given")
     if isinstance(cases, Mapping):
         return _predictions([_read(cases, "")], policy, db, watch)[0]
-    read = [_read(values, f"cases[{number}].") for number, values in enumerate(_several(cases))]
-    return _predictions(read, policy, db, watch)
-
-
-def _several(cases: object) -> Iterable[Mapping[str, Any]]:
-    if isinstance(cases, str | bytes) or not isinstance(cases, Iterable):
+    several: object = cases
+    if isinstance(several, str | bytes) or not isinstance(several, Iterable):
         raise UsageError("cases", cases, "must be the fields of a case, or a list of such")
-    return cases
+    read = [_read(values, f"cases[{number}].") for number, values in enumerate(several)]
+    return _predictions(read, policy, db, watch)
 
 
 class _Said:
@@ -227,14 +226,6 @@ def _predictions(
             for one in read
         ]
     return [Prediction.from_answer(answer) for answer in answers]
-
-
-def _single(values: Mapping[str, Any]) -> Case | NotCoveredError:
-    signature(read_single_case).bind(**values)  # what is missing is said without its name
-    try:
-        return read_single_case(**values)
-    except NotCoveredError as error:
-        return error
 
 
 def _read(values: Mapping[str, Any], path: str) -> Case | NotCoveredError:
@@ -290,10 +281,6 @@ def read_single_case(
 
 @contextmanager
 def dry_runs_of(db: str | None, policy: Policy, watch: Watch) -> Iterator[DryRuns]:
-    """The dry runs that a database keeps, and those that are made.
-
-    Raises:
-        StoreError: the database cannot be used.
-    """
+    """The dry runs that a database keeps, and those that are made."""
     with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
         yield dry_runs

@@ -59,14 +59,6 @@ def answer_there(
 ) -> Answered:
     """Have the question answered by the service at ``url``.
 
-    Args:
-        url: the service.
-        request: what is asked for.
-        caller: is shown how it goes, and may stop waiting.
-        write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
-        replaces: whether a study that is open there with other limits is given these.
-        key: to the service; by default that of ``$TUNER_KEY``, where there is one.
-
     Raises:
         UsageError: something about the question is wrong.
         ServiceError: the service cannot be reached, or refused.
@@ -98,13 +90,7 @@ def answer_there(
 
 
 def body_of(request: RequestHere, question: Question, *, replaces: bool = False) -> dict[str, Any]:
-    """The body of ``POST /tune``.
-
-    Args:
-        request: what is asked for.
-        question: the same, in versions.
-        replaces: whether a study that is open there with other limits is given these.
-    """
+    """The body of ``POST /tune``."""
     values, cluster = question.as_dict(), request.cluster
     given, budget = request.model_fields_set, request.budget
     is_spelled = isinstance(cluster, str) and cluster.lower() != "local"

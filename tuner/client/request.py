@@ -558,10 +558,6 @@ class TuneRequest(Common):
     ) -> Question:
         """The question, with ``installed`` versions where none are stated.
 
-        Args:
-            installed: versions by package.
-            cluster: where, as :meth:`cluster_on` has it; by default as it was written.
-
         Raises:
             UsageError: a version that there is not, or no legal settings, or too many of them.
         """

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tuner.client.request import read_here
-from tuner.client.values import ClusterLike, ModelLike, plain_arguments
+from tuner.client.values import ClusterLike, ModelLike, naming_arguments, plain_arguments
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tuner.search.sampler import CostModelSampler
 
 
+@naming_arguments()
 def cost_model_sampler(
     *,
     model: ModelLike,

@@ -38,16 +38,16 @@ class Service:
     ) -> None:
         """Nothing is sent yet.
 
-        Args:
-            url: such as ``https://tuner.example.org``.
-            key: sent with every request; by default that of ``$TUNER_KEY``, where there is one.
-            transport: carries requests; by default the network.
-            patience_s: seconds for which to try again; before its first answer, 10 at most.
-
         Raises:
             UsageError: it is no URL of a service.
         """
-        self.url = _checked(url)
+        try:
+            parsed = httpx.URL(url)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise UsageError("server", url, f"is no URL: {error}") from error
+        if parsed.scheme not in ("http", "https") or not parsed.host:
+            raise UsageError("server", url, "must look like https://tuner.example.org")
+        self.url = url.rstrip("/")
         self._patience_s = patience_s
         self._has_answered = False
         found = os.environ.get(KEY, "") if key is None else key
@@ -95,11 +95,6 @@ class Service:
 
     def export(self, study_id: str, format_name: str, limits: str | None = None) -> str:
         """A study's answer as a launcher's file.
-
-        Args:
-            study_id: the study's.
-            format_name: the launcher's.
-            limits: the ``terms_id`` of the answer that is wanted; any unless given.
 
         Raises:
             TunerError: it cannot be reached, refused, or has no such answer.
@@ -182,7 +177,8 @@ class Service:
                 return response
             if response.status_code not in BUSY or time.monotonic() > until:
                 raise self._error(response)
-            time.sleep(_retry_after_s(response))
+            after = response.headers.get("Retry-After", "")
+            time.sleep(min(60.0, float(after)) if after.isdecimal() else RETRY_S)
 
     def _until(self) -> float:
         """When patience ends that begins now, by the monotonic clock."""
@@ -210,18 +206,3 @@ class Service:
             return ServiceError(f"{self.url} refused: {detail}{REPLACED}")
         more = f"; the key is taken from ${KEY}" if response.status_code in (401, 403) else ""
         return ServiceError(f"{self.url} refused: {detail}{more}")
-
-
-def _retry_after_s(response: httpx.Response) -> float:
-    text = response.headers.get("Retry-After", "")
-    return min(60.0, float(text)) if text.isdecimal() else RETRY_S
-
-
-def _checked(url: str) -> str:
-    try:
-        parsed = httpx.URL(url)
-    except (httpx.InvalidURL, ValueError) as error:
-        raise UsageError("server", url, f"is no URL: {error}") from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError("server", url, "must look like https://tuner.example.org")
-    return url.rstrip("/")

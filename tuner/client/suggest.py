@@ -7,22 +7,24 @@ from typing import Any
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
 from tuner.client.local import Caller, PythonCaller, answer_here
-from tuner.client.place import check_covered, place_here
+from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
-    check_mapping,
+    naming_arguments,
     plain_arguments,
     silent,
 )
 from tuner.core.measurement import Fidelity
-from tuner.errors import UsageError
+from tuner.cost.prediction import uncovered
+from tuner.errors import TunerError, UsageError
 from tuner.script import Script
 from tuner.store import open_store
 
 
+@naming_arguments()
 def suggest(
     *,
     model: ModelLike | None = None,
@@ -137,7 +139,12 @@ def suggest(
         ),
         beside,
     )
-    files = [f"{name}={os.fspath(path)}" for name, path in _files(write).items()]
+    if not isinstance(write or {}, Mapping):
+        raise UsageError("write", write, "must be a mapping, of values by name")
+    for path in (write or {}).values():
+        if not isinstance(path, str | os.PathLike):
+            raise UsageError("write", path, "must be the path of a file")
+    files = [f"{name}={os.fspath(path)}" for name, path in (write or {}).items()]
     place = AnswerPlace(server=server, key=key, replaces=replace, db=db)
     answered = answer_at(place, request, PythonCaller(progress or silent), files)
     found = answered.require()
@@ -173,12 +180,6 @@ def answer_at(
 ) -> Answered:
     """The answer, wherever it is to be found.
 
-    Args:
-        place: where.
-        request: what is asked for.
-        caller: is shown how it goes, and may stop it.
-        write: files that are wanted, as ``FORMAT=PATH``; they are not written yet.
-
     Raises:
         UsageError: something about the question is wrong; nothing was written then.
         TunerError: it could not be answered.
@@ -192,18 +193,12 @@ def answer_at(
     placed = place_here(request, place.db)
     for note in placed.notes:
         caller.note(note)
-    if placed.limits.fidelity is Fidelity.PREDICTED:
-        check_covered(placed.question)
+    question = placed.question
+    if placed.limits.fidelity is Fidelity.PREDICTED and (
+        reason := uncovered(question.workload, question.framework)
+    ):
+        raise TunerError(f"nothing is predicted: {reason}")
     targets = read_targets(write, placed.question, placed.space)
     with open_store(place.db) as store:
         study = answer_here(store, placed, caller)
     return answered_of(study, targets)
-
-
-def _files(write: object) -> Mapping[str, str | os.PathLike[str]]:
-    """Paths by format."""
-    files = check_mapping("write", write or {})
-    for path in files.values():
-        if not isinstance(path, str | os.PathLike):
-            raise UsageError("write", path, "must be the path of a file")
-    return files

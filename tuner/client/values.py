@@ -6,7 +6,8 @@ Nothing of the planner is imported here: answering a file of cases needs none of
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from tuner.catalog import models
 from tuner.core.cluster import Cluster
-from tuner.errors import UsageError
+from tuner.errors import UsageError, all_of
 from tuner.model import ModelConfig, load_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
 
@@ -77,19 +78,24 @@ def plain_arguments(**given: Any) -> dict[str, Any]:
     return {name: plain(value) for name, value in given.items() if value is not None}
 
 
-def check_mapping(field: str, value: object) -> Mapping[str, Any]:
-    """The value, which must be a mapping.
-
-    Raises:
-        UsageError: it is none.
-    """
-    if not isinstance(value, Mapping):
-        raise UsageError(field, value, "must be a mapping, of values by name")
-    return value
-
-
 def silent(text: str) -> None:
     """Shows nothing."""
+
+
+# Arguments of Python whose options have other names.
+ARGUMENTS = {"framework_version": "framework_versions", "probe_deadline": "probe_deadline_s"}
+
+
+@contextmanager
+def naming_arguments() -> Iterator[None]:
+    """Names usage errors as the arguments of Python are."""
+    try:
+        yield
+    except UsageError as error:
+        if not any(one.field in ARGUMENTS for one in error.errors):
+            raise
+        named = (one.at(ARGUMENTS.get(one.field, one.field)) for one in error.errors)
+        raise all_of(named) from error
 
 
 # Fields that decide what a model needs, and that hardly anybody leaves to their default.
@@ -108,11 +114,7 @@ SIZES = (
 
 
 def default_sizes(model: object) -> Mapping[str, Any]:
-    """The sizes that a configuration leaves out, with what transformers takes.
-
-    Args:
-        model: as it is written: a name of the catalogue, or the fields of a ``config.json``.
-    """
+    """The sizes that a configuration leaves out, with what transformers takes."""
     kind = model.get("model_type") if isinstance(model, Mapping) else None
     if not isinstance(model, Mapping) or not isinstance(kind, str) or kind not in ARCHITECTURES:
         return {}

@@ -59,10 +59,6 @@ class Worker:
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start ``argv`` with ``--watch-fd`` and the read end's number added.
 
-        Args:
-            argv: the worker's command.
-            environment: added to this process's own.
-
         Raises:
             OSError: it cannot be started.
         """
@@ -137,11 +133,6 @@ def worker_argv(
     """The command of a worker for one study.
 
     ``-P`` keeps the folder that the user is in off the import path.
-
-    Args:
-        study_id: the study.
-        queued_only: a fidelity of which queued probes are run, and none planned.
-        probe_deadline_s: seconds that one probe may take; by default the worker's own limit.
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     argv += ["--queued-only", "--fidelity", queued_only] if queued_only else []
@@ -151,8 +142,3 @@ def worker_argv(
 def deadline_arguments(seconds: float | None) -> list[str]:
     """Lists a worker's arguments for how long one probe may take; none for its own limit."""
     return [] if seconds is None else [f"--probe-deadline={seconds:g}"]
-
-
-def guard_argv() -> list[str]:
-    """The command of a worker that checks every knob with small models."""
-    return [sys.executable, "-P", "-m", "workers", "--guard"]

@@ -63,12 +63,7 @@ def telling(read: Read) -> Read:
 def errors_of(
     lines: Iterable[Mapping[str, Any]], models: Mapping[str, type[Any]] = MappingProxyType({})
 ) -> Iterator[UsageError]:
-    """pydantic's errors as ours, each with its path.
-
-    Args:
-        lines: the errors.
-        models: objects by their paths, for those who name a field that there is not.
-    """
+    """pydantic's errors as ours, each with its path."""
     for line in lines:
         names = [one for one in line["loc"] if isinstance(one, str)]
         context, kind = line.get("ctx", {}), line["type"]

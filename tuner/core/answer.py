@@ -28,30 +28,21 @@ class Reason(StrEnum):
 class Grounds:
     """The grounds of expected numbers."""
 
-    by_rules_of_thumb: bool
-    """The model is not named, and nothing is predicted of it."""
-    at_assumed_rates: bool
-    """The cost model had to assume rates of the cluster."""
-    by_other_fidelities: bool
-    """Probes of other fidelities correct them too."""
-    by_other_studies: bool
-    """So do other studies' probes."""
+    by_rules_of_thumb: bool  # the model is not named, and nothing is predicted of it
+    at_assumed_rates: bool  # the cost model had to assume rates of the cluster
+    by_other_fidelities: bool  # probes of other fidelities correct them too
+    by_other_studies: bool  # so do other studies' probes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suggestion:
     """The answer of a study, from what is known so far."""
 
-    study_id: str
-    """Whose answer."""
-    state: str
-    """Where the study stands."""
-    workload: Mapping[str, Any]
-    """What is trained, as plain values."""
-    cluster: Mapping[str, Any]
-    """Where, as plain values."""
-    framework: Mapping[str, Any]
-    """With which stack, as plain values."""
+    study_id: str  # whose answer
+    state: str  # where the study stands
+    workload: Mapping[str, Any]  # what is trained, as plain values
+    cluster: Mapping[str, Any]  # where, as plain values
+    framework: Mapping[str, Any]  # with which stack, as plain values
     best: Evaluation | None
     """The fastest that fits, or one that cannot be told apart from it and is lighter; ``None``
     where nothing fits, or no speed is known."""
@@ -60,18 +51,12 @@ class Suggestion:
     class the largest micro-batch, the simplest class first."""
     pareto: tuple[Evaluation, ...] = ()
     """Those that no other beats in both memory and speed, fastest first."""
-    dead_knobs: tuple[InactiveKnob, ...] = ()
-    """Knobs that do not act, with the reasons."""
-    legal: int = 0
-    """Number of legal settings."""
-    predicted_to_fit: int = 0
-    """Number of them whose memory estimate is within the limit."""
-    probes: Mapping[str, int] = field(default_factory=dict)
-    """Number of probes by outcome."""
-    wall_s: float = 0.0
-    """Seconds that all probes took."""
-    device_s: float = 0.0
-    """Device-seconds that all probes took."""
+    dead_knobs: tuple[InactiveKnob, ...] = ()  # knobs that do not act, with the reasons
+    legal: int = 0  # number of legal settings
+    predicted_to_fit: int = 0  # number of them whose memory estimate is within the limit
+    probes: Mapping[str, int] = field(default_factory=dict)  # number of probes by outcome
+    wall_s: float = 0.0  # seconds that all probes took
+    device_s: float = 0.0  # device-seconds that all probes took
     explanation: tuple[str, ...] = ()
     """Plain sentences, each backed by probes or predictions that it names."""
     facts: tuple[Mapping[str, Any], ...] = ()

@@ -28,7 +28,6 @@ class Bound:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """JSON schema of what is allowed."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
@@ -75,10 +74,8 @@ class Number(Bound):
     least: float
     most: float
     allowed: str
-    above: bool = False
-    """``least`` itself is not allowed."""
-    below: bool = False
-    """``most`` itself is not allowed."""
+    above: bool = False  # ``least`` itself is not allowed
+    below: bool = False  # ``most`` itself is not allowed
 
     def check(self, field: str, value: Any) -> float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,18 +1,12 @@
 """The cluster: equal nodes of equal GPUs, in its fields or as it is spelled."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from tuner.catalog.gpus import (
-    GpuKind,
-    LinkFigures,
-    gpu_kind,
-    is_published_memory,
-    reported_kind,
-)
+from tuner.catalog.gpus import GpuKind, LinkFigures, gpu_kind, is_published_memory, reported_kind
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.errors import UsageError
 from tuner.machine import facts as machine
@@ -70,14 +64,12 @@ class Gpu:
 
     name: Annotated[str, Spelled(r"\w[\w.+-]{0,63}", "must be a short name without spaces")]
     """Catalogue name, or a name of the user's own."""
-    device: Device = Device.CUDA
-    """GPU or CPU."""
+    device: Device = Device.CUDA  # GPU or CPU
     memory_bytes: Annotated[int, Whole(2**20, 2**50)]
     """Usable memory: what the driver reports as total; for a CPU rank, its share of the RAM."""
     dense_bf16_flops_per_s: Rate | None = None
     """Peak rate of bf16 matrices without sparsity; ``None`` if unknown, or without such units."""
-    memory_bytes_per_s: Rate | None = None
-    """Peak bandwidth of its memory; ``None`` when not known."""
+    memory_bytes_per_s: Rate | None = None  # peak bandwidth of its memory; ``None`` when not known
     dense_fp16_flops_per_s: Rate | None = None
     """Peak rate of fp16 matrices without sparsity; ``None`` when not known."""
     fp32_flops_per_s: Rate | None = None
@@ -114,16 +106,11 @@ class Gpu:
 class Cluster:
     """Equal nodes of equal GPUs; one rank on each GPU."""
 
-    nodes: Annotated[int, Whole(1, MOST_NODES)]
-    """Number of nodes."""
-    gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
-    """GPUs, and ranks, of one node."""
-    gpu: Gpu
-    """Each of them."""
-    intra_node: Link
-    """Link between two GPUs of a node."""
-    inter_node: Link
-    """Link between GPUs of two nodes, as one GPU's share."""
+    nodes: Annotated[int, Whole(1, MOST_NODES)]  # number of nodes
+    gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]  # GPUs, and ranks, of one node
+    gpu: Gpu  # each of them
+    intra_node: Link  # link between two GPUs of a node
+    inter_node: Link  # link between GPUs of two nodes, as one GPU's share
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -134,7 +121,6 @@ class Cluster:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole cluster."""
         return self.nodes * self.gpus_per_node
 
     @property
@@ -174,11 +160,9 @@ class Cluster:
 def parse_cluster(text: str, there: machine.Machine | None = None) -> Cluster:
     """The cluster that a user wrote.
 
-    Args:
-        text: ``8xa100-80gb``; ``4x8xh100-80gb`` (nodes, GPUs of each, kind); ``a100-80gb`` (one);
-            ``cpu:2`` (two CPU ranks on this machine); ``2x2xcpu`` (two groups of two, standing for
-            nodes); or ``local`` (this machine).
-        there: another machine, whose CPU ranks are then meant, and which is ``local``.
+    ``8xa100-80gb``; ``4x8xh100-80gb`` (nodes, GPUs of each, kind); ``a100-80gb`` (one); ``cpu:2``
+    (two CPU ranks on this machine); ``2x2xcpu`` (two groups of two, standing for nodes); or
+    ``local`` (this machine). ``there`` is another machine, whose CPU ranks are then meant.
 
     Raises:
         UsageError: none of these, or a size that is out of bounds.
@@ -195,7 +179,11 @@ def parse_cluster(text: str, there: machine.Machine | None = None) -> Cluster:
     nodes, gpus = (sizes[1], sizes[2]) if sizes[2] else (None, sizes[1])
     if sizes[3] == "cpu":
         return _cpu_cluster(text, int(nodes or 1), int(gpus or 1), there)
-    return _named(text, int(nodes or 1), int(gpus or 1), sizes[3])
+    kind, count = gpu_kind(sizes[3], "cluster"), int(gpus or 1)
+    _in_bounds(text, int(nodes or 1), MOST_NODES, "nodes")
+    _in_bounds(text, count, MOST_GPUS_PER_NODE, "GPUs of a node")
+    gpu = _gpu(kind, kind.memory_bytes)
+    return Cluster(nodes=int(nodes or 1), gpus_per_node=count, gpu=gpu, **_links(kind))
 
 
 def local_cluster(there: machine.Machine | None = None) -> Cluster:
@@ -204,14 +192,16 @@ def local_cluster(there: machine.Machine | None = None) -> Cluster:
     GPUs are read from ``nvidia-smi``; a kind that is not in the catalogue has the memory measured
     and rates unknown. AMD GPUs are not detected: name them, as in ``8xmi300x``.
 
-    Args:
-        there: another machine, which is then told instead.
-
     Raises:
         UsageError: GPUs of different kinds or sizes, or a driver that does not answer.
     """
     if there is not None and there.others:
-        return _equal_nodes([local_cluster(node) for node in there.nodes])
+        nodes = [local_cluster(node) for node in there.nodes]
+        if len({(node.gpus_per_node, node.gpu.name, node.gpu.cores) for node in nodes}) > 1:
+            kinds = ", ".join(dict.fromkeys(node.name for node in nodes))
+            raise UsageError("cluster", "local", f"its nodes differ ({kinds}); name equal ones")
+        # CPU ranks have the smallest one's memory
+        return replace(min(nodes, key=lambda node: node.gpu.memory_bytes), nodes=len(nodes))
     if there is not None and there.trouble:
         raise UsageError("cluster", "local", there.trouble)
     gpus = machine.visible_gpus() if there is None else there.gpus
@@ -223,43 +213,19 @@ def local_cluster(there: machine.Machine | None = None) -> Cluster:
         raise UsageError(
             "cluster", "local", f"the GPUs of this machine differ ({kinds}); show one kind only"
         )
-    return _local_gpus(gpus[0], len(gpus))
-
-
-def _equal_nodes(nodes: Sequence[Cluster]) -> Cluster:
-    """One cluster of nodes that were told as one each; CPU ranks have the smallest one's memory."""
-    least = min(nodes, key=lambda node: node.gpu.memory_bytes)
-    sizes = {(node.gpus_per_node, node.gpu.name, node.gpu.cores) for node in nodes}
-    if len(sizes) > 1:
-        kinds = ", ".join(dict.fromkeys(node.name for node in nodes))
-        raise UsageError("cluster", "local", f"its nodes differ ({kinds}); name equal ones")
-    return replace(least, nodes=len(nodes))
-
-
-def _local_gpus(gpu: machine.ReportedGpu, count: int) -> Cluster:
-    memory_bytes = gpu.memory_mib * 2**20
-    kind = reported_kind(gpu.name, memory_bytes)
+    memory_bytes = gpus[0].memory_mib * 2**20
+    kind = reported_kind(gpus[0].name, memory_bytes)
     if kind is None:
-        slug = re.sub(r"[^a-z0-9]+", "-", gpu.name.lower()).strip("-")[:64] or "gpu"
-        unknown = Gpu(name=slug, memory_bytes=memory_bytes)
-        return Cluster(
-            nodes=1, gpus_per_node=count, gpu=unknown, intra_node=Link(), inter_node=Link()
-        )
-    # The published memory keeps `local` and the kind's name the same question.
-    published = kind.memory_bytes if is_published_memory(kind, memory_bytes) else memory_bytes
-    return Cluster(nodes=1, gpus_per_node=count, gpu=_gpu(kind, published), **_links(kind))
-
-
-def _named(text: str, nodes: int, gpus_per_node: int, name: str) -> Cluster:
-    kind = gpu_kind(name, "cluster")
-    _in_bounds(text, nodes, MOST_NODES, "nodes")
-    _in_bounds(text, gpus_per_node, MOST_GPUS_PER_NODE, "GPUs of a node")
+        slug = re.sub(r"[^a-z0-9]+", "-", gpus[0].name.lower()).strip("-")[:64] or "gpu"
+        gpu, links = Gpu(name=slug, memory_bytes=memory_bytes), {}
+    else:
+        # The published memory keeps `local` and the kind's name the same question.
+        is_published = is_published_memory(kind, memory_bytes)
+        gpu, links = _gpu(kind, kind.memory_bytes if is_published else memory_bytes), _links(kind)
     return Cluster(
-        nodes=nodes,
-        gpus_per_node=gpus_per_node,
-        gpu=_gpu(kind, kind.memory_bytes),
-        **_links(kind),
-    )
+        nodes=1, gpus_per_node=len(gpus), gpu=gpu,
+        **{"intra_node": Link(), "inter_node": Link(), **links},
+    )  # fmt: skip
 
 
 def on_machine(cluster: Cluster, there: machine.Machine | None = None) -> Cluster:

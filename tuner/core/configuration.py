@@ -54,12 +54,9 @@ class Settings(_Kept):
     """Ranks that split each layer (tensor parallelism, sequence parallel between the blocks)."""
     tp_recompute_allgather: bool = False
     """Whether backward gathers activations again instead of keeping them gathered."""
-    pp_size: int = 1
-    """Pipeline stages."""
-    micro_batch_size: int = 1
-    """Sequences that one data-parallel rank computes at once."""
-    gradient_accumulation_steps: int = 1
-    """Micro-batches of one rank in one optimizer step."""
+    pp_size: int = 1  # pipeline stages
+    micro_batch_size: int = 1  # sequences that one data-parallel rank computes at once
+    gradient_accumulation_steps: int = 1  # micro-batches of one rank in one optimizer step
     sync_each_batch: bool = True
     """Whether gradients are reduced after every micro-batch, or only after the last."""
     activation_checkpointing: Checkpointing = Checkpointing.NONE
@@ -129,12 +126,9 @@ NO_MODEL_PARALLELISM: Mapping[str, int] = {"tp_size": 1, "pp_size": 1}
 class Knob:
     """Describes one knob: all that commands, REST, forms, tables and reports need to know of it."""
 
-    kind: type
-    """Type of its values: an enumeration, ``bool`` or ``int`` (a positive one)."""
-    label: str
-    """Its name for people."""
-    head: str
-    """Head of its column in a terminal's table, of one or two lines."""
+    kind: type  # type of its values: an enumeration, ``bool`` or ``int`` (a positive one)
+    label: str  # its name for people
+    head: str  # head of its column in a terminal's table, of one or two lines
     live_when: str
     """Condition under which it makes a difference; versions of a stack may rule it out too."""
     brief: Mapping[Any, str] | str = ""
@@ -278,8 +272,15 @@ def knob_value(name: str, value: object) -> Any:
             return kind(str(value))
         raise UsageError(name, value, f"must be one of {', '.join(kind)}")
     if kind is bool:
-        return _bool(name, value)
-    return _positive(name, value)
+        known = {"true": True, "false": False}.get(str(value).lower())
+        if known is None or not isinstance(value, bool | str):
+            raise UsageError(name, value, "must be true or false")
+        return known
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
+        raise UsageError(name, value, "must be a positive integer")
+    return value
 
 
 def parse_settings(text: str) -> Settings:
@@ -299,22 +300,6 @@ def parse_settings(text: str) -> Settings:
     return Settings.from_dict(values)
 
 
-def _bool(name: str, value: object) -> bool:
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, str) and value.lower() in ("true", "false"):
-        return value.lower() == "true"
-    raise UsageError(name, value, "must be true or false")
-
-
-def _positive(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 10**9:
-        raise UsageError(name, value, "must be a positive integer")
-    return value
-
-
 # Settings are put in order by their text, and the same values come again and again.
 @lru_cache(maxsize=4096)
 def _part(name: str, value: object) -> str:
@@ -325,7 +310,5 @@ def _part(name: str, value: object) -> str:
 class InactiveKnob:
     """A knob that does not act."""
 
-    knob: str
-    """Its name."""
-    why: str
-    """A whole sentence: the value it has, where, and the reason."""
+    knob: str  # its name
+    why: str  # a whole sentence: the value it has, where, and the reason

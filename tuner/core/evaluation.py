@@ -35,13 +35,10 @@ class Guard:
     verdict: str = NOT_CHECKED
     versions: Mapping[str, str] = field(default_factory=dict)
     """Versions of the stack that was measured."""
-    date: str | None = None
-    """When it was measured, UTC in ISO 8601."""
-    why: str = ""
-    """Why nothing was checked, or it failed; or what a check that passed leaves out."""
+    date: str | None = None  # when it was measured, UTC in ISO 8601
+    why: str = ""  # why nothing was checked, or it failed; or what a check that passed leaves out
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "verdict": self.verdict,
             "versions": dict(self.versions),
@@ -51,7 +48,6 @@ class Guard:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Guard":
-        """The reverse of :meth:`as_dict`."""
         return cls(**values)
 
 
@@ -63,28 +59,22 @@ class Evaluation:
     """
 
     settings: Settings
-    fidelity: Fidelity = Fidelity.PREDICTED
-    """How it was run, or that it is predicted."""
+    fidelity: Fidelity = Fidelity.PREDICTED  # how it was run, or that it is predicted
     outcome: Outcome | None = None
     """How its last probe ended that says something; ``None`` of a prediction."""
     fits: bool | None = None
     """Within the limit, as far as the best estimate goes, and nothing speaks against it; ``None``
     where that is not known."""
-    why: str = ""
-    """Why it does not fit, what happened, or why a quantity is unknown."""
+    why: str = ""  # why it does not fit, what happened, or why a quantity is unknown
     needed_bytes: Quantity = UNKNOWN
     """What must be free, which is compared with the limit: allocated, and what lies outside the
     allocator. Where memory ran out, a lower bound."""
-    allocated_bytes: Quantity = UNKNOWN
-    """Peak of allocated tensors."""
-    reserved_bytes: Quantity = UNKNOWN
-    """Peak held by the caching allocator, part of it free."""
-    device_bytes: Quantity = UNKNOWN
-    """What the device's own tool shows."""
+    allocated_bytes: Quantity = UNKNOWN  # peak of allocated tensors
+    reserved_bytes: Quantity = UNKNOWN  # peak held by the caching allocator, part of it free
+    device_bytes: Quantity = UNKNOWN  # what the device's own tool shows
     outside_bytes: float = 0.0
     """What lies outside the allocator: the device's context, and communicators."""
-    limit_bytes: float = inf
-    """What one device may need."""
+    limit_bytes: float = inf  # what one device may need
     over_bytes: float | None = None
     """By how much it exceeds that, at least; ``None`` where it does not, or nothing is known."""
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -93,23 +83,19 @@ class Evaluation:
     """Of predicted memory, the highest bytes of each phase."""
     basis: Basis | None = None
     """What predicted memory was computed from; ``None`` where it was measured."""
-    step_time_s: Quantity = UNKNOWN
-    """Seconds of an optimizer step."""
+    step_time_s: Quantity = UNKNOWN  # seconds of an optimizer step
     spread_s: Quantity = UNKNOWN
     """The same with the interval of the timed steps alone, which tells configurations apart."""
     tokens_per_s_per_gpu: Quantity = UNKNOWN
     """Tokens of the global batch per second of its step and device."""
-    probes: tuple[Probe, ...] = ()
-    """Where that is known from; of a prediction, its dry run."""
-    extrapolated: bool = False
-    """The time comes from fewer micro-batches than the configuration has."""
+    probes: tuple[Probe, ...] = ()  # where that is known from; of a prediction, its dry run
+    extrapolated: bool = False  # the time comes from fewer micro-batches than the configuration has
     factor: float = 1.0
     """What the predicted time was multiplied by, for what probes took that ran steps."""
     near: float = 0.0
     """Of a time that was corrected by other studies: how alike the nearest configuration is that
     they measured, 1 if equal; see :mod:`tuner.planner.similar`."""
-    notes: tuple[str, ...] = ()
-    """What a reader should know of predicted figures."""
+    notes: tuple[str, ...] = ()  # what a reader should know of predicted figures
     guard: Guard = field(default_factory=Guard)
 
     @property
@@ -140,7 +126,6 @@ class Evaluation:
 
     @property
     def overshoot_gib(self) -> float | None:
-        """``over_bytes`` in GiB."""
         return None if self.over_bytes is None else self.over_bytes / GIB
 
     @property
@@ -155,7 +140,6 @@ class Evaluation:
 
     @property
     def probe_ids(self) -> tuple[int, ...]:
-        """The numbers of its probes."""
         return tuple(probe.id for probe in self.probes)
 
     @property
@@ -172,37 +156,30 @@ class Evaluation:
 
     @property
     def needed_gib(self) -> Quantity:
-        """``needed_bytes`` in GiB."""
         return self.needed_bytes.scaled(1 / GIB)
 
     @property
     def allocated_gib(self) -> Quantity:
-        """``allocated_bytes`` in GiB."""
         return self.allocated_bytes.scaled(1 / GIB)
 
     @property
     def reserved_gib(self) -> Quantity:
-        """``reserved_bytes`` in GiB."""
         return self.reserved_bytes.scaled(1 / GIB)
 
     @property
     def device_gib(self) -> Quantity:
-        """``device_bytes`` in GiB."""
         return self.device_bytes.scaled(1 / GIB)
 
     @property
     def limit_gib(self) -> float:
-        """``limit_bytes`` in GiB."""
         return self.limit_bytes / GIB
 
     @property
     def breakdown_gib(self) -> dict[str, float]:
-        """``breakdown`` in GiB."""
         return {name: size / GIB for name, size in self.breakdown.items()}
 
     @property
     def by_phase_gib(self) -> dict[str, float]:
-        """``by_phase`` in GiB."""
         return {name: size / GIB for name, size in self.by_phase.items()}
 
     def as_dict(self) -> dict[str, Any]:
@@ -229,7 +206,6 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Evaluation":
-        """The reverse of :meth:`as_dict`."""
         memory = values["memory"]
         basis = memory.get("basis")
 

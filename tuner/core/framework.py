@@ -15,7 +15,6 @@ from packaging.version import InvalidVersion, Version
 from tuner.catalog.versions import (
     Condition,
     Effect,
-    FrameworkVersions,
     KnobRule,
     meets,
     meets_all,
@@ -62,8 +61,7 @@ class Framework:
             a package that the framework does not depend on.
     """
 
-    name: FrameworkName
-    """Which framework."""
+    name: FrameworkName  # which framework
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Release by package, for the packages that decide what the knobs do and what probes show.
 
@@ -74,7 +72,9 @@ class Framework:
         table = version_table().frameworks[self.name]
         for package in self.versions:
             if package not in table.oldest:
-                raise UsageError("framework_version", package, _packages_of(self.name))
+                packages = ", ".join(sorted(table.oldest))
+                allowed = f"framework {self.name} depends on the versions of {packages}"
+                raise UsageError("framework_version", package, allowed)
         for package in table.required:
             if package not in self.versions:
                 raise UsageError(
@@ -83,7 +83,12 @@ class Framework:
                     f"{package} is not installed here: state its version, such as"
                     f" {package}={version_table().packages[package].newest}",
                 )
-        checked = {p: _checked(p, self.versions[p], table) for p in sorted(self.versions)}
+        checked = {p: _release(p, self.versions[p]) for p in sorted(self.versions)}
+        for package, release in checked.items():
+            oldest = table.oldest[package]
+            if Version(release) < Version(oldest):
+                allowed = f"older than {oldest}, the oldest that the version table describes"
+                raise UsageError("framework_version", f"{package}={release}", allowed)
         object.__setattr__(self, "versions", checked)
 
     @property
@@ -99,7 +104,6 @@ class Framework:
         return Condition.FSDP2 if self.fsdp_version == 2 else Condition.FSDP1
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {"name": str(self.name), "versions": dict(self.versions)}
 
     @classmethod
@@ -112,27 +116,19 @@ class Framework:
 class KnobEffect:
     """Effect of a framework on a knob under given conditions."""
 
-    effect: Effect
-    """``live``, ``dead`` or ``refused``."""
+    effect: Effect  # ``live``, ``dead`` or ``refused``
     values: tuple[bool | int, ...] = ()
     """The only value that acts (dead), the values that train wrongly (refused), or none (live)."""
-    why: str = ""
-    """The reason, fit to be shown; empty when live."""
-    source: str = ""
-    """Where that is known from; empty when live."""
+    why: str = ""  # the reason, fit to be shown; empty when live
+    source: str = ""  # where that is known from; empty when live
 
 
 def framework(
-    name: str,
-    stated: Mapping[str, str] | None = None,
-    installed: Mapping[str, str] | None = None,
+    name: str, stated: Mapping[str, str] | None = None, installed: Mapping[str, str] | None = None
 ) -> Framework:
     """The framework called ``name`` in the stated versions, and for the rest the installed ones.
 
-    Args:
-        name: one of :class:`FrameworkName`.
-        stated: versions that the user gave, by package; they win.
-        installed: versions to fall back on; by default those of this Python.
+    Versions that the user ``stated`` win; ``installed`` are by default those of this Python.
 
     Raises:
         UsageError: an unknown name or package, or a version as in :class:`Framework`.
@@ -168,11 +164,8 @@ def not_installed(
 ) -> Iterator[tuple[str, str, str]]:
     """Package, version stated, and the one that is installed, where the two differ.
 
-    The last is empty for a package that is not installed.
-
-    Args:
-        stated: the framework that is asked about.
-        installed: releases by package; by default those of this Python.
+    The last is empty for a package that is not installed. By default ``installed`` are the releases
+    of this Python.
     """
     here = installed_versions() if installed is None else installed
     for package, version in stated.versions.items():
@@ -191,7 +184,6 @@ def releases_of(packages: Iterable[str]) -> dict[str, str]:
 
 @cache
 def _installed(package: str) -> str:
-    """Empty when it is not installed."""
     try:
         return _release(package, metadata.version(package))
     except metadata.PackageNotFoundError:
@@ -241,8 +233,11 @@ def knob_effect(framework: Framework, knob: str, conditions: Collection[str]) ->
     refused = [rule for rule in rules if rule.effect is Effect.REFUSED]
     dead = [rule for rule in rules if rule.effect is Effect.DEAD]
     if dead and all(rule.value != dead[0].value for rule in refused):
-        return _effect(dead[:1])
-    return _effect(refused) if refused else KnobEffect(effect=Effect.LIVE)
+        refused = dead[:1]
+    if not refused:
+        return KnobEffect(effect=Effect.LIVE)
+    first, values = refused[0], tuple(dict.fromkeys(rule.value for rule in refused))
+    return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
 
 
 def sync_each_batch_effect(
@@ -275,12 +270,6 @@ def version_notes(framework: Framework) -> tuple[str, ...]:
     return (*caveats, *unchecked)
 
 
-def _effect(rules: list[KnobRule]) -> KnobEffect:
-    first = rules[0]
-    values = tuple(dict.fromkeys(rule.value for rule in rules))
-    return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
-
-
 def framework_name(name: object) -> FrameworkName:
     """The framework of a name.
 
@@ -290,23 +279,6 @@ def framework_name(name: object) -> FrameworkName:
     if name not in list(FrameworkName):
         raise UnknownNameError("framework", str(name), FrameworkName)
     return FrameworkName(str(name))
-
-
-def _packages_of(name: FrameworkName) -> str:
-    packages = ", ".join(sorted(version_table().frameworks[name].oldest))
-    return f"framework {name} depends on the versions of {packages}"
-
-
-def _checked(package: str, version: object, table: FrameworkVersions) -> str:
-    release = _release(package, version)
-    oldest = table.oldest[package]
-    if Version(release) < Version(oldest):
-        raise UsageError(
-            "framework_version",
-            f"{package}={release}",
-            f"older than {oldest}, the oldest that the version table describes",
-        )
-    return release
 
 
 def same_release(one: str, other: str) -> bool:

@@ -1,6 +1,6 @@
 """The result of one probe: its outcome and the evidence, as the workers record it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -65,18 +65,12 @@ BEGINNING = frozenset({"start", "build"})
 class OutOfMemory:
     """Place where memory ran out. The step needs at least ``needed_bytes`` on one device."""
 
-    rank: int
-    """The rank that ran out first."""
-    phase: str
-    """What the step was doing: build, forward, backward, optimizer, ..."""
-    requested_bytes: int
-    """The allocation that failed."""
-    allocated_bytes: int
-    """What was allocated then."""
-    reserved_bytes: int
-    """What the caching allocator held then; as allocated where there is none."""
-    limit_bytes: int
-    """The limit that was hit."""
+    rank: int  # the rank that ran out first
+    phase: str  # what the step was doing: build, forward, backward, optimizer, ..
+    requested_bytes: int  # the allocation that failed
+    allocated_bytes: int  # what was allocated then
+    reserved_bytes: int  # what the caching allocator held then; as allocated where there is none
+    limit_bytes: int  # the limit that was hit
 
     @property
     def needed_bytes(self) -> int:
@@ -88,16 +82,11 @@ class OutOfMemory:
 class Collective:
     """Collectives of one kind in one optimizer step of one rank."""
 
-    op: str
-    """all_gather, reduce_scatter, all_reduce, broadcast, ..."""
-    axis: str
-    """The mesh axis that communicates: dp, dp_shard, dp_replicate, tp, or world."""
-    phase: str
-    """What the step was doing."""
-    count: int
-    """Calls."""
-    bytes: int
-    """Bytes of their whole (gathered or unreduced) tensors, summed."""
+    op: str  # all_gather, reduce_scatter, all_reduce, broadcast, ..
+    axis: str  # the mesh axis that communicates: dp, dp_shard, dp_replicate, tp, or world
+    phase: str  # what the step was doing
+    count: int  # calls
+    bytes: int  # bytes of their whole (gathered or unreduced) tensors, summed
     overlap: str = ""
     """What hides them: prefetched, behind_backward or exposed; empty where that is not noted."""
 
@@ -106,24 +95,19 @@ class Collective:
 class Exposed:
     """Seconds by which communication makes a step longer; by the cost model, with its interval."""
 
-    value_s: float
-    """The best estimate."""
-    low_s: float
-    """Lower end of the 80% interval."""
-    high_s: float
-    """Upper end of the 80% interval."""
+    value_s: float  # the best estimate
+    low_s: float  # lower end of the 80% interval
+    high_s: float  # upper end of the 80% interval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Emulation:
     """Parts of an emulated probe's step times, by accumulation count that was run."""
 
-    compute_s: Mapping[int, tuple[float, ...]]
-    """Seconds that each timed step computed."""
+    compute_s: Mapping[int, tuple[float, ...]]  # seconds that each timed step computed
     exposed_s: Mapping[int, Exposed]
     """Seconds of communication that computing waits for; none where links are not known."""
-    collectives: Mapping[int, tuple[Collective, ...]]
-    """Those of one step, which are priced."""
+    collectives: Mapping[int, tuple[Collective, ...]]  # those of one step, which are priced
     stands_in: bool = False
     """Whether the device was not of the cluster's kind: its computing only predicts the time."""
     unpriced: str = ""
@@ -140,22 +124,17 @@ class Emulation:
 class Memory:
     """Peaks over the steps, of the rank that needed most."""
 
-    allocated_bytes: int
-    """Peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)."""
+    allocated_bytes: int  # peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)
     allocated_low_bytes: int
     """The smallest peak that one of the tracked steps reached in steady state."""
     reserved_bytes: int
     """Peak held by the caching allocator; on CPU, where there is none, as allocated."""
-    device_bytes: int
-    """What the device's own tool shows for the process (CPU: peak resident set)."""
-    overhead_bytes: int
-    """CUDA context and communicator buffers, outside the allocator; 0 on CPU."""
-    by_phase: Mapping[str, int]
-    """Peak allocated bytes of each phase."""
+    device_bytes: int  # what the device's own tool shows for the process (CPU: peak resident set)
+    overhead_bytes: int  # CUDA context and communicator buffers, outside the allocator; 0 on CPU
+    by_phase: Mapping[str, int]  # peak allocated bytes of each phase
     by_category: Mapping[str, int]
     """Bytes held between steps: parameters, gradients, optimizer; and at the peak, other."""
-    per_rank_bytes: tuple[int, ...]
-    """Peak allocated bytes of every rank, by rank."""
+    per_rank_bytes: tuple[int, ...]  # peak allocated bytes of every rank, by rank
     allocation_retries: int = 0
     """Near misses: allocations that succeeded only after the allocator gave cached memory back."""
 
@@ -164,26 +143,20 @@ class Memory:
 class Measurement:
     """A probe's result. ``as_dict`` and ``from_dict`` are its JSON, which crosses processes."""
 
-    outcome: Outcome
-    """How it ended."""
-    detail: str = ""
-    """One line for people: what happened, where."""
+    outcome: Outcome  # how it ended
+    detail: str = ""  # one line for people: what happened, where
     phase: str = ""
     """What the rank that failed was doing: start, build, forward, ...; empty where that is not
     known, or none failed."""
-    knob: str = ""
-    """The knob that did not act, of ``knob_inactive``."""
-    memory: Memory | None = None
-    """Memory, when steps were done."""
+    knob: str = ""  # the knob that did not act, of ``knob_inactive``
+    memory: Memory | None = None  # memory, when steps were done
     step_times_s: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Seconds of each timed optimizer step (slowest rank), by accumulation count that was run.
 
     Of an emulated probe, computing and exposed communication together; none without a price.
     """
-    emulation: Emulation | None = None
-    """Of an emulated probe: both apart."""
-    oom: OutOfMemory | None = None
-    """Where memory ran out, when it did."""
+    emulation: Emulation | None = None  # of an emulated probe: both apart
+    oom: OutOfMemory | None = None  # where memory ran out, when it did
     collectives: tuple[Collective, ...] = ()
     """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
     tracked_accumulation: int = 0
@@ -195,14 +168,11 @@ class Measurement:
     attention: Mapping[str, int] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
     flash, efficient or math; none where that is not noted, or transformers does it itself."""
-    losses: tuple[float, ...] = ()
-    """Mean loss of each optimizer step, in order."""
+    losses: tuple[float, ...] = ()  # mean loss of each optimizer step, in order
     gradient_norms: tuple[float, ...] = ()
     """Total gradient norm of each tracked optimizer step, in order."""
-    optimizer_steps: int = 0
-    """Times that the optimizer really stepped."""
-    expected_optimizer_steps: int = 0
-    """Times that it had to step."""
+    optimizer_steps: int = 0  # times that the optimizer really stepped
+    expected_optimizer_steps: int = 0  # times that it had to step
     log_tails: Mapping[int, str] = field(default_factory=dict)
     """The end of each rank's log, by rank; of failed probes only."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -211,31 +181,46 @@ class Measurement:
     """What rank 0, or the one that failed, ran on; with what its GPU ran at after the last step."""
     notes: tuple[str, ...] = ()
     """What may have made its times longer than the settings do, for people: throttled GPUs."""
-    wall_s: float = 0.0
-    """From the first rank's start to the last one's end."""
-    device_s: float = 0.0
-    """``wall_s`` times the devices held."""
+    wall_s: float = 0.0  # from the first rank's start to the last one's end
+    device_s: float = 0.0  # ``wall_s`` times the devices held
     dry_run: str = ""
     """Of a predicted probe: the key of the dry run that it is from, which the store keeps."""
     lost_devices: tuple[str, ...] = ()
     """Names of the devices of nodes where one was lost; none where it is not known which."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
-        """The reverse of :meth:`as_dict`."""
         known = dict(values)
         known["outcome"] = Outcome(known["outcome"])
-        known["memory"] = known.get("memory") and _memory(known["memory"])
+        if memory := known.get("memory"):
+            ranks = tuple(memory["per_rank_bytes"])
+            known["memory"] = Memory(**{**memory, "per_rank_bytes": ranks})
         known["oom"] = known.get("oom") and OutOfMemory(**known["oom"])
         known["collectives"] = tuple(Collective(**c) for c in known.get("collectives", ()))
         times = known.get("step_times_s", {})
         known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
         known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
-        known["emulation"] = known.get("emulation") and _emulation(known["emulation"])
+        if emulation := known.get("emulation"):
+
+            def by_count(name: str, read: Callable[[Any], Any]) -> dict[int, Any]:
+                return {int(n): read(found) for n, found in emulation[name].items()}
+
+            phases = emulation.get("phases_s", {})  # of earlier versions there is none
+            known["emulation"] = Emulation(
+                compute_s=by_count("compute_s", tuple),
+                exposed_s=by_count("exposed_s", lambda found: Exposed(**found)),
+                collectives=by_count(
+                    "collectives", lambda rows: tuple(Collective(**c) for c in rows)
+                ),
+                stands_in=emulation["stands_in"],
+                unpriced=emulation["unpriced"],
+                phases_s={int(n): dict(found) for n, found in phases.items()},
+                priced_at=emulation.get("priced_at", ""),
+                copies_left_out=emulation.get("copies_left_out", ""),
+            )
         for name in ("losses", "gradient_norms", "lost_devices", "notes"):
             known[name] = tuple(known.get(name, ()))
         return cls(**known)
@@ -248,53 +233,29 @@ def believable(found: Measurement) -> Measurement:
     A step takes a finite time above zero, and the whole a finite one that is not below. Nothing
     can be learned from any other, and a single one would spoil all means.
     """
-    wrong = next(_wrong_times(found), "")
+    whole = (("probe", found.wall_s), ("devices", found.device_s))
+    wrong = [
+        *(f"step of {count} micro-batches in {seconds:g} s"
+          for count, steps in found.step_times_s.items()
+          for seconds in steps if not seconds or not _is_duration(seconds)),
+        *(f"computing of {count} micro-batches in {seconds:g} s"
+          for count, steps in (found.emulation.compute_s if found.emulation else {}).items()
+          for seconds in steps if not _is_duration(seconds)),
+        *(f"{what} in {seconds:g} s" for what, seconds in whole if not _is_duration(seconds)),
+    ]  # fmt: skip
     if not wrong:
         return found
     return Measurement(
         outcome=Outcome.CRASHED,
-        detail=f"a time that cannot be: {wrong}",
+        detail=f"a time that cannot be: {wrong[0]}",
         versions=found.versions,
         wall_s=found.wall_s if _is_duration(found.wall_s) else 0.0,
         device_s=found.device_s if _is_duration(found.device_s) else 0.0,
     )
 
 
-def _wrong_times(found: Measurement) -> Iterator[str]:
-    computed = found.emulation.compute_s if found.emulation else {}
-    for count, steps in found.step_times_s.items():
-        wrong = [seconds for seconds in steps if not seconds or not _is_duration(seconds)]
-        yield from (f"step of {count} micro-batches in {seconds:g} s" for seconds in wrong)
-    for count, steps in computed.items():
-        wrong = [seconds for seconds in steps if not _is_duration(seconds)]
-        yield from (f"computing of {count} micro-batches in {seconds:g} s" for seconds in wrong)
-    for what, seconds in (("probe", found.wall_s), ("devices", found.device_s)):
-        if not _is_duration(seconds):
-            yield f"{what} in {seconds:g} s"
-
-
 def _is_duration(seconds: float) -> bool:
     return isfinite(seconds) and seconds >= 0
-
-
-def _memory(values: Mapping[str, Any]) -> Memory:
-    return Memory(**{**values, "per_rank_bytes": tuple(values["per_rank_bytes"])})
-
-
-def _emulation(values: Mapping[str, Any]) -> Emulation:
-    def by_count(name: str, read: Callable[[Any], Any]) -> dict[int, Any]:
-        return {int(count): read(found) for count, found in values[name].items()}
-
-    return Emulation(
-        compute_s=by_count("compute_s", tuple),
-        exposed_s=by_count("exposed_s", lambda found: Exposed(**found)),
-        collectives=by_count("collectives", lambda rows: tuple(Collective(**c) for c in rows)),
-        stands_in=values["stands_in"],
-        unpriced=values["unpriced"],
-        phases_s={int(n): dict(phases) for n, phases in values.get("phases_s", {}).items()},
-        priced_at=values.get("priced_at", ""),
-        copies_left_out=values.get("copies_left_out", ""),
-    )
 
 
 def _plain(value: Any) -> Any:

@@ -32,14 +32,10 @@ def weakest(provenances: Iterable[Provenance]) -> Provenance:
 class Quantity:
     """A number with its 80% interval; all three are ``None`` when it is unknown."""
 
-    value: float | None
-    """The best estimate, in the unit that the field's name says."""
-    low: float | None
-    """Lower end of the 80% interval."""
-    high: float | None
-    """Upper end of the 80% interval."""
-    provenance: Provenance
-    """What stands behind it."""
+    value: float | None  # the best estimate, in the unit that the field's name says
+    low: float | None  # lower end of the 80% interval
+    high: float | None  # upper end of the 80% interval
+    provenance: Provenance  # what stands behind it
 
     def __post_init__(self) -> None:
         known = [x is not None for x in (self.value, self.low, self.high)]
@@ -69,7 +65,6 @@ class Quantity:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Quantity":
-        """The reverse of :meth:`as_dict`."""
         return cls(**{**values, "provenance": Provenance(values["provenance"])})
 
 

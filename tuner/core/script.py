@@ -19,7 +19,6 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName
 from tuner.errors import UsageError
-from tuner.model.shape import ModelConfig
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -42,34 +41,25 @@ _TOKEN = re.compile(
 class _Placeholder:
     """One placeholder of a text."""
 
-    name: str
-    """What it names."""
+    name: str  # what it names
     value: str | None
     """The value at which its own text stands; ``None`` where it becomes the value itself."""
-    text: str
-    """That text."""
+    text: str  # that text
 
 
 def used_in(field: str, text: str) -> frozenset[str]:
-    """The names of the placeholders in a text.
-
-    Args:
-        field: what an error calls the text.
-        text: which may hold placeholders.
+    """The names of the placeholders in a text, which an error calls by ``field``.
 
     Raises:
         UsageError: one names nothing that there is, or a value that its knob cannot have.
     """
-    return frozenset(found.name for found in _placeholders(field, text))
+    return frozenset(
+        _placeholder(field, match).name for match in _TOKEN.finditer(text) if not match["literal"]
+    )
 
 
 def render(text: str, values: Mapping[str, str]) -> str:
-    """A text with its placeholders filled.
-
-    Args:
-        text: as :func:`used_in` has checked it.
-        values: of all that it names.
-    """
+    """A text, as :func:`used_in` has checked it, with its placeholders filled."""
 
     def filled(match: re.Match[str]) -> str:
         if literal := match["literal"]:
@@ -86,12 +76,6 @@ def is_optional(text: str) -> bool:
     """Tells whether a text is nothing but one placeholder that may become nothing."""
     match = _TOKEN.fullmatch(text)
     return match is not None and match["rest"] is not None
-
-
-def _placeholders(field: str, text: str) -> Iterator[_Placeholder]:
-    for match in _TOKEN.finditer(text):
-        if not match["literal"]:
-            yield _placeholder(field, match)
 
 
 def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
@@ -138,30 +122,22 @@ class Launch(StrEnum):
 class Template:
     """A configuration file with placeholders, which is written anew for every probe."""
 
-    name: str
-    """The file's name, without its folder."""
-    text: str
-    """What is in it."""
+    name: str  # the file's name, without its folder
+    text: str  # what is in it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
     """A script with the template of its command."""
 
-    path: str
-    """Where it is, from the root."""
-    sha256: str
-    """Of what is in it, in hex: an edited script is another one."""
-    folder: str
-    """Where it is run."""
-    launch: Launch = Launch.TORCHRUN
-    """What starts its ranks."""
-    arguments: tuple[str, ...] = ()
-    """What follows it in the command, with placeholders."""
+    path: str  # where it is, from the root
+    sha256: str  # of what is in it, in hex: an edited script is another one
+    folder: str  # where it is run
+    launch: Launch = Launch.TORCHRUN  # what starts its ranks
+    arguments: tuple[str, ...] = ()  # what follows it in the command, with placeholders
     environment: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Environment variables with placeholders."""
-    template: Template | None = None
-    """Its configuration file, if that has placeholders."""
+    template: Template | None = None  # its configuration file, if that has placeholders
 
     def __post_init__(self) -> None:
         used = self._texts_used()
@@ -182,7 +158,6 @@ class Script:
 
     @property
     def knobs(self) -> frozenset[str]:
-        """The knobs among these."""
         return self.placeholders & KNOBS.keys()
 
     def _texts_used(self) -> frozenset[str]:
@@ -201,7 +176,6 @@ class Script:
         return "" if now == self.sha256 else changed
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         known: dict[str, Any] = {
             "path": self.path,
             "sha256": self.sha256,
@@ -216,7 +190,6 @@ class Script:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Script":
-        """The reverse of :meth:`as_dict`."""
         template = values.get("template")
         return cls(
             path=values["path"],
@@ -238,30 +211,38 @@ def read_script(
     template: str | os.PathLike[str] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Script:
-    """The script of a command line.
+    """The script of a command line, run where this process is unless ``folder`` is given.
 
-    Args:
-        path: of the script; from ``folder``, unless from the root.
-        launch: what starts its ranks: ``torchrun`` or ``accelerate``.
-        arguments: what follows it, word by word.
-        environment: ``NAME=VALUE`` each, or values by name.
-        template: path of its configuration file, if that has placeholders.
-        folder: where it is run; where this process is unless given.
+    ``arguments`` follow it, word by word; ``environment`` is ``NAME=VALUE`` each, or values by
+    name; ``template`` is the path of its configuration file, if that has placeholders.
 
     Raises:
         UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong.
     """
     where = Path.cwd() if folder is None else Path(folder).absolute()
+    if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
+        raise UsageError("arguments", arguments, "must be a list of words, such as ['--lr', '1']")
     found = _found("script", where, path)
     content = _read("script", found, str(path))
+    known = None
+    if template is not None:
+        file = _found("template", where, template)
+        try:
+            text = _read("template", file, str(template)).decode("utf-8")
+        except UnicodeDecodeError:
+            raise UsageError("template", str(template), "must be text in UTF-8") from None
+        if not used_in("template", text):
+            allowed = "has no placeholder, such as {micro_batch_size}"
+            raise UsageError("template", str(template), allowed)
+        known = Template(name=file.name, text=text)
     return Script(
         path=os.path.normpath(found),
         sha256=_sha256(content),
         folder=str(where),
         launch=choice("launch", Launch, launch),
-        arguments=_words(arguments),
+        arguments=tuple(arguments),
         environment=dict(_variables(environment)),
-        template=None if template is None else _template(where, template),
+        template=known,
     )
 
 
@@ -270,23 +251,6 @@ def _found(field_name: str, where: Path, path: str | os.PathLike[str]) -> Path:
         return where / Path(path).expanduser()
     except RuntimeError as error:  # of an unknown user
         raise UsageError(field_name, str(path), f"is not a usable path: {error}") from error
-
-
-def _words(arguments: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
-        raise UsageError("arguments", arguments, "must be a list of words, such as ['--lr', '1']")
-    return tuple(arguments)
-
-
-def _template(where: Path, path: str | os.PathLike[str]) -> Template:
-    found = _found("template", where, path)
-    try:
-        text = _read("template", found, str(path)).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UsageError("template", str(path), "must be text in UTF-8") from None
-    if not used_in("template", text):
-        raise UsageError("template", str(path), "has no placeholder, such as {micro_batch_size}")
-    return Template(name=found.name, text=text)
 
 
 def _variables(texts: Iterable[str] | Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -327,37 +291,50 @@ def pinned(question: "Question", knob: str, settings: Settings | None = None) ->
     """The one value of a knob with the question's script, and why; nothing (``None``) and empty
     where it can vary, or there is no script.
 
-    Args:
-        question: what is asked.
-        knob: one that is not of :data:`BATCH`.
-        settings: which have it, where it depends on the others.
+    The knob is not of :data:`BATCH`; ``settings`` have it, where it depends on the others.
     """
     script = question.script
     if script is None or knob in script.knobs:
         return None, ""
     why = f"{{{knob}}} is used nowhere in the script's command"
     if script.launch is Launch.ACCELERATE and knob in IN_FILE:
-        why = _why_not_in_file(question, knob, settings)
-        if not why:
+        by_file = settings is None or knob != "activation_checkpointing"
+        if not by_file and settings is not None:
+            full = replace(settings, activation_checkpointing=Checkpointing.FULL)
+            by_file = not checkpoints_in_script(question, full)
+        if question.cluster.gpu.device is Device.CPU:
+            why = f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
+        elif by_file:
             return None, ""
+        else:
+            why = (
+                "accelerate's file checkpoints only what it shards and what draws no random"
+                " numbers, and {activation_checkpointing} is used nowhere in the command"
+            )
     asked = question.knobs.get(knob, ())
     if len(asked) == 1:
         return asked[0], f"{why}, so it is as stated"
-    return _default(question.framework, knob), f"{why}, so it is taken to be that"
+    # the plain value, and what accelerate does by itself
+    name = question.framework.name
+    deferred = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    usual = False if knob == "sync_each_batch" and deferred else getattr(Settings(), knob)
+    return usual, f"{why}, so it is taken to be that"
 
 
 def check_script(
-    script: Script,
-    cluster: Cluster,
-    framework: Framework,
-    knobs: Mapping[str, tuple[Any, ...]],
+    script: Script, cluster: Cluster, framework: Framework, knobs: Mapping[str, tuple[Any, ...]]
 ) -> None:
     """Refuse a script that could not be told its settings, or is launched as another framework's.
 
     Raises:
         UsageError: so it is; with what to write.
     """
-    _check_launch(script, cluster, framework)
+    built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    if script.launch is Launch.ACCELERATE and not built:
+        allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"
+        raise UsageError("launch", "accelerate", allowed)
+    if cluster.nodes > 1:
+        raise UsageError("cluster", cluster.name, "a script is probed on one node")
     in_file = IN_FILE if script.launch is Launch.ACCELERATE else ()
     for knob, values in knobs.items():
         if len(values) > 1 and knob not in (*script.knobs, *in_file, *BATCH):
@@ -376,49 +353,10 @@ def check_script(
         raise UsageError("script", script.path, f"nothing varies: its command must name of {known}")
 
 
-def _check_launch(script: Script, cluster: Cluster, framework: Framework) -> None:
-    built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
-    if script.launch is Launch.ACCELERATE and not built:
-        allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"
-        raise UsageError("launch", "accelerate", allowed)
-    if cluster.nodes > 1:
-        raise UsageError("cluster", cluster.name, "a script is probed on one node")
-
-
-def _why_not_in_file(question: "Question", knob: str, settings: Settings | None) -> str:
-    """Why accelerate's configuration file does not put a knob in force; empty if it does."""
-    if question.cluster.gpu.device is Device.CPU:
-        return f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
-    if settings is None or knob != "activation_checkpointing":
-        return ""
-    full = replace(settings, activation_checkpointing=Checkpointing.FULL)
-    if not checkpoints_in_script(question, full):
-        return ""
-    return (
-        "accelerate's file checkpoints only what it shards and what draws no random numbers, and"
-        " {activation_checkpointing} is used nowhere in the command"
-    )
-
-
-def _default(framework: Framework, knob: str) -> Any:
-    """Value that a script has by default: the plain value, and what accelerate does by itself."""
-    deferred = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
-    if knob == "sync_each_batch" and deferred:
-        return False
-    return getattr(Settings(), knob)
-
-
 def is_sharded(question: "Question", settings: Settings) -> bool:
     """Says if FSDP2 wraps the model: as in the probe, not where no ranks see different data."""
     return (
         settings.sharding in FSDP and settings.data_parallel_size(question.cluster.world_size) > 1
-    )
-
-
-def draws_random_numbers(model: ModelConfig) -> bool:
-    """Tells whether a layer's forward is not the same twice, as with dropout."""
-    return any(
-        value > 0 for name, value in model.fields.items() if "drop" in name or "jitter" in name
     )
 
 
@@ -433,4 +371,7 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     """
     if settings.activation_checkpointing is Checkpointing.NONE:
         return False
-    return not is_sharded(question, settings) or draws_random_numbers(question.workload.model)
+    # a layer's forward is not the same twice, as with dropout
+    fields = question.workload.model.fields.items()
+    is_random = any(value > 0 for name, value in fields if "drop" in name or "jitter" in name)
+    return is_random or not is_sharded(question, settings)

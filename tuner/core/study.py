@@ -1,4 +1,4 @@
-"""A study: one question, the limits on which it is answered, and the probes made for it."""
+"""A study: one question, the limits within which it is answered, and the probes made for it."""
 
 import hashlib
 import json
@@ -125,12 +125,9 @@ class SamplerName(StrEnum):
 class Question:
     """A question to be answered. Its ``identity`` is the study's."""
 
-    workload: Workload
-    """What is trained."""
-    cluster: Cluster
-    """Where."""
-    framework: Framework
-    """With which stack, in which versions."""
+    workload: Workload  # what is trained
+    cluster: Cluster  # where
+    framework: Framework  # with which stack, in which versions
     knobs: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, hash=False)
     """Knobs restricted to some values, such as ``{"micro_batch_size": (1, 2)}``."""
     script: Script | None = None
@@ -154,7 +151,6 @@ class Question:
             check_script(self.script, self.cluster, self.framework, checked)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "workload": self.workload.as_dict(),
             "cluster": self.cluster.as_dict(),
@@ -165,7 +161,6 @@ class Question:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Question":
-        """The reverse of :meth:`as_dict`."""
         return cls(
             workload=Workload.from_dict(values["workload"]),
             cluster=Cluster.from_dict(values["cluster"]),
@@ -216,26 +211,19 @@ class Question:
 class Limits:
     """Within which limits the question is answered; asking again may change them."""
 
-    fidelity: Fidelity = Fidelity.MEASURED
-    """How probes are run."""
+    fidelity: Fidelity = Fidelity.MEASURED  # how probes are run
     headroom: Headroom = HEADROOM
     """Share of a GPU's usable memory to leave free; not applied to ``memory_limit_bytes``."""
-    memory_limit_bytes: int | None = None
-    """Memory that one GPU may use, taken as it is."""
+    memory_limit_bytes: int | None = None  # memory that one GPU may use, taken as it is
     tolerance: Tolerance = 0.01
     """Gain in speed that is not worth another probe, and a tie (relative)."""
-    max_probes: ProbeCount = 20
-    """Probes that this asking may spend."""
+    max_probes: ProbeCount = 20  # probes that this asking may spend
     max_dry_runs: int | None = None
     """Dry runs that this asking may spend; a predicted probe is one to four of them."""
-    wall_s: Seconds | None = None
-    """Seconds that this asking may take."""
-    device_s: Seconds | None = None
-    """Device-seconds that this asking may take."""
-    pool: Pool = ""
-    """Label of the workers that may be at it; empty for any."""
-    sampler: SamplerName = SamplerName.COST_MODEL
-    """Proposes the next configuration."""
+    wall_s: Seconds | None = None  # seconds that this asking may take
+    device_s: Seconds | None = None  # device-seconds that this asking may take
+    pool: Pool = ""  # label of the workers that may be at it; empty for any
+    sampler: SamplerName = SamplerName.COST_MODEL  # proposes the next configuration
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -275,7 +263,6 @@ class Limits:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Limits":
-        """The reverse of :meth:`as_dict`."""
         sampler = SamplerName(values.get("sampler", SamplerName.COST_MODEL))
         return cls(**{**values, "fidelity": Fidelity(values["fidelity"]), "sampler": sampler})
 
@@ -284,12 +271,9 @@ class Limits:
 class ProbeRequest:
     """Settings that the planner wants tried. Unique in a study by all fields but the counts."""
 
-    settings: Settings
-    """What to try."""
-    fidelity: Fidelity
-    """How to run it."""
-    repetition: int = 0
-    """0 for the first time; repeats and verifications count up."""
+    settings: Settings  # what to try
+    fidelity: Fidelity  # how to run it
+    repetition: int = 0  # 0 for the first time; repeats and verifications count up
     accumulation_counts: tuple[int, ...] = ()
     """Micro-batches per optimizer step that are really run; empty means the settings' own.
 
@@ -301,21 +285,15 @@ class ProbeRequest:
 class Probe:
     """A probe of a study as the store knows it."""
 
-    id: int
-    """Its row."""
-    request: ProbeRequest
-    """What is tried."""
-    state: ProbeState
-    """Where it stands."""
+    id: int  # its row
+    request: ProbeRequest  # what is tried
+    state: ProbeState  # where it stands
     memory_limit_bytes: int | None = None
     """The limit it was run under, for it decides whether ``oom`` still holds."""
-    measurement: Measurement | None = None
-    """What it found, when it is done."""
-    finished_at: str | None = None
-    """When it was done, UTC in ISO 8601."""
+    measurement: Measurement | None = None  # what it found, when it is done
+    finished_at: str | None = None  # when it was done, UTC in ISO 8601
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "id": self.id,
             "settings": self.request.settings.as_dict(),
@@ -333,24 +311,16 @@ class Probe:
 class Study:
     """A study as the store knows it."""
 
-    id: str
-    """``st-`` and the first 12 digits of the question's identity."""
-    question: Question
-    """What is asked."""
-    limits: Limits
-    """Its limits, as asked last."""
-    state: StudyState
-    """Where it stands."""
-    reason: str = ""
-    """Why it stands there."""
+    id: str  # ``st-`` and the first 12 digits of the question's identity
+    question: Question  # what is asked
+    limits: Limits  # its limits, as asked last
+    state: StudyState  # where it stands
+    reason: str = ""  # why it stands there
     revision: int = 0
     """Counts what the planner must know of; a plan made at an older one is not entered."""
-    seed: int = 0
-    """Of the search and of the probes' weights and tokens."""
-    probes_before: int = 0
-    """Probes that earlier askings had already spent."""
-    probes: tuple[Probe, ...] = ()
-    """All probes, oldest first."""
+    seed: int = 0  # of the search and of the probes' weights and tokens
+    probes_before: int = 0  # probes that earlier askings had already spent
+    probes: tuple[Probe, ...] = ()  # all probes, oldest first
     dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
     """The dry runs that its predicted probes name, by key."""
     guards: "Mapping[str, GuardCheck]" = field(default_factory=dict)
@@ -361,17 +331,14 @@ class Study:
     """The same of earlier askings, at the fidelity that is asked for now."""
     guard_s: float = 0.0
     """Seconds in which small replicas of its finalists were trained for this asking."""
-    guard_before_s: float = 0.0
-    """The same for earlier askings."""
+    guard_before_s: float = 0.0  # the same for earlier askings
     calibration: "Calibration | None" = None
     """Rates that were measured on devices like the cluster's, where there are any."""
     past: "tuple[Study, ...]" = ()
     """Earlier studies that may teach something of it: of the same stack and kind of cluster, those
     asked last first, with their finished probes that ran steps; they have no past themselves."""
-    created_at: str = ""
-    """When it was first asked, UTC in ISO 8601."""
-    asked_at: str = ""
-    """When it was asked last, UTC in ISO 8601."""
+    created_at: str = ""  # when it was first asked, UTC in ISO 8601
+    asked_at: str = ""  # when it was asked last, UTC in ISO 8601
 
     @property
     def in_order(self) -> tuple[Probe, ...]:

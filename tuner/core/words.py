@@ -37,8 +37,10 @@ def describe_class(settings: Settings) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds, to three digits."""
-    return f"{_digits(seconds)} s"
+    if seconds == 0 or abs(seconds) >= 100:
+        return f"{seconds:.0f} s"
+    text = f"{seconds:.3g}"  # without an exponent
+    return f"{f'{seconds:.6f}'.rstrip('0') if 'e' in text else text} s"
 
 
 def change_text(ratio: float) -> str:
@@ -69,11 +71,10 @@ def interval_text(seconds: Quantity) -> str:
 
 def rough_duration_text(seconds: float) -> str:
     """``40 s``, ``12 min``, ``2.3 h`` or ``5.0 days``, for what is estimated."""
-    units = (("days", 86_400.0, 2.0), ("h", 3600.0, 1.5), ("min", 60.0, 1.5))
-    for unit, length_s, least in units:
-        if seconds >= least * length_s:
-            return f"{_short(seconds / length_s)} {unit}"
-    return f"{_short(seconds)} s"
+    units = (("days", 86_400.0, 2.0), ("h", 3600.0, 1.5), ("min", 60.0, 1.5), ("s", 1.0, 0.0))
+    unit, length_s, _ = next(one for one in units if seconds >= one[2] * one[1] or one[0] == "s")
+    value = seconds / length_s  # two digits, or all before the point
+    return f"{f'{value:.1f}' if value < 9.95 else f'{value:.0f}'} {unit}"
 
 
 def listed(items: Iterable[str]) -> str:
@@ -89,19 +90,6 @@ def probes_text(ids: Iterable[int]) -> str:
 
 def _direction(ratio: float) -> str:
     return "longer" if ratio >= 1 else "shorter"
-
-
-def _short(value: float) -> str:
-    """Two digits, or all before the point."""
-    return f"{value:.1f}" if value < 9.95 else f"{value:.0f}"
-
-
-def _digits(value: float) -> str:
-    """Three digits, without an exponent."""
-    if value == 0 or abs(value) >= 100:
-        return f"{value:.0f}"
-    text = f"{value:.3g}"
-    return f"{value:.6f}".rstrip("0") if "e" in text else text
 
 
 def rank_word(question: Question) -> str:
@@ -136,13 +124,7 @@ def memory_range_text(candidate: Evaluation, per: str) -> str:
 
 
 def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> str:
-    """Says what the configuration that needs least needs, where nothing fits.
-
-    Args:
-        least: seen not to fit, or predicted not to.
-        limit_bytes: what one device may need.
-        named: whether to say which it is.
-    """
+    """Says what the configuration that needs least needs, where nothing fits, and which it is."""
     if least.basis is None:
         known, size, basis = "known", least.most_bytes, f"probe #{least.probes[0].id}"
     else:

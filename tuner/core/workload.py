@@ -45,16 +45,13 @@ class ReduceDtype(StrEnum):
 class Workload:
     """A workload. Nothing in it may be changed to make training faster."""
 
-    model: ModelConfig
-    """The model's shape."""
+    model: ModelConfig  # the model's shape
     sequence_length: SequenceLength
     """Tokens of one sequence; at least 2, for each is predicted from those before it."""
     global_batch_size: BatchSize
     """Sequences of one optimizer step, over all ranks and micro-batches."""
-    optimizer: Optimizer = Optimizer.ADAMW
-    """The optimizer."""
-    precision: Precision = Precision.BF16
-    """Number formats of weights and compute."""
+    optimizer: Optimizer = Optimizer.ADAMW  # the optimizer
+    precision: Precision = Precision.BF16  # number formats of weights and compute
     reduce_dtype: ReduceDtype | None = None
     """Number format of gradient reduction; ``None`` becomes the precision's own."""
 
@@ -73,7 +70,6 @@ class Workload:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one optimizer step."""
         return self.sequence_length * self.global_batch_size
 
     def as_dict(self) -> dict[str, Any]:

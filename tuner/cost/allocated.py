@@ -13,22 +13,19 @@ from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.device import UNSPLIT, unsplit_bytes
 from tuner.cost.memory.pipeline import stage_memory
-from tuner.cost.memory.shards import is_fsdp
+from tuner.cost.memory.shards import axis_sizes, is_fsdp
 from tuner.cost.memory.step import step_memory
 from tuner.cost.script import Script, script_bytes
 
 
-class Peak(Protocol):
-    """The most memory that a step needs at once: in all, by phase, and by category at the peak."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """The highest memory of one optimizer step, as dry runs have it."""
 
-    @property
-    def phase(self) -> str: ...
-
-    @property
-    def by_phase(self) -> Mapping[str, int]: ...
-
-    @property
-    def breakdown(self) -> Mapping[str, int]: ...
+    total_bytes: int  # allocated at the highest moment
+    phase: str  # the phase of that moment: forward, loss, backward or optimizer
+    by_phase: Mapping[str, int]  # the highest of each phase, in bytes
+    breakdown: Mapping[str, int]  # by category at the highest moment; together ``total_bytes``
 
 
 class Profile(Protocol):
@@ -48,15 +45,12 @@ class AllocatedTensors:
     breakdowns: Mapping[str, Mapping[str, float]]
     """Bytes by category at each phase's highest moment; at least of the peak's phase."""
     basis: Basis
-    low: float
-    """Lower end of the interval, as a factor."""
+    low: float  # lower end of the interval, as a factor
     high: float
-    late_bytes: float = 0.0
-    """Freed too late for others to use."""
+    late_bytes: float = 0.0  # freed too late for others to use
 
     @property
     def allocated(self) -> Quantity:
-        """The peak."""
         value = sum(self.breakdown.values())
         return Quantity(
             value=value,
@@ -125,7 +119,7 @@ def allocated_tensors(
             low=costs.memory.arithmetic.low,
             high=costs.memory.arithmetic.high,
         )
-    extra = script_bytes(workload, settings, framework, script)
+    extra = script_bytes(workload, settings, axis_sizes(settings, cluster).tp, framework, script)
     if any(size for sizes in extra.values() for size in sizes.values()):
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
         tensors = tensors.with_more(added)
@@ -139,9 +133,8 @@ def _pipeline_bytes(
     workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
 ) -> AllocatedTensors:
     """The pipeline stage that needs most, at the peak of its backward."""
-    ranks = cluster.world_size
     stages = {0, settings.pp_size - 1, max(0, settings.pp_size - 2)}
-    each = [stage_memory(workload, settings, ranks, costs, index) for index in sorted(stages)]
+    each = [stage_memory(workload, settings, cluster, costs, index) for index in sorted(stages)]
     most = max(each, key=lambda stage: stage.reserved_bytes)
     breakdown = {
         str(Category.PARAMETERS): most.parameters_bytes,

@@ -31,18 +31,13 @@ FORMAT = 2
 class ComputeRates:
     """Rates of one device in one number format, measured with all others computing too."""
 
-    flops_per_s: Quantity
-    """Matrix products of many channels."""
-    small_dim: float
-    """Channels at which half of that is reached."""
+    flops_per_s: Quantity  # matrix products of many channels
+    small_dim: float  # channels at which half of that is reached
     traffic_factor: float
     """Traffic of a layer over its kept activations, forward and backward, at copies' rate."""
-    logit_traffic: float
-    """Bytes of traffic per logit, at that rate."""
-    layer_host_s: float
-    """Host seconds to launch one layer, forward and backward."""
-    update_factor: float
-    """Seconds of AdamW's step over those of its counted traffic at that rate."""
+    logit_traffic: float  # bytes of traffic per logit, at that rate
+    layer_host_s: float  # host seconds to launch one layer, forward and backward
+    update_factor: float  # seconds of AdamW's step over those of its counted traffic at that rate
     layers_error: float
     """Largest relative error of these figures on the layers that they were fitted to."""
 
@@ -51,38 +46,26 @@ class ComputeRates:
 class LinkRates:
     """One kind of link: within a node, or between nodes."""
 
-    bytes_per_s: Quantity
-    """What one rank sends in a ring, in one direction."""
-    latency_s: float
-    """Seconds of one step of a ring, however little is sent."""
+    bytes_per_s: Quantity  # what one rank sends in a ring, in one direction
+    latency_s: float  # seconds of one step of a ring, however little is sent
     factors: Mapping[str, float]
     """By operation, such as reduce_scatter: its seconds over those of its ring at these rates."""
-    error: float
-    """Median relative error of all these on the collectives that they were fitted to."""
+    error: float  # median relative error of all these on the collectives that they were fitted to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
     """Rates of one run of ``tuner calibrate``; the key of what is computed with them and kept."""
 
-    hardware: str
-    """Which kind of device: :func:`hardware_key`."""
-    cluster: str
-    """The short spelling of the cluster that was measured."""
-    nodes: int
-    """Its nodes."""
-    gpus_per_node: int
-    """Ranks of each."""
-    at: str
-    """When, UTC in ISO 8601."""
-    wall_s: float
-    """Seconds that it took, with the start of the ranks."""
-    versions: Mapping[str, str] = field(hash=False)
-    """Of the packages that it was measured with."""
-    memory_bytes_per_s: Quantity
-    """Reading and writing one device's memory, both counted."""
-    compute: Mapping[str, ComputeRates] = field(hash=False)
-    """By number format: bf16, fp32."""
+    hardware: str  # which kind of device: :func:`hardware_key`
+    cluster: str  # the short spelling of the cluster that was measured
+    nodes: int  # its nodes
+    gpus_per_node: int  # ranks of each
+    at: str  # when, UTC in ISO 8601
+    wall_s: float  # seconds that it took, with the start of the ranks
+    versions: Mapping[str, str] = field(hash=False)  # of the packages that it was measured with
+    memory_bytes_per_s: Quantity  # reading and writing one device's memory, both counted
+    compute: Mapping[str, ComputeRates] = field(hash=False)  # by number format: bf16, fp32
     links: Mapping[str, LinkRates] = field(default_factory=dict, hash=False)
     """``intra`` and ``inter`` node, where there are several ranks."""
     disturbance: float
@@ -95,11 +78,9 @@ class Calibration:
 
     @property
     def torch(self) -> str:
-        """The release of torch that it holds for."""
         return self.versions.get("torch", "").partition("+")[0]
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {"format": FORMAT, **asdict(self), "readings": list(self.readings)}
 
     @classmethod
@@ -151,13 +132,8 @@ def calibrated(
     """The cluster and the constants with what was measured in the place of published peaks.
 
     Links are replaced where a group of the same size was measured. What an operation takes over its
-    ring holds for the kind of link that it was measured on.
-
-    Args:
-        calibration: of the cluster's kind of device.
-        precision: of the workload. Mixed precision computes in bf16, and updates in fp32.
-        cluster: whose speed is asked for.
-        costs: the catalogue's.
+    ring holds for the kind of link that it was measured on. Mixed precision computes in bf16, and
+    updates in fp32.
     """
     time: dict[str, float] = {}  # of the constants, those that are measured
     gpu = replace(cluster.gpu, memory_bytes_per_s=calibration.memory_bytes_per_s.value)
@@ -204,24 +180,18 @@ def calibrated(
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:
     """Selects the links that hold for the cluster too; rates that a user states stay."""
-    same = {
-        "intra": calibration.gpus_per_node == cluster.gpus_per_node
-        and not _is_stated(cluster, cluster.intra_node, "intra_node"),
-        "inter": calibration.nodes == cluster.nodes
-        and not _is_stated(cluster, cluster.inter_node, "inter_node"),
-    }
-    return {
-        name: Link(bytes_per_s=rates.bytes_per_s.value, latency_s=rates.latency_s)
-        for name, rates in calibration.links.items()
-        if same[name]
-    }
-
-
-def _is_stated(cluster: Cluster, link: Link, name: str) -> bool:
-    """Tells whether a link's rate is neither unknown nor what the catalogue says of the GPU."""
     kind = gpu_kinds().get(cluster.gpu.name)
-    published = None if kind is None else getattr(kind, name).bytes_per_s
-    return link.bytes_per_s not in (None, published)
+    same = {
+        "intra": calibration.gpus_per_node == cluster.gpus_per_node,
+        "inter": calibration.nodes == cluster.nodes,
+    }
+    found = {}
+    for name, rates in calibration.links.items():
+        rate = getattr(cluster, f"{name}_node").bytes_per_s
+        published = None if kind is None else getattr(kind, f"{name}_node").bytes_per_s
+        if same[name] and rate in (None, published):
+            found[name] = Link(bytes_per_s=rates.bytes_per_s.value, latency_s=rates.latency_s)
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -246,17 +216,13 @@ PRECISIONS: Mapping[str, Precision] = {"bf16": Precision.BF16, "fp32": Precision
 class Reading:
     """One case, and what a call of it took where it took longest."""
 
-    case: Mapping[str, Any]
-    """``kind``, ``dtype`` and sizes, as they were asked for."""
+    case: Mapping[str, Any]  # ``kind``, ``dtype`` and sizes, as they were asked for
     seconds: float
     """Of the slowest rank, for the others would wait for it: what a quarter of its batches took at
     most. The median would be of the machine's other work, where there is any."""
-    median_s: float
-    """The median of that rank."""
-    low_s: float
-    """The shortest batch of any rank."""
-    high_s: float
-    """The longest."""
+    median_s: float  # the median of that rank
+    low_s: float  # the shortest batch of any rank
+    high_s: float  # the longest
 
     @property
     def kind(self) -> str:
@@ -275,18 +241,15 @@ class Reading:
         return workload, Settings(micro_batch_size=case["micro_batch_size"])
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         names = ("seconds", "median_s", "low_s", "high_s")
         times = {name: getattr(self, name) for name in names}
         return {"case": dict(self.case), **times}
 
 
 def merged(cases: Sequence[Mapping[str, Any]], ranks: Iterable[Any]) -> tuple[Reading, ...]:
-    """The readings of all ranks, case by case.
+    """The readings of all ranks, case by case; they may have had no time for the last cases.
 
-    Args:
-        cases: what was asked for, in order; ranks may have had no time for the last ones.
-        ranks: of each rank, the JSON that it wrote: the case and ``seconds`` of its batches.
+    A rank has written for each the case and ``seconds`` of its batches.
 
     Raises:
         ValueError: a rank timed something else, or not what the others did, or its seconds are

@@ -41,19 +41,22 @@ def fitted(
     at: str,
     wall_s: float,
 ) -> Calibration:
-    """The rates of a cluster.
-
-    Args:
-        readings: of all its ranks.
-        cluster: where.
-        versions: of the packages that ran.
-        at: when, UTC in ISO 8601.
-        wall_s: seconds that it took.
+    """The rates of a cluster, of the readings of all its ranks.
 
     Raises:
         ValueError: no copies or no matrix products were timed.
     """
-    copied = _copy_rate(of_kind(readings, "copy"))
+    if not (copies := of_kind(readings, "copy")):
+        raise ValueError("no copies were timed")
+    # the largest copies, in bytes read and written per second: small ones stay in caches
+    sizes = [(2 * BYTES[r.case["dtype"]] * r.case["elements"], r) for r in copies]
+    largest = max(size for size, _ in sizes)
+    found = [(size, r) for size, r in sizes if size == largest]
+    copied = _measured(
+        median(size / r.seconds for size, r in found),
+        min(size / r.high_s for size, r in found),
+        max(size / r.low_s for size, r in found),
+    )
     sent = of_kind(readings, "collective")
     dtypes = [dtype for dtype in BYTES if of_kind(readings, "matrix", dtype=dtype)]
     if not dtypes:
@@ -91,22 +94,6 @@ def _measured(value: float, low: float, high: float) -> Quantity:
     return Quantity(value=value, low=ends[0], high=ends[1], provenance=Provenance.MEASURED)
 
 
-def _copy_rate(copies: Sequence[Reading]) -> Quantity:
-    """Fits the rate of the largest copies, in bytes read and written per second: small ones stay in
-    caches.
-    """
-    if not copies:
-        raise ValueError("no copies were timed")
-    sizes = [(2 * BYTES[r.case["dtype"]] * r.case["elements"], r) for r in copies]
-    largest = max(size for size, _ in sizes)
-    found = [(size, r) for size, r in sizes if size == largest]
-    return _measured(
-        median(size / r.seconds for size, r in found),
-        min(size / r.high_s for size, r in found),
-        max(size / r.low_s for size, r in found),
-    )
-
-
 # -- computing --------------------------------------------------------------------------------
 
 
@@ -130,8 +117,14 @@ def _compute(
     busy = [t for t in timed if t.layer_s > HOST_BOUND * host_s]
     found: dict[str, float] = {}
     for name, stage in (("traffic_factor", LAYER), ("logit_traffic", ENDS)):
-        rows = [_beyond_matrices(t, name, stage, here, small_dim, beside) for t in busy]
-        found[name] = _slope(rows) if rows else usual[name]
+        rows = []  # seconds that one unit makes, those that are left for it, and all of them
+        for t in busy:
+            matrices_s = t.stage_s(stage, here, _costs(small_dim))
+            unit_s = t.stage_s(stage, here, _costs(small_dim, **{name: 1.0})) - matrices_s
+            whole_s = t.layer_s if stage is LAYER else t.ends_s
+            left_s = whole_s - matrices_s - (beside if stage is LAYER else 0.0)
+            rows.append((unit_s, left_s, max(whole_s, unit_s)))
+        found[name] = _slope(rows) if rows else getattr(usual, name)
     costs = _costs(small_dim, **found)
     update_factor = 1.0
     if updates := of_kind(readings, "update", dtype=dtype):
@@ -139,7 +132,7 @@ def _compute(
         moved = update_bytes(Optimizer.ADAMW, PRECISIONS[dtype], largest.case["elements"])
         assert copied.value is not None
         update_factor = largest.seconds * copied.value / moved
-    errors = [abs(_stage_s(t, LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
+    errors = [abs(t.stage_s(LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
     return ComputeRates(
         flops_per_s=flops_per_s,
         small_dim=small_dim,
@@ -160,10 +153,12 @@ class _Timed:
 
     workload: Workload
     settings: Settings
-    layer_s: float
-    """What one more layer takes, forward and backward."""
-    ends_s: float
-    """What the model takes beside its layers: embedding, head, loss."""
+    layer_s: float  # what one more layer takes, forward and backward
+    ends_s: float  # what the model takes beside its layers: embedding, head, loss
+
+    def stage_s(self, stage: Stage, cluster: Cluster, costs: Costs) -> float:
+        """Seconds of a part of it by the cost model."""
+        return stage_compute_s(self.workload, self.settings, cluster, costs, stage)
 
 
 def _layers(readings: Iterable[Reading]) -> list[_Timed]:
@@ -219,21 +214,6 @@ def _costs(small_dim: float, **time: float) -> Costs:
     return replace(usual, time=replace(usual.time, **{**matrices, **nothing, **time}))
 
 
-def _stage_s(timed: _Timed, stage: Stage, cluster: Cluster, costs: Costs) -> float:
-    return stage_compute_s(timed.workload, timed.settings, cluster, costs, stage)
-
-
-def _beyond_matrices(
-    timed: _Timed, name: str, stage: Stage, cluster: Cluster, small_dim: float, beside: float
-) -> tuple[float, float, float]:
-    """Seconds that one unit of a constant makes, those that are left for it, and all of them."""
-    matrices_s = _stage_s(timed, stage, cluster, _costs(small_dim))
-    unit_s = _stage_s(timed, stage, cluster, _costs(small_dim, **{name: 1.0})) - matrices_s
-    whole_s = timed.layer_s if stage is LAYER else timed.ends_s
-    left_s = whole_s - matrices_s - (beside if stage is LAYER else 0.0)
-    return unit_s, left_s, max(whole_s, unit_s)
-
-
 def _slope(rows: Sequence[tuple[float, float, float]]) -> float:
     """The factor of the first that comes nearest to the second, relative to the third."""
     over = sum(unit * left / whole**2 for unit, left, whole in rows)
@@ -244,10 +224,29 @@ def _slope(rows: Sequence[tuple[float, float, float]]) -> float:
 
 
 def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates:
-    """Latency and bandwidth of a ring's step."""
     ranks = cluster.gpus_per_node if axis == "intra" else cluster.nodes
     group = Group(ranks=ranks, ranks_per_node=ranks if axis == "intra" else 1)
-    rows = [_ring(reading, group, cluster) for reading in readings]
+    usual = default_costs()
+    whole = replace(usual.time, intra_efficiency=1.0, inter_efficiency=1.0)
+    ideal = replace(usual, time=whole)
+    rows = []  # steps of latency, bytes sent, and the seconds that are theirs
+    for reading in readings:
+        size = BYTES[reading.case["dtype"]] * reading.case["elements"]
+        twice = reading.case["op"] == "all_reduce"
+        start_s, steps, sent_bytes = (
+            ring_s(
+                sent, 1, group,
+                replace(cluster, intra_node=link, inter_node=link), ideal, twice=twice,
+            )
+            for sent, link in (
+                (0.0, Link(bytes_per_s=1.0, latency_s=0.0)),
+                (0.0, Link(bytes_per_s=1.0, latency_s=1.0)),
+                (size, Link(bytes_per_s=1.0, latency_s=0.0)),
+            )
+        )  # fmt: skip
+        # a start is counted beside the link's own latency, but no more of it than was seen
+        left_s = max(reading.seconds - start_s, reading.seconds / 2)
+        rows.append((steps - start_s, sent_bytes - start_s, left_s))
     latency_s, per_byte_s = _plane(rows)
     if per_byte_s <= 0:  # only latency was seen
         per_byte_s = min(left / unit for _, unit, left in rows)
@@ -271,30 +270,10 @@ def _link(readings: Sequence[Reading], axis: str, cluster: Cluster) -> LinkRates
     )
 
 
-def _ring(reading: Reading, group: Group, cluster: Cluster) -> tuple[float, float, float]:
-    """Splits a collective into steps of latency, bytes sent, and the seconds that are theirs."""
-    case, usual = reading.case, default_costs()
-    size = BYTES[case["dtype"]] * case["elements"]
-    twice = case["op"] == "all_reduce"
-    whole = replace(usual.time, intra_efficiency=1.0, inter_efficiency=1.0)
-    ideal = replace(usual, time=whole)
-
-    def seconds(link: Link, size_bytes: float) -> float:
-        linked = replace(cluster, intra_node=link, inter_node=link)
-        return ring_s(size_bytes, 1, group, linked, ideal, twice=twice)
-
-    start_s = seconds(Link(bytes_per_s=1.0, latency_s=0.0), 0.0)
-    steps = seconds(Link(bytes_per_s=1.0, latency_s=1.0), 0.0) - start_s
-    sent_bytes = seconds(Link(bytes_per_s=1.0, latency_s=0.0), size) - start_s
-    # a start is counted beside the link's own latency, but no more of it than was seen
-    return steps, sent_bytes, max(reading.seconds - start_s, reading.seconds / 2)
-
-
 def _plane(rows: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """``x, y >= 0`` for which ``a x + b y`` comes nearest to ``c``, relative to it.
 
-    Args:
-        rows: ``a, b, c``; at least one.
+    There is at least one row ``a, b, c``.
     """
     scaled = [(a / c, b / c) for a, b, c in rows]
     aa, ab = sum(a * a for a, _ in scaled), sum(a * b for a, b in scaled)

@@ -7,7 +7,7 @@ is counted; the file says to which runs, and why.
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 from importlib.resources import files
@@ -29,23 +29,8 @@ class Range(NamedTuple):
     high: float
 
 
-class Table(Mapping[str, float]):
-    """Constants that are also known by their names, as fits go through them."""
-
-    def __getitem__(self, name: str) -> float:
-        if name not in self.__dataclass_fields__:  # type: ignore[attr-defined]
-            raise KeyError(name)
-        return float(getattr(self, name))
-
-    def __iter__(self) -> Iterator[str]:
-        return (constant.name for constant in fields(self))  # type: ignore[arg-type]
-
-    def __len__(self) -> int:
-        return len(fields(self))  # type: ignore[arg-type]
-
-
 @dataclass(frozen=True, kw_only=True)
-class MemoryCosts(Table):
+class MemoryCosts:
     """Bytes of nanotron's step, and how far predicted memory may be off."""
 
     weight_bytes: float
@@ -95,7 +80,7 @@ class DeviceCosts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TimeCosts(Table):
+class TimeCosts:
     """Efficiencies, latencies, what is hidden, and how far predicted times may be off."""
 
     matmul_efficiency: float
@@ -149,12 +134,9 @@ class Costs:
         TypeError: a table as a mapping that lacks a constant, or has another.
     """
 
-    memory: MemoryCosts
-    """Of nanotron's memory, and of all memory's intervals."""
-    device: DeviceCosts
-    """Of what the device holds beside tensors."""
-    time: TimeCosts
-    """Of time."""
+    memory: MemoryCosts  # of nanotron's memory, and of all memory's intervals
+    device: DeviceCosts  # of what the device holds beside tensors
+    time: TimeCosts  # of time
     calibrated: bool = False
     """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
     ring_factors: Mapping[tuple[str, str], float] = field(default_factory=dict, hash=False)

@@ -1,7 +1,7 @@
 """Predicts memory, step time and fit of a configuration, or says why nothing is predicted."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
 from typing import Any
@@ -71,41 +71,31 @@ def uncovered_settings(
 class Prediction:
     """One settings' cost on the rank that needs most."""
 
-    breakdown: Mapping[str, float]
+    breakdown: Mapping[str, float] = field(default_factory=dict)
     """Bytes by category at the peak; they add up to the value of ``allocated_bytes``."""
-    by_phase: Mapping[str, float]
+    by_phase: Mapping[str, float] = field(default_factory=dict)
     """Highest allocated bytes of each phase; of nanotron's step, of backward only."""
-    basis: Basis
-    """What the allocated bytes were computed from."""
-    context_bytes: float
-    """What the device's context takes beside tensors."""
-    communicator_bytes: float
-    """What the buffers of the process groups take."""
-    allocated_bytes: Quantity
+    basis: Basis = Basis.ARITHMETIC  # what the allocated bytes were computed from
+    context_bytes: float = 0.0  # what the device's context takes beside tensors
+    communicator_bytes: float = 0.0  # what the buffers of the process groups take
+    allocated_bytes: Quantity = UNKNOWN
     """Peak of what the allocator gives: to tensors, and to cuBLAS for its workspaces."""
-    reserved_bytes: Quantity
+    reserved_bytes: Quantity = UNKNOWN
     """Peak of what the allocator takes; what fits takes no more than the device has."""
-    device_bytes: Quantity
+    device_bytes: Quantity = UNKNOWN
     """What nvidia-smi would show: reserved, CUDA context, communicators' buffers. The same."""
-    needed_bytes: Quantity
+    needed_bytes: Quantity = UNKNOWN
     """What must be free on a device: allocated, context, communicators, and what nanotron frees too
     late. Its ends are those of the allocated bytes; headroom is for what is not known of the rest.
     It is not cut where the device ends."""
-    limit_bytes: float
-    """What may be used: the device's memory less the headroom."""
-    fits: bool
-    """Whether it is expected to run: the value of ``needed_bytes`` is within the limit."""
-    why: str
-    """Why not, and why a quantity is unknown; empty when it fits and all is known."""
-    notes: tuple[str, ...]
-    """What a reader should know of the figures."""
-    step_time_s: Quantity
-    """Seconds of one optimizer step."""
-    tokens_per_s_per_gpu: Quantity
-    """Tokens of the global batch per second and rank."""
+    limit_bytes: float  # what may be used: the device's memory less the headroom
+    fits: bool = False  # the value of ``needed_bytes`` is within the limit
+    why: str = ""  # why not, and why a quantity is unknown; empty when it fits and all is known
+    notes: tuple[str, ...] = ()  # what a reader should know of the figures
+    step_time_s: Quantity = UNKNOWN  # seconds of one optimizer step
+    tokens_per_s_per_gpu: Quantity = UNKNOWN  # tokens of the global batch per second and rank
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         found = {name: getattr(self, name) for name in self.__slots__}
         plain = {n: v.as_dict() if isinstance(v, Quantity) else v for n, v in found.items()}
         maps = {"breakdown": dict(self.breakdown), "by_phase": dict(self.by_phase)}
@@ -127,18 +117,10 @@ def predict(
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
 
-    Args:
-        workload: what is trained.
-        cluster: where.
-        framework: with which stack; a bare name means versions that are covered.
-        settings: the candidate.
-        headroom: share of the device's memory that is left free.
-        limit_bytes: what may be used, in the place of memory and headroom.
-        profile: dry runs of the settings' layout; allocated memory is then theirs.
-        script: what the user's loop keeps beside the step.
-        calibration: rates measured on such devices; nanotron's constants, which are of runs of its
-            own, stay as they are.
-        costs: constants, if not the catalogue's.
+    A bare name of a framework means versions that are covered. ``limit_bytes`` is in the place of
+    memory and headroom. With a ``profile``, dry runs of the settings' layout, allocated memory is
+    theirs. ``script`` says what the user's loop keeps beside the step. Of a ``calibration``
+    nanotron's constants, which are of runs of its own, stay as they are.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
     priced as it would run. Of settings that are not covered all quantities are unknown.
@@ -159,10 +141,11 @@ def predict(
     held = allocated.value or 0.0
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     outside = _sum(terms.context, terms.communicators)
-    needed = _shifted(allocated, (outside.value or 0.0) + tensors.late_bytes)
+    late = tensors.late_bytes
+    more = (outside.value or 0.0) + late
+    needed = _each(allocated, lambda end: end + more)
     why = never or too_large_text(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
-    late = tensors.late_bytes
     free = _predicted(late, late, late) if piped else terms.reserved_free
 
     where, priced = cluster, costs
@@ -172,6 +155,17 @@ def predict(
         rates_note = (calibrated_text(calibration, cluster),)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
+    speed = UNKNOWN
+    if not (seconds.value is None or seconds.low is None or seconds.high is None):
+        sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
+        sequences *= settings.data_parallel_size(cluster.world_size)
+        tokens = sequences * workload.sequence_length / cluster.world_size
+        speed = Quantity(
+            value=tokens / seconds.value,
+            low=tokens / seconds.high,
+            high=tokens / seconds.low,
+            provenance=seconds.provenance,
+        )
     return Prediction(
         breakdown=MappingProxyType(
             {**tensors.breakdown, **({WORKSPACES: cublas_bytes} if cublas_bytes else {})}
@@ -181,51 +175,24 @@ def predict(
         context_bytes=terms.context.value or 0.0,
         communicator_bytes=terms.communicators.value or 0.0,
         allocated_bytes=allocated,
-        reserved_bytes=_within(_sum(allocated, free), room - (outside.low or 0.0)),
-        device_bytes=_within(_sum(allocated, free, outside), room),
+        # not more than there is, for what runs cannot take more
+        reserved_bytes=_each(
+            _sum(allocated, free), lambda end: min(end, room - (outside.low or 0.0))
+        ),
+        device_bytes=_each(_sum(allocated, free, outside), lambda end: min(end, room)),
         needed_bytes=needed,
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
         notes=(*border_notes(needed, limit), *stalls, *rates_note),
         step_time_s=seconds,
-        tokens_per_s_per_gpu=_rate(workload, settings, cluster, seconds),
+        tokens_per_s_per_gpu=speed,
     )
 
 
 def unknown_prediction(limit: float, why: str) -> Prediction:
     """Makes the prediction of a configuration about which nothing is known, with the reason."""
-    return Prediction(
-        breakdown=MappingProxyType({}),
-        by_phase=MappingProxyType({}),
-        basis=Basis.ARITHMETIC,
-        context_bytes=0.0,
-        communicator_bytes=0.0,
-        allocated_bytes=UNKNOWN,
-        reserved_bytes=UNKNOWN,
-        device_bytes=UNKNOWN,
-        needed_bytes=UNKNOWN,
-        limit_bytes=limit,
-        fits=False,
-        why=why,
-        notes=(),
-        step_time_s=UNKNOWN,
-        tokens_per_s_per_gpu=UNKNOWN,
-    )
-
-
-def _rate(workload: Workload, settings: Settings, cluster: Cluster, seconds: Quantity) -> Quantity:
-    if seconds.value is None or seconds.low is None or seconds.high is None:
-        return UNKNOWN
-    sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
-    sequences *= settings.data_parallel_size(cluster.world_size)
-    tokens = sequences * workload.sequence_length / cluster.world_size
-    return Quantity(
-        value=tokens / seconds.value,
-        low=tokens / seconds.high,
-        high=tokens / seconds.low,
-        provenance=seconds.provenance,
-    )
+    return Prediction(limit_bytes=limit, why=why)
 
 
 def too_large_text(needed: Quantity, limit: float) -> str:
@@ -243,12 +210,6 @@ def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
     return (f"the limit of {limit / 2**30:.1f} GiB lies within the interval of the need, {sizes}",)
 
 
-def _within(size: Quantity, room: float) -> Quantity:
-    """Not more than there is, for what runs cannot take more."""
-    value, low, high = (min(end or 0.0, room) for end in (size.value, size.low, size.high))
-    return replace(size, value=value, low=low, high=high)
-
-
 def _predicted(value: float, low: float, high: float) -> Quantity:
     return Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
 
@@ -256,9 +217,8 @@ def _predicted(value: float, low: float, high: float) -> Quantity:
 _NOTHING = _predicted(0.0, 0.0, 0.0)
 
 
-def _shifted(size: Quantity, more: float) -> Quantity:
-    """With so much more of which the value is taken."""
-    value, low, high = ((end or 0.0) + more for end in (size.value, size.low, size.high))
+def _each(size: Quantity, changed: Callable[[float], float]) -> Quantity:
+    value, low, high = (changed(end or 0.0) for end in (size.value, size.low, size.high))
     return replace(size, value=value, low=low, high=high)
 
 

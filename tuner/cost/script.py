@@ -54,7 +54,6 @@ class Script:
                 raise UsageError(f"script.{field.name}", given, "must be true or false")
 
     def as_dict(self) -> dict[str, bool]:
-        """Plain JSON values."""
         return asdict(self)
 
     @classmethod
@@ -80,6 +79,7 @@ PLAIN = Script()
 def script_bytes(
     workload: Workload,
     settings: Settings,
+    tp: int,
     framework: Framework | FrameworkName,
     script: Script,
 ) -> dict[Phase, dict[Category, float]]:
@@ -96,9 +96,9 @@ def script_bytes(
     wide = release is not None and meets(release, FP32_IN_MODEL)
     shifted = release is not None and meets(release, SHIFTED_COPY)
     model, tokens = workload.model, settings.micro_batch_size * workload.sequence_length
-    logits = tokens * model.vocab_size / settings.tp_size
+    logits = tokens * model.vocab_size / tp
     # keys and values of all layers, of one micro-batch
-    channels = 2 * model.layers * model.kv_heads * model.head_dim / settings.tp_size
+    channels = 2 * model.layers * model.kv_heads * model.head_dim / tp
     cache = compute * channels * tokens if script.use_cache else 0.0
     returned = (4 if wide else compute) * logits
     # per logit, what this release's loss needs beyond the newest release's
@@ -110,10 +110,7 @@ def script_bytes(
     in_forward = {Category.ACTIVATIONS: own_cache + kept_cache}
     return {
         Phase.FORWARD: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits},
-        Phase.LOSS: {
-            **in_forward,
-            Category.LOGITS_AND_LOSS: kept_logits + loss * logits,
-        },
+        Phase.LOSS: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits + loss * logits},
         Phase.BACKWARD: {
             Category.ACTIVATIONS: own_cache if script.keeps_outputs else 0.0,
             Category.LOGITS_AND_LOSS: kept_logits,

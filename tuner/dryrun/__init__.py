@@ -14,7 +14,7 @@ from tuner.dryrun.plan import (
     told,
 )
 from tuner.dryrun.process import DryRunner, DryRunStoppedError
-from tuner.dryrun.profile import DryRun, Peak, Profile, ProfileCollective
+from tuner.dryrun.profile import DryRun, Profile, ProfileCollective
 from tuner.dryrun.trace import Trace
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "DryRunStoppedError",
     "DryRunner",
     "NotDryRunError",
-    "Peak",
     "Profile",
     "ProfileCollective",
     "Trace",

@@ -170,14 +170,11 @@ class NotDryRunError(Exception):
 class DryRunPlan:
     """A request to the dry-run program for one layout."""
 
-    key: str
-    """SHA-256, in hexadecimal, of all that decides the result."""
+    key: str  # SHA-256, in hexadecimal, of all that decides the result
     class_settings: Settings
     """The class: its settings with a micro-batch of one sequence and no accumulation."""
-    layers: int
-    """Decoder layers of the whole model."""
-    depths: tuple[int, ...]
-    """Decoder layers of the models that are run, ascending."""
+    layers: int  # decoder layers of the whole model
+    depths: tuple[int, ...]  # decoder layers of the models that are run, ascending
     requests: tuple[dict[str, Any], ...]
     """Lines for the dry-run program, as JSON values: one or two for each depth. Their ``id`` is
     the key, the depth and the smallest micro-batch; their ``class``, which shares the limits of

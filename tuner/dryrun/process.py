@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any
 
 from tuner.errors import ProbeError
@@ -35,10 +34,16 @@ DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_"
 DROPPED = frozenset(
     {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 )
-# A model is built from its configuration; nothing is ever fetched.
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "USE_HUB_KERNELS": "NO"}
-# No dry run needs one: it neither takes memory beside a probe, nor follows other code with one.
-NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
+OWN = {
+    # a model is built from its configuration; nothing is ever fetched
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "USE_HUB_KERNELS": "NO",
+    # no dry run needs a GPU: it neither takes memory beside a probe, nor follows other code with it
+    "CUDA_VISIBLE_DEVICES": "",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONFAULTHANDLER": "1",
+}
 
 
 class DryRunStoppedError(Exception):
@@ -79,12 +84,7 @@ class DryRunner:
         self._start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._end()
 
     def ask(
@@ -157,14 +157,16 @@ class DryRunner:
         """Answers among what was read; anything else is passed over."""
         while b"\n" in self._unread:
             line, _, self._unread = self._unread.partition(b"\n")
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(answer, dict):
-                yield answer
+            with suppress(ValueError):
+                if isinstance(answer := json.loads(line), dict):
+                    yield answer
 
     def _start(self) -> None:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
+        }
         self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in _end)
         try:
             self._process = subprocess.Popen(
@@ -172,7 +174,7 @@ class DryRunner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
-                env=_environment(os.environ),
+                env=kept | OWN,
                 start_new_session=True,
             )
         except OSError as error:
@@ -205,18 +207,3 @@ class DryRunner:
         if self._words is not None:
             self._words.close()
             self._words = None
-
-
-def _environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
-    }
-    return {
-        **kept,
-        **OFFLINE,
-        **NO_DEVICE,
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONFAULTHANDLER": "1",
-    }

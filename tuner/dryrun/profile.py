@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.core.configuration import Settings
+from tuner.cost.allocated import Peak
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.process import LIMIT_S
@@ -25,7 +26,6 @@ from tuner.dryrun.trace import (
     ProfileStep,
     Trace,
     by_sizes,
-    check_depths,
     matched_steps,
 )
 
@@ -34,53 +34,28 @@ OTHER = "temporaries"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peak:
-    """The highest memory of one optimizer step."""
-
-    total_bytes: int
-    """Allocated at the highest moment."""
-    phase: str
-    """The phase of that moment: forward, loss, backward or optimizer."""
-    by_phase: Mapping[str, int]
-    """The highest of each phase, in bytes."""
-    breakdown: Mapping[str, int]
-    """Bytes by category at the highest moment; together they are ``total_bytes``."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileCollective:
     """Collectives of one kind in one optimizer step of one rank."""
 
-    op: str
-    """all_gather, reduce_scatter, all_reduce, ..."""
-    axis: str
-    """The mesh axis that communicates: dp, dp_shard, dp_replicate or tp."""
-    phase: str
-    """What the step was doing."""
-    overlap: str
-    """What hides it: prefetched, behind_backward, or exposed where nothing does."""
-    count: int
-    """Calls."""
-    bytes: int
-    """Of their whole (gathered or unreduced) tensors, summed over the calls."""
+    op: str  # all_gather, reduce_scatter, all_reduce, ..
+    axis: str  # the mesh axis that communicates: dp, dp_shard, dp_replicate or tp
+    phase: str  # what the step was doing
+    overlap: str  # what hides it: prefetched, behind_backward, or exposed where nothing does
+    count: int  # calls
+    bytes: int  # of their whole (gathered or unreduced) tensors, summed over the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
     """Memory and collectives of a class of settings, from dry runs at one or two depths."""
 
-    layers: int
-    """Decoder layers of the model that it is for."""
-    depths: tuple[int, ...]
-    """Decoder layers of the models that were dry-run."""
-    steps: tuple[ProfileStep, ...]
-    """By micro-batch sizes, then by accumulation, ascending."""
+    layers: int  # decoder layers of the model that it is for
+    depths: tuple[int, ...]  # decoder layers of the models that were dry-run
+    steps: tuple[ProfileStep, ...]  # by micro-batch sizes, then by accumulation, ascending
     block_bytes: int
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
-    notes: tuple[str, ...]
-    """What is to be known about the figures."""
-    versions: Mapping[str, str]
-    """Of the packages that were run."""
+    notes: tuple[str, ...]  # what is to be known about the figures
+    versions: Mapping[str, str]  # of the packages that were run
 
     @classmethod
     def from_traces(cls, traces: Sequence[Trace], layers: int) -> "Profile":
@@ -95,9 +70,7 @@ class Profile:
             ValueError: the traces are not of one class, or do not reach ``layers``.
         """
         traces = sorted(traces, key=lambda trace: trace.layers)
-        groups = by_sizes(traces)
-        for group in groups:
-            check_depths(group, layers)
+        groups = by_sizes(traces, layers)
         return cls(
             layers=layers,
             depths=tuple(trace.layers for trace in groups[0]),
@@ -246,29 +219,22 @@ ENDED = (TIME_LIMIT, "Crashed")
 class DryRun:
     """The dry runs of one class of settings, or why there are none."""
 
-    key: str
-    """What decides the result, hashed: :attr:`tuner.dryrun.DryRunPlan.key`."""
-    class_settings: Settings
-    """The class."""
-    layers: int
-    """Decoder layers of the whole model."""
-    depths: tuple[int, ...]
-    """Decoder layers of the models that were run."""
+    key: str  # what decides the result, hashed: :attr:`tuner.dryrun.DryRunPlan.key`
+    class_settings: Settings  # the class
+    layers: int  # decoder layers of the whole model
+    depths: tuple[int, ...]  # decoder layers of the models that were run
     traces: tuple[Trace, ...] = field(default=(), hash=False)
     """What they showed, one for each depth; empty when one failed."""
-    error: str = ""
-    """Why there is no profile, fit to be shown; empty when there is one."""
+    error: str = ""  # why there is no profile, fit to be shown; empty when there is one
     is_refusal: bool = False
     """Whether the error is the stack's word on these settings: it names a rule, or an operator
     that raised it, or the dry runs take too much CPU time. All else is an accident."""
     limit_s: float = 0.0
     """Seconds of CPU time after which the dry runs were ended; 0 where they were not."""
-    machine: str = ""
-    """Name of the machine that took so long; empty where none did."""
+    machine: str = ""  # name of the machine that took so long; empty where none did
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
     """Of the packages that were run."""
-    created_at: str = ""
-    """When, UTC in ISO 8601."""
+    created_at: str = ""  # when, UTC in ISO 8601
 
     @property
     def profile(self) -> Profile | None:

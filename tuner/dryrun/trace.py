@@ -20,54 +20,39 @@ Bytes = tuple[float, ...]
 class Line:
     """One moment of a step, at each micro-batch size."""
 
-    bytes: Bytes
-    """All that is allocated."""
-    categories: Mapping[str, Bytes]
-    """What it is for; together they are ``bytes``."""
+    bytes: Bytes  # all that is allocated
+    categories: Mapping[str, Bytes]  # what it is for; together they are `bytes`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """A stretch of a step: from one decoder layer's start to the next one's, in one phase."""
 
-    micro_batch: int
-    """Of the step, from 0."""
-    phase: str
-    """forward, loss, backward or optimizer."""
-    part: str
-    """``before`` the layers, ``layer 0`` and so on, or ``after`` them."""
-    lines: tuple[Line, ...]
-    """Its highest moments, for micro-batches of one sequence and more."""
+    micro_batch: int  # of the step, from 0
+    phase: str  # forward, loss, backward or optimizer
+    part: str  # `before` the layers, `layer 0` and so on, or `after` them
+    lines: tuple[Line, ...]  # its highest moments, for micro-batches of one sequence and more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceCollective:
     """Collectives of one kind in one optimizer step."""
 
-    op: str
-    """all_gather, reduce_scatter, all_reduce, ..."""
-    axis: str
-    """The mesh axis that communicates."""
-    phase: str
-    """What the step was doing."""
-    overlap: str
-    """What hides it: prefetched, behind_backward, or exposed where nothing does."""
-    count: int
-    """Calls, at every micro-batch size."""
-    bytes: Bytes
-    """Of their whole (gathered or unreduced) tensors, summed over the calls."""
+    op: str  # all_gather, reduce_scatter, all_reduce, ..
+    axis: str  # the mesh axis that communicates
+    phase: str  # what the step was doing
+    overlap: str  # what hides it: prefetched, behind_backward, or exposed where nothing does
+    count: int  # calls, at every micro-batch size
+    bytes: Bytes  # of their whole (gathered or unreduced) tensors, summed over the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One optimizer step."""
 
-    accumulation: int
-    """Its micro-batches."""
-    segments: tuple[Segment, ...]
-    """In the step's order."""
-    collectives: tuple[TraceCollective, ...]
-    """All of the step."""
+    accumulation: int  # its micro-batches
+    segments: tuple[Segment, ...]  # in the step's order
+    collectives: tuple[TraceCollective, ...]  # all of the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,22 +63,16 @@ class Trace:
         ValueError: sizes that are not one or two, ascending, or a figure without one for each.
     """
 
-    device: str
-    """cpu or cuda: whose allocator's rounding, and whose optimizer, was followed."""
-    layers: int
-    """Decoder layers of the model that was run."""
+    device: str  # cpu or cuda: whose allocator's rounding, and whose optimizer, was followed
+    layers: int  # decoder layers of the model that was run
     micro_batch_sizes: tuple[int, ...]
     """One or two sizes, ascending, that every pair of figures is for."""
-    steps: tuple[Step, ...]
-    """One for each accumulation count."""
+    steps: tuple[Step, ...]  # one for each accumulation count
     block_bytes: int
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
-    notes: tuple[str, ...]
-    """What is to be known about the figures."""
-    versions: Mapping[str, str]
-    """Of the packages that were run."""
-    seconds: float
-    """That the dry run took."""
+    notes: tuple[str, ...]  # what is to be known about the figures
+    versions: Mapping[str, str]  # of the packages that were run
+    seconds: float  # that the dry run took
 
     def __post_init__(self) -> None:
         sizes = self.micro_batch_sizes
@@ -175,64 +154,56 @@ Place = tuple[int, str, str]
 class Stretch:
     """A segment at each depth that was run."""
 
-    place: Place
-    """Where in the step."""
-    lines: tuple[tuple[Line, ...], ...]
-    """For each depth the highest moments."""
-    matches: bool
-    """Whether the moments of the depths are the same ones, in one order."""
+    place: Place  # where in the step
+    lines: tuple[tuple[Line, ...], ...]  # for each depth the highest moments
+    matches: bool  # whether the moments of the depths are the same ones, in one order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calls:
     """Collectives of one kind at each depth that was run."""
 
-    kind: tuple[str, str, str, str]
-    """Operation, axis, phase and overlap."""
-    counts: tuple[float, ...]
-    """Calls at each depth."""
-    bytes: tuple[tuple[float, ...], ...]
-    """For each depth, bytes at each micro-batch size."""
+    kind: tuple[str, str, str, str]  # operation, axis, phase and overlap
+    counts: tuple[float, ...]  # calls at each depth
+    bytes: tuple[tuple[float, ...], ...]  # for each depth, bytes at each micro-batch size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileStep:
     """An optimizer step of some number of micro-batches."""
 
-    accumulation: int
-    """Its micro-batches."""
+    accumulation: int  # its micro-batches
     micro_batch_sizes: tuple[int, ...]
     """One or two sizes that were dry-run, which the figures belong to; for larger ones they are
     on straight lines, up to the sizes of another step."""
-    stretches: tuple[Stretch, ...]
-    """In the step's order."""
-    calls: tuple[Calls, ...]
-    """Collectives."""
+    stretches: tuple[Stretch, ...]  # in the step's order
+    calls: tuple[Calls, ...]  # collectives
 
 
-def by_sizes(traces: Sequence[Trace]) -> list[list[Trace]]:
-    """The traces of each group of micro-batch sizes, ascending; by depth within each."""
+def by_sizes(traces: Sequence[Trace], layers: int) -> list[list[Trace]]:
+    """The traces of each group of micro-batch sizes, ascending; by depth within each.
+
+    Raises:
+        ValueError: they do not tell of a model of so many layers.
+    """
     if not traces:
         raise ValueError("traces: must be one or more")
     groups: dict[tuple[int, ...], list[Trace]] = {}
     for trace in sorted(traces, key=lambda trace: (trace.micro_batch_sizes, trace.layers)):
         groups.setdefault(trace.micro_batch_sizes, []).append(trace)
-    depths = {tuple(trace.layers for trace in group) for group in groups.values()}
-    if len(depths) > 1:
-        raise ValueError(f"traces: depths differ between micro-batch sizes: {sorted(depths)}")
-    return list(groups.values())
-
-
-def check_depths(traces: Sequence[Trace], layers: int) -> None:
-    depths = [trace.layers for trace in traces]
+    of_groups = {tuple(trace.layers for trace in group) for group in groups.values()}
+    if len(of_groups) > 1:
+        raise ValueError(f"traces: depths differ between micro-batch sizes: {sorted(of_groups)}")
+    (depths,) = map(list, of_groups)
     if not 1 <= len(set(depths)) == len(depths) <= 2:
         raise ValueError(f"traces: got depths {depths}; must be one or two depths")
     if len(depths) == 1 and depths[0] != layers:
         raise ValueError(f"traces: one of {depths[0]} layers says nothing of {layers}")
     if depths[-1] > layers:
         raise ValueError(f"traces: got depths {depths}; must be {layers} at most")
-    if any(trace.device != traces[0].device for trace in traces):
+    if any(len({trace.device for trace in group}) > 1 for group in groups.values()):
         raise ValueError("traces: device differs between depths")
+    return list(groups.values())
 
 
 def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
@@ -244,48 +215,49 @@ def matched_steps(traces: Sequence[Trace]) -> list[ProfileStep]:
     Raises:
         ValueError: they have other accumulation counts, or other segments.
     """
-    found = [sorted(trace.steps, key=lambda step: step.accumulation) for trace in traces]
-    counts = [[step.accumulation for step in steps] for steps in found]
+    of_traces = [sorted(trace.steps, key=lambda step: step.accumulation) for trace in traces]
+    counts = [[step.accumulation for step in steps] for steps in of_traces]
     if any(one != counts[0] or len(set(one)) != len(one) for one in counts):
         raise ValueError(f"traces: accumulation counts differ between depths: {counts}")
-    return [_matched_step(steps, traces) for steps in zip(*found, strict=True)]
-
-
-def _matched_step(steps: Sequence[Step], traces: Sequence[Trace]) -> ProfileStep:
     head = traces[0].layers // 2
     tail = traces[0].layers - head
-    by_place = [
-        _by_place(step.segments, head, trace.layers - tail)
-        for step, trace in zip(steps, traces, strict=True)
-    ]
-    if any(set(places) != set(by_place[0]) for places in by_place):
-        raise ValueError("traces: the segments of the depths differ")
-    stretches = []
-    for place in by_place[0]:
-        lines = [places[place] for places in by_place]
-        # outside layers all moments are told: as many of the same kinds are the same ones
-        kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
-        matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
-        stretches.append(Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches))
-    calls: dict[tuple[str, str, str, str], list[TraceCollective | None]] = {}
-    for i, step in enumerate(steps):
-        for call in step.collectives:
-            kind = call.op, call.axis, call.phase, call.overlap
-            calls.setdefault(kind, [None] * len(steps))[i] = call
     none = (0.0,) * len(traces[0].micro_batch_sizes)
-    return ProfileStep(
-        accumulation=steps[0].accumulation,
-        micro_batch_sizes=traces[0].micro_batch_sizes,
-        stretches=tuple(stretches),
-        calls=tuple(
-            Calls(
-                kind=kind,
-                counts=tuple(call.count if call else 0 for call in of_depths),
-                bytes=tuple(call.bytes if call else none for call in of_depths),
+    found = []
+    for steps in zip(*of_traces, strict=True):
+        by_place = [
+            _by_place(step.segments, head, trace.layers - tail)
+            for step, trace in zip(steps, traces, strict=True)
+        ]
+        if any(set(places) != set(by_place[0]) for places in by_place):
+            raise ValueError("traces: the segments of the depths differ")
+        stretches = []
+        for place in by_place[0]:
+            lines = [places[place] for places in by_place]
+            # outside layers all moments are told: as many of the same kinds are the same ones
+            kinds = [[frozenset(line.categories) for line in of_depth] for of_depth in lines]
+            matches = place[2] in OUTSIDE and all(one == kinds[0] for one in kinds)
+            stretches.append(Stretch(place=place, lines=tuple(map(tuple, lines)), matches=matches))
+        calls: dict[tuple[str, str, str, str], list[TraceCollective | None]] = {}
+        for i, step in enumerate(steps):
+            for call in step.collectives:
+                kind = call.op, call.axis, call.phase, call.overlap
+                calls.setdefault(kind, [None] * len(steps))[i] = call
+        found.append(
+            ProfileStep(
+                accumulation=steps[0].accumulation,
+                micro_batch_sizes=traces[0].micro_batch_sizes,
+                stretches=tuple(stretches),
+                calls=tuple(
+                    Calls(
+                        kind=kind,
+                        counts=tuple(call.count if call else 0 for call in of_depths),
+                        bytes=tuple(call.bytes if call else none for call in of_depths),
+                    )
+                    for kind, of_depths in calls.items()
+                ),
             )
-            for kind, of_depths in calls.items()
-        ),
-    )
+        )
+    return found
 
 
 def _by_place(segments: Iterable[Segment], head: int, tail: int) -> dict[Place, list[Line]]:

@@ -28,7 +28,7 @@ from tuner.core.words import (
 )
 from tuner.explain import facts
 from tuner.explain.facts import Fact, probes_in
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import count_text, size_text
 
 # Names of categories of memory, and of the phases of a step, in a sentence.
@@ -178,9 +178,7 @@ class _Words(Formatter):
 @singledispatch
 def say(fact: Fact) -> str:
     """The sentence of a fact: its template, or what is registered for its kind."""
-    names: Iterable[str] = fact.__slots__
-    values: dict[str, Any] = {name: getattr(fact, name) for name in names}
-    return _Words().vformat(TEMPLATES[type(fact)], (), values | {"self": fact})
+    return _Words().vformat(TEMPLATES[type(fact)], (), {**vars(fact), "self": fact})
 
 
 # -- pieces -----------------------------------------------------------------------------------
@@ -207,7 +205,6 @@ def _some(numbers: Sequence[int]) -> str:
 
 
 def _named(texts: Iterable[str]) -> str:
-    """The first few, and how many more."""
     found = list(texts)
     rest = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return "; ".join(found[:MOST_NAMED]) + rest
@@ -224,7 +221,6 @@ def _need(one: Evaluation) -> str:
 
 
 def basis_text(found: Evaluation) -> str:
-    """Names what a predicted memory was computed from."""
     return f"from a dry run (probe {_ids(found)})" if found.probes else "by arithmetic"
 
 
@@ -253,7 +249,6 @@ def ran_text(days: Sequence[str], versions: Mapping[str, str]) -> str:
 
 
 def failure_text(probe: Probe) -> str:
-    """How a dry run failed, and of what layout."""
     return _ended(probe, describe_class(probe.request.settings))
 
 
@@ -661,12 +656,6 @@ def _(fact: facts.Transferred) -> str:
     return text
 
 
-def explained(found: Iterable[Fact]) -> tuple[tuple[dict[str, Any], ...], tuple[str, ...]]:
-    """Facts as plain values, and the sentence of each."""
-    known = list(found)
-    return tuple(fact.as_dict() for fact in known), tuple(map(say, known))
-
-
 # -- what people are shown --------------------------------------------------------------------
 
 # Kinds of facts whose changes a table shows in the place of their sentences.
@@ -679,12 +668,7 @@ PlainFact = Mapping[str, Any]
 def shown(
     found: Sequence[PlainFact], sentences: Sequence[str]
 ) -> Iterator[tuple[str, Collection[int]]]:
-    """The sentences that stand beside the table of knobs, each with the probes that it names.
-
-    Args:
-        found: facts as plain values; none of an answer of an earlier version.
-        sentences: of them.
-    """
+    """The sentences that stand beside the table of knobs, each with the probes that it names."""
     if not found:
         yield from ((text, ()) for text in sentences)
     for fact, text in zip(found, sentences, strict=False):

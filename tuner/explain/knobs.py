@@ -36,9 +36,9 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
         yield only
     pairs = _Pairs(known)
     paired = {knob: pairs.nearest(best.settings, knob) for knob in CHOSEN}
-    mine = pairs.timed[best.settings]
-    found = [pairs.compared(mine, one, knob) for knob in CHOSEN for one in paired[knob]]
-    yield from sorted(found, key=_largest_first)
+    answer = pairs.timed[best.settings]
+    found = [pairs.compared(answer, one, knob) for knob in CHOSEN for one in paired[knob]]
+    yield from sorted(found, key=lambda one: _largest_first(one.changes[0]))
     told = {only.knob, *only.without_effect, *only.confounded} if only else set[str]()
     told |= {knob for knob in CHOSEN if paired[knob]}
     for knob in HEADLINE:
@@ -46,34 +46,30 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
         if elsewhere is not None:
             yield elsewhere
             told.add(knob)
-    rest = [knob for knob in CHOSEN if knob not in told and _acts(known, best.settings, knob)]
-    changes = [
-        KnobChange(
-            knob=knob,
-            value=value,
-            instead_of=getattr(best.settings, knob),
-            step=change,
-            pairs=count,
-        )
-        for knob in rest
-        for value, change, count in outlook.effects(
-            best.settings, knob, _other_values(known, best.settings, knob)
-        )
-    ]
+    changes = []
+    for knob in (one for one in CHOSEN if one not in told):
+        is_size, others = KNOBS[knob].kind is int, OTHERS_CHOSEN[knob]
+        rest, legal = others(best.settings), known.space.legal
+        # For all but sizes a knob acts where it alone can be changed.
+        if not is_size and all(one == best.settings or others(one) != rest for one in legal):
+            continue
+        mine = getattr(best.settings, knob)
+        values = sorted({getattr(one, knob) for one in legal} - {mine})
+        if is_size:  # the nearest
+            values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
+        changes += [
+            KnobChange(knob=knob, value=value, instead_of=mine, step=change, pairs=count)
+            for value, change, count in outlook.effects(best.settings, knob, values)
+        ]
     if changes:
-        changes.sort(key=lambda one: (-_size(one), one.knob, str(one.value)))
+        changes.sort(key=_largest_first)
         yield KnobsExpected(
             changes=tuple(changes), grounds=outlook.grounds, others_are_known=bool(told)
         )
 
 
-def _size(one: KnobChange) -> float:
-    return one.step.size if one.step else 0.0
-
-
-def _largest_first(one: KnobProbed) -> tuple[float, str, str]:
-    (change,) = one.changes
-    return -_size(change), change.knob, str(change.value)
+def _largest_first(one: KnobChange) -> tuple[float, str, str]:
+    return -(one.step.size if one.step else 0.0), one.knob, str(one.value)
 
 
 # -- one knob only ----------------------------------------------------------------------------
@@ -114,22 +110,21 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
     if not same or not without or not leaders:
         return None
     first, last = leaders[0], leaders[-1]
-    apart = last.seconds > (1 + CLEAR) * first.seconds and change_between(first, last).is_clear
-    if not apart:
+    is_apart = last.seconds > (1 + CLEAR) * first.seconds
+    if not (is_apart and change_between(first, last).is_clear):
         return None
-    values = (getattr(leader.settings, knob) for leader in leaders)
-    groups = tuple(_group(value, by_value[value]) for value in values)
-    return OnlyKnob(knob=knob, groups=groups, without_effect=without, confounded=())
-
-
-def _group(value: Any, group: Sequence[Evaluation]) -> ValueGroup:
-    return ValueGroup(
-        value=value,
-        low_s=min(f.seconds for f in group),
-        high_s=max(f.seconds for f in group),
-        probes=tuple(sorted(number for one in group for number in one.probe_ids)),
-        early=tuple(sorted(n for one in group if one.ended_early for n in one.probe_ids)),
+    groups = [by_value[getattr(leader.settings, knob)] for leader in leaders]
+    told = tuple(
+        ValueGroup(
+            value=getattr(group[0].settings, knob),
+            low_s=min(f.seconds for f in group),
+            high_s=max(f.seconds for f in group),
+            probes=tuple(sorted(number for one in group for number in one.probe_ids)),
+            early=tuple(sorted(n for one in group if one.ended_early for n in one.probe_ids)),
+        )
+        for group in groups
     )
+    return OnlyKnob(knob=knob, groups=told, without_effect=without, confounded=())
 
 
 # -- pairs of probes --------------------------------------------------------------------------
@@ -172,7 +167,6 @@ class _Pairs:
         return None
 
     def compared(self, best: Evaluation, other: Settings, knob: str) -> KnobProbed:
-        """The effect of the other value of a knob."""
         found, need = self.timed.get(other), self.known.too_large.get(other)
         wrong = self.known.wrong.get(other)
         change = KnobChange(
@@ -204,23 +198,3 @@ class _Pairs:
                 probes=need.probe_ids[:1],
             )
         return KnobProbed(changes=(change,))
-
-
-# -- the belief -------------------------------------------------------------------------------
-
-
-def _acts(known: Knowledge, best: Settings, knob: str) -> bool:
-    """True of a knob that acts in the answer: for all but sizes, that it alone can be changed."""
-    if KNOBS[knob].kind is int:
-        return True
-    others = OTHERS_CHOSEN[knob]
-    return any(one != best and others(one) == others(best) for one in known.space.legal)
-
-
-def _other_values(known: Knowledge, best: Settings, knob: str) -> list[Any]:
-    """Other values of a knob; of sizes, the nearest."""
-    mine = getattr(best, knob)
-    values = sorted({getattr(s, knob) for s in known.space.legal} - {mine})
-    if KNOBS[knob].kind is not int:
-        return values
-    return [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]

@@ -14,9 +14,17 @@ from tuner.errors import (
     TrainsWronglyError,
     TunerError,
 )
-from tuner.explain.english import explained, say
-from tuner.explain.predicted import awaited_facts, how_it_stands, predicted_facts
-from tuner.explain.probed import probed_facts, probes_against
+from tuner.explain.english import say
+from tuner.explain.facts import Fact, WhatFollows
+from tuner.explain.predicted import grounds_of, how_it_stands, predicted_facts
+from tuner.explain.probed import (
+    failures,
+    not_suggested,
+    of_other_fidelities,
+    probed_facts,
+    probes_against,
+    what_is_left,
+)
 from tuner.planner import Stop, next_probe, planned_answer, what_is_needed
 from tuner.planner.answer import what_trained_wrongly
 from tuner.planner.dry_runs import as_predicted
@@ -37,21 +45,35 @@ def answer(study: Study) -> Suggestion:
         UsageError: the question has no legal configurations.
     """
     found = planned_answer(study)
-    if found.forecast is None:
-        assert found.known is not None
-        assert found.choice is not None
-        facts = probed_facts(study, found.known, found.choice)
-    elif found.known is None:
-        facts = iter(
-            (
-                *predicted_facts(found.forecast, found.choice),
-                *probes_against(study, found.forecast),
-            )
-        )
+    known, predictions, choice = found.known, found.forecast, found.choice
+    facts: list[Fact] = []
+    if predictions is None:
+        assert known is not None
+        assert choice is not None
+        of_dry_runs = forecast(study) if study.dry_runs else None
+        facts += probed_facts(study, known, choice, of_dry_runs)
+    elif known is None:
+        facts += predicted_facts(predictions, choice)
+        facts += grounds_of(predictions)
+        facts += probes_against(study, predictions)
     else:
-        facts = awaited_facts(study, found.known, found.forecast, found.choice)
-    plain, words = explained(facts)
-    return replace(found.suggestion, facts=plain, explanation=words)
+        # It is to be measured or emulated, and nothing that was fits.
+        something = choice is not None or bool(predictions.untimed)
+        facts += how_it_stands(study, known)
+        facts += failures(known)
+        facts += [WhatFollows(fidelity=study.limits.fidelity)] if something else []
+        if something or not known.too_large:
+            facts += predicted_facts(predictions, choice)
+            facts += grounds_of(predictions)
+        else:
+            facts += not_suggested(known.wrong, study)
+        facts += what_is_left(known)
+        facts += of_other_fidelities(study, known, None)
+    return replace(
+        found.suggestion,
+        facts=tuple(fact.as_dict() for fact in facts),
+        explanation=tuple(map(say, facts)),
+    )
 
 
 def check_limits(study: Study, limits: Limits) -> None:
@@ -73,11 +95,7 @@ def check_limits(study: Study, limits: Limits) -> None:
 
 
 def best_known(study: Study) -> Suggestion | None:
-    """The answer as it stands; ``None`` while a first dry run is wanted, and nothing else is known.
-
-    Raises:
-        UsageError: the question has no legal configurations.
-    """
+    """The answer so far; ``None`` while a first dry run is wanted, and nothing else is known."""
     found = answer(study)
     best = found.best
     # Probes of this study, or of others, stand behind it.
@@ -116,36 +134,26 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
 
     Of one that was to be measured or emulated, that is a best of this fidelity; there may be a
     predicted one.
-
-    Args:
-        study: the study.
-        suggestion: its answer.
-        shown: whether the answer is shown too, so that the error need not repeat it.
     """
-    if study.limits.fidelity is not Fidelity.PREDICTED:
-        return _why_unprobed(study, suggestion)
-    if wrong := forecast(study).what_is_wrong:
-        return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
-    needed = what_is_needed(study)
-    why = " ".join(suggestion.explanation[:2]) or study.reason
-    if shown:
-        in_short = what_is_needed(study, named=False) or forecast(study).unknown
-        why = in_short or " ".join(suggestion.explanation[1:2]) or why
-    if needed:
-        return NothingFitsError(f"nothing fits: {why}")
-    if suggestion.alternatives:
-        return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
-    return ProbeError(f"study {study.id} has no answer: {why}")
-
-
-def _why_unprobed(study: Study, suggestion: Suggestion) -> TunerError:
-    """Says why nothing was measured, or emulated, that fits and trains what it should."""
-    fidelity, forecasts = study.limits.fidelity, is_forecast(study, suggestion)
-    wrong = what_trained_wrongly(study)
+    fidelity = study.limits.fidelity
+    if fidelity is Fidelity.PREDICTED:
+        known, needed = forecast(study), what_is_needed(study)
+        if wrong := known.what_is_wrong:
+            return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
+        why = " ".join(suggestion.explanation[:2]) or study.reason
+        if shown:
+            in_short = what_is_needed(study, named=False) or known.unknown
+            why = in_short or " ".join(suggestion.explanation[1:2]) or why
+        if needed:
+            return NothingFitsError(f"nothing fits: {why}")
+        if suggestion.alternatives:
+            return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
+        return ProbeError(f"study {study.id} has no answer: {why}")
+    forecasts, wrong = is_forecast(study, suggestion), what_trained_wrongly(study)
+    if wrong and forecasts:  # what was not tried is not known to be wrong
+        seen = f"what was {fidelity} and fits trains something else"
+        return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
     if wrong or (suggestion.best is None and (wrong := forecast(study).what_is_wrong)):
-        if forecasts:  # what was not tried is not known to be wrong
-            seen = f"what was {fidelity} and fits trains something else"
-            return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
         return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
     why = " ".join(map(say, how_it_stands(study, learned(study, fidelity))))
     why += " What is suggested is predicted." if forecasts else ""

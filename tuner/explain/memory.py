@@ -33,7 +33,7 @@ from tuner.explain.facts import (
     MemoryUnknown,
 )
 from tuner.space import check_settings
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from tuner.text import size_text
 
 # Categories that the first fact names.
@@ -42,8 +42,14 @@ MOST_CATEGORIES = 3
 SMALLEST_SHARE = 0.005
 # Padding of this share of the device's memory, or more, is told.
 TOLD_FROM = 0.01
-# Shardings by what is split; a step in it is one stronger or weaker.
-ORDER = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+# One step stronger, and one weaker.
+NEXT_SHARDINGS = {
+    Sharding.DDP: (Sharding.ZERO1, Sharding.SHARD_GRAD_OP),
+    Sharding.ZERO1: (Sharding.DDP,),
+    Sharding.SHARD_GRAD_OP: (Sharding.FULL_SHARD, Sharding.DDP),
+    Sharding.FULL_SHARD: (Sharding.SHARD_GRAD_OP, Sharding.HYBRID_SHARD),
+    Sharding.HYBRID_SHARD: (Sharding.FULL_SHARD, Sharding.SHARD_GRAD_OP),
+}
 
 Profiles = Mapping[Settings, Profile]
 
@@ -54,11 +60,6 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
 
     Both figures of a difference are of one basis: dry runs where both layouts have a profile,
     arithmetic for both otherwise. Values that are illegal or inactive here are left out.
-
-    Args:
-        question: for which it is legal.
-        settings: the configuration.
-        profiles: dry runs by layout.
     """
     # Of a study's question the restrictions of knobs count for nothing here.
     question = Question(
@@ -90,7 +91,13 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
     experts = workload.model.experts
     if not experts or not is_fsdp(settings, cluster):
         return
-    held, gathered = padding_bytes(workload, cluster, settings)
+    units = [layer.unit for layer in shards(workload, settings, cluster).layers]
+    padded = [unit.padded - unit.whole for unit in units]
+    # What one rank holds through a step, and in its largest gathered layer.
+    held, gathered = 0.0, max(padded) * COMPUTE_BYTES[workload.precision]
+    if not settings.cpu_offload:  # which holds all of it in host memory
+        each = 2 * WEIGHT_BYTES[workload.precision] + state_bytes(workload)
+        held = sum(padded) / shard_ranks(settings, cluster) * each
     if held + gathered >= TOLD_FROM * cluster.gpu.memory_bytes:
         ranks = shard_ranks(settings, cluster)
         yield ExpertsPadded(
@@ -100,17 +107,6 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
             held_bytes=held,
             gathered_bytes=gathered,
         )
-
-
-def padding_bytes(workload: Workload, cluster: Cluster, settings: Settings) -> tuple[float, float]:
-    """Bytes of padding that one rank holds through a step, and in its largest gathered layer."""
-    units = [layer.unit for layer in shards(workload, settings, cluster).layers]
-    padded = [unit.padded - unit.whole for unit in units]
-    weight = WEIGHT_BYTES[workload.precision]
-    held = 0.0
-    if not settings.cpu_offload:  # which holds all of it in host memory
-        held = sum(padded) / shard_ranks(settings, cluster) * (2 * weight + state_bytes(workload))
-    return held, max(padded) * COMPUTE_BYTES[workload.precision]
 
 
 def memory_changes(
@@ -126,7 +122,7 @@ def memory_changes(
         if mine is None or theirs is None:
             mine = theirs = None
         before, after = _predict(question, settings, mine), _predict(question, other, theirs)
-        change, apart = _difference(before, after), _by_category(before, after)
+        change, apart = _difference(before, after)
         yield KnobPredicted(
             changes=(
                 KnobChange(
@@ -144,16 +140,19 @@ def memory_changes(
         )
     # The other of AdamW's two precisions of state: by arithmetic, for it is another workload.
     workload = question.workload
-    optimizers = {
+    optimizer = {
         Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
         Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
-    }
-    optimizer = optimizers.get(workload.optimizer)
+    }.get(workload.optimizer)
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
-    before, after = _predict(question, settings), _predict(changed, settings)
-    change, apart = _difference(before, after), _by_category(before, after)
+    change, apart = _difference(_predict(question, settings), _predict(changed, settings))
+    name, saves = _largest(apart)
+    eight_bit = optimizer is Optimizer.ADAMW_8BIT
+    reason = EIGHT_BIT if eight_bit else NOT_EIGHT_BIT
+    if saves is not eight_bit or name not in ABOUT["optimizer"]:
+        reason = _bare(apart)
     yield KnobPredicted(
         changes=(
             KnobChange(
@@ -163,7 +162,7 @@ def memory_changes(
                 memory_bytes=change,
             ),
         ),
-        reason=_optimizer_reason(optimizer, apart) if change else "",
+        reason=reason if change else "",
         beside="",
         basis=Basis.ARITHMETIC,
         of_dry_run=settings.settings_class in profiles,
@@ -186,22 +185,18 @@ def _uncovered(question: Question, settings: Settings) -> str:
     return uncovered_settings(q.workload, q.framework, q.cluster, settings)
 
 
-def _difference(before: Prediction, after: Prediction) -> float:
-    """Bytes that the peak grows by; 0 where that is next to nothing."""
+def _difference(before: Prediction, after: Prediction) -> tuple[float, dict[str, float]]:
+    """Bytes that the peak grows by, 0 where that is next to nothing; and those of each category,
+    though the peaks may be in different phases."""
     old, new = before.allocated_bytes.value, after.allocated_bytes.value
     assert old is not None
     assert new is not None
-    return new - old if abs(new - old) > SMALLEST_SHARE * old else 0.0
-
-
-def _by_category(before: Prediction, after: Prediction) -> dict[str, float]:
-    """The same by category; the peaks may be in different phases."""
-    old, new = before.breakdown, after.breakdown
-    return {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
+    names, change = {**before.breakdown, **after.breakdown}, new - old
+    apart = {n: after.breakdown.get(n, 0.0) - before.breakdown.get(n, 0.0) for n in names}
+    return change if abs(change) > SMALLEST_SHARE * old else 0.0, apart
 
 
 def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Settings]]:
-    """Configurations with a neighbouring value of one active knob, and which."""
     for knob, value in _neighbors(settings):
         other = _legal(question, settings, knob, value)
         if other is not None and not _uncovered(question, other):
@@ -209,12 +204,11 @@ def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Setti
 
 
 def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """Knobs and the values that are next to their own."""
     yield "sync_each_batch", not settings.sync_each_batch
     yield "tp_recompute_allgather", not settings.tp_recompute_allgather
     full = settings.activation_checkpointing is Checkpointing.FULL
     yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
-    yield from (("sharding", value) for value in _shardings(settings.sharding))
+    yield from (("sharding", value) for value in NEXT_SHARDINGS[settings.sharding])
     for knob in ("micro_batch_size", "tp_size", "pp_size"):
         size = getattr(settings, knob)
         yield knob, 2 * size
@@ -222,21 +216,6 @@ def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
             yield knob, size // 2
     if settings.cpu_offload:
         yield "cpu_offload", False
-
-
-def _shardings(sharding: Sharding) -> Iterator[Sharding]:
-    """One step stronger and one weaker."""
-    if sharding in (Sharding.DDP, Sharding.ZERO1):
-        yield Sharding.ZERO1 if sharding is Sharding.DDP else Sharding.DDP
-    if sharding is Sharding.HYBRID_SHARD:
-        yield Sharding.FULL_SHARD
-        yield Sharding.SHARD_GRAD_OP
-    if sharding in ORDER:
-        place = ORDER.index(sharding)
-        yield from ORDER[place + 1 : place + 2]
-        yield from ORDER[max(0, place - 1) : place]
-    if sharding is Sharding.FULL_SHARD:
-        yield Sharding.HYBRID_SHARD
 
 
 def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Settings | None:
@@ -289,30 +268,16 @@ def _reason(
 
     It is the knob's own reason where that is what changes most, and in its direction. Otherwise
     it is the category that changes most, and what else decides it.
-
-    Args:
-        question: what they are for.
-        settings: as it is.
-        other: with the other value, and whatever changes with it.
-        knob: the one that differs.
-        differences: bytes by category at the peak, of the other less the configuration's own.
     """
     name, saves = _largest(differences)
     expected = _should_save(settings, other, knob)
     unsplit = knob == "tp_size" and question.workload.model.experts and name in _STATES
-    padded = not saves and name in _STATES and _more_padded(question, settings, other)
+    # Experts that are split over more ranks than before, and than there are experts.
+    old, new = _shards(question, settings, other)
+    padded = not saves and name in _STATES and old < new > question.workload.model.experts > 0
     if expected in (saves, None) and name in ABOUT[knob] and not unsplit and not padded:
         return _own(question, settings, other, knob, saves=saves)
     return _bare(differences) + _cause(question, settings, other, name)
-
-
-def _optimizer_reason(other: Optimizer, differences: Mapping[str, float]) -> str:
-    """The same for the other of AdamW's two precisions of state."""
-    name, saves = _largest(differences)
-    eight_bit = other is Optimizer.ADAMW_8BIT
-    if saves is not eight_bit or name not in ABOUT["optimizer"]:
-        return _bare(differences)
-    return EIGHT_BIT if eight_bit else NOT_EIGHT_BIT
 
 
 def _largest(differences: Mapping[str, float]) -> tuple[str, bool]:
@@ -322,7 +287,6 @@ def _largest(differences: Mapping[str, float]) -> tuple[str, bool]:
 
 
 def _bare(differences: Mapping[str, float]) -> str:
-    """Only what changes."""
     name, saves = _largest(differences)
     size = size_text(abs(differences[name]))
     return f"{size} {'less' if saves else 'more'} of {CATEGORY_WORDS[name]} at the peak"
@@ -390,21 +354,19 @@ def _cause(question: Question, settings: Settings, other: Settings, name: str) -
     return ""
 
 
-def _more_padded(question: Question, settings: Settings, other: Settings) -> bool:
-    """Tells whether experts are split over more ranks than before, and than there are experts."""
-    old, new = _shards(question, settings, other)
-    return 0 < question.workload.model.experts < new and old < new
-
-
 def _shards(question: Question, settings: Settings, other: Settings) -> tuple[int, int]:
-    """Ranks that shard in both."""
     return shard_ranks(settings, question.cluster), shard_ranks(other, question.cluster)
 
 
 def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:
-    """The reason that a knob is there for."""
+    if knob == "sync_each_batch" and other.sharding not in FSDP:
+        return "every rank keeps whole gradients either way"
     if knob == "sync_each_batch":
-        return _sync(other)
+        return (
+            "FSDP reduces each micro-batch's gradients at once, and keeps its own shard of them"
+            if other.sync_each_batch
+            else "FSDP keeps the unsharded gradients until the last micro-batch"
+        )
     if knob == "tp_recompute_allgather":
         return (
             "backward gathers the input of each layer's linears again, and only this rank's part"
@@ -423,15 +385,11 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
     if knob == "micro_batch_size":
         times = "twice" if other.micro_batch_size > settings.micro_batch_size else "half"
         return f"activations and logits are of {times} as many tokens at once"
-    return _sizes(other, knob)
-
-
-def _sync(other: Settings) -> str:
-    if other.sharding not in FSDP:
-        return "every rank keeps whole gradients either way"
-    if other.sync_each_batch:
-        return "FSDP reduces each micro-batch's gradients at once, and keeps its own shard of them"
-    return "FSDP keeps the unsharded gradients until the last micro-batch"
+    if knob == "cpu_offload":
+        return "parameters, gradients and optimizer state are on the device, not in host memory"
+    what = "the layers" if knob == "pp_size" else "each layer and its activations"
+    size = getattr(other, knob)
+    return f"each rank holds {f'1/{size} of {what}' if size > 1 else f'all of {what}'}"
 
 
 def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
@@ -451,12 +409,3 @@ def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
     if saves:
         return f"parameters, gradients and optimizer state are split over {ranks} ranks"
     return "gathered parameters stay from forward to backward"
-
-
-def _sizes(other: Settings, knob: str) -> str:
-    if knob == "cpu_offload":
-        return "parameters, gradients and optimizer state are on the device, not in host memory"
-    what = "the layers" if knob == "pp_size" else "each layer and its activations"
-    size = other.pp_size if knob == "pp_size" else other.tp_size
-    part = f"1/{size} of {what}" if size > 1 else f"all of {what}"
-    return f"each rank holds {part}"

@@ -6,7 +6,7 @@ from math import inf
 from operator import attrgetter
 
 from tuner.catalog.gpus import gpu_kinds
-from tuner.core.cluster import Cluster, Device
+from tuner.core.cluster import Device
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import FrameworkName, same_release
 from tuner.core.measurement import Basis, Fidelity
@@ -19,15 +19,12 @@ from tuner.explain.facts import Fact, KnobPredicted
 from tuner.explain.memory import memory_facts, padding
 from tuner.explain.probed import (
     earlier,
-    failures,
     not_suggested,
-    of_other_fidelities,
-    what_is_left,
 )
 from tuner.planner.dry_runs import leading
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished
-from tuner.planner.next import next_probe
+from tuner.planner.next import next_run
 from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, studies_near
@@ -41,28 +38,17 @@ MUCH_LIGHTER = 0.1
 
 
 def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
-    """All facts of a forecast, most important first."""
+    """Facts of a forecast, most important first."""
     yield from _of_best(known, choice) if choice else _of_nothing(known)
+    shown = choice.best if choice else next(iter(known.untimed), None)
+    if shown is not None:
+        profiles = {key: profile for key, (profile, _) in known.profiles.items()}
+        for fact in memory_facts(known.study.question, shown.settings, profiles):
+            yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
+    if choice and choice.best.probes:
+        yield from (facts.OfDryRun(note=note) for note in known.notes(choice.best))
     yield from _failures(known)
     yield from not_suggested(known.wrong, known.study)
-    yield from _grounds(known)
-
-
-def awaited_facts(
-    study: Study, known: Knowledge, found: Forecast, choice: Choice | None
-) -> Iterator[Fact]:
-    """The same of a study that is to be measured or emulated, while nothing that was fits."""
-    something = choice is not None or bool(found.untimed)
-    yield from how_it_stands(study, known)
-    yield from failures(known)
-    if something:
-        yield facts.WhatFollows(fidelity=study.limits.fidelity)
-    if something or not known.too_large:
-        yield from predicted_facts(found, choice)
-    else:
-        yield from not_suggested(known.wrong, study)
-    yield from what_is_left(known)
-    yield from of_other_fidelities(study, known)
 
 
 def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
@@ -80,7 +66,7 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
         yield facts.NothingProbed(fidelity=fidelity, is_done=True)
     if study.state in OPEN or not study.reason:
         return
-    plan = next_probe(study)
+    plan = next_run(study)
     if isinstance(plan, Stop) and plan.nothing_fits and study.state is StudyState.FAILED:
         return  # which was said
     yield facts.StudyEnded(reason=study.reason)
@@ -144,15 +130,6 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
             spared_bytes=best.expected_bytes - least.expected_bytes,
             ratio=least.seconds / best.seconds,
         )
-    yield from _memory(known, best)
-    if best.probes:
-        yield from (facts.OfDryRun(note=note) for note in known.notes(best))
-
-
-def _memory(known: Forecast, best: Evaluation) -> Iterator[Fact]:
-    profiles = {key: profile for key, (profile, _) in known.profiles.items()}
-    for fact in memory_facts(known.study.question, best.settings, profiles):
-        yield _with_step(known, best, fact) if isinstance(fact, KnobPredicted) else fact
 
 
 def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
@@ -176,9 +153,8 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
         fit = sum(bool(e.fits) for e in known.estimates.values())
         yield facts.SpeedUnknown(fit=fit, legal=legal, limit_bytes=limit, why=known.unknown)
         if known.study.limits.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
-            yield how_to_know_speed(question)
+            yield _how_to_know_speed(question)
         yield facts.LargestListed(first=known.untimed[0])
-        yield from _memory(known, known.untimed[0])
     elif known.what_is_wrong:
         fit = sum(bool(e.fits) for e in known.wrong_ones)
         yield facts.AllTrainWrongly(fit=fit, legal=legal, limit_bytes=limit)
@@ -192,31 +168,29 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
                 yield from padding(question.workload, question.cluster, least.settings)
 
 
-def how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
-    """Says what to do where no speed is predicted."""
-    cluster, precision = question.cluster, question.workload.precision
-    matrices = _matrix_rate(precision)
-    missing = _missing_figures(cluster, matrices)
-    others = [p for p in Precision if not _missing_figures(cluster, _matrix_rate(p))]
+def _how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
+    cluster = question.cluster
+
+    def missing(precision: Precision) -> list[str]:
+        """Figures that a speed needs and that are not known, by their place in a cluster's file."""
+        names = [_RATE.get(precision, "gpu.dense_bf16_flops_per_s"), "gpu.memory_bytes_per_s"]
+        names += ["intra_node.bytes_per_s"] if cluster.gpus_per_node > 1 else []
+        names += ["inter_node.bytes_per_s"] if cluster.nodes > 1 else []
+        return [name for name in names if attrgetter(name)(cluster) is None]
+
+    mine = missing(question.workload.precision)
+    others = [str(precision) for precision in Precision if not missing(precision)]
+    is_of_matrices = len(mine) == 1 and mine[0].endswith("flops_per_s")
     return facts.HowToKnowSpeed(
         cluster=cluster.name,
         is_cpu=cluster.gpu.device is Device.CPU,
-        missing=tuple(missing),
-        precisions=tuple(map(str, others)) if missing == [matrices] else (),
+        missing=tuple(mine),
+        precisions=tuple(others) if is_of_matrices else (),
         is_listed=cluster.gpu.name in gpu_kinds(),
     )
 
 
-def _matrix_rate(precision: Precision) -> str:
-    return f"gpu.{'fp32' if precision is Precision.FP32 else 'dense_bf16'}_flops_per_s"
-
-
-def _missing_figures(cluster: Cluster, matrices: str) -> list[str]:
-    """Figures that a speed needs and that are not known, by their place in a cluster's file."""
-    names = [matrices, "gpu.memory_bytes_per_s"]
-    names += ["intra_node.bytes_per_s"] if cluster.gpus_per_node > 1 else []
-    names += ["inter_node.bytes_per_s"] if cluster.nodes > 1 else []
-    return [name for name in names if attrgetter(name)(cluster) is None]
+_RATE = {Precision.FP32: "gpu.fp32_flops_per_s"}
 
 
 # -- what stands behind the numbers -----------------------------------------------------------
@@ -236,7 +210,7 @@ def _failures(known: Forecast) -> Iterator[Fact]:
             yield facts.Failed(probes=probes, fidelity=Fidelity.PREDICTED, is_accident=is_accident)
 
 
-def _grounds(known: Forecast) -> Iterator[Fact]:
+def grounds_of(known: Forecast) -> Iterator[Fact]:
     """Tells numbers from dry runs from those that are arithmetic, and what they were made with."""
     if not known.estimates:
         return
@@ -255,7 +229,15 @@ def _grounds(known: Forecast) -> Iterator[Fact]:
             layouts=len(layouts),
             is_transferred=is_transferred,
         )
-        yield from _other_versions(known)
+        # Dry runs run with what is installed, whatever versions are stated.
+        ran: dict[str, str] = {}
+        for _, probe in known.profiles.values():
+            ran |= probe.measurement.versions if probe.measurement else {}
+        stated = question.framework.versions
+        other = {p: ran[p] for p in stated if p in ran and not same_release(ran[p], stated[p])}
+        if other:
+            asked = {package: stated[package] for package in other}
+            yield facts.OtherVersions(ran=other, asked=asked)
     if is_transferred:
         near_ones = [e.factor for e in known.timed if e.near >= NEAR]
         yield facts.Transferred(
@@ -267,14 +249,3 @@ def _grounds(known: Forecast) -> Iterator[Fact]:
             at_assumed_rates=known.at_assumed_rates,
             studies=earlier(question, studies_near(known.study)),
         )
-
-
-def _other_versions(known: Forecast) -> Iterator[Fact]:
-    """Dry runs run with what is installed, whatever versions are stated."""
-    stated = known.study.question.framework.versions
-    found: dict[str, str] = {}
-    for _, probe in known.profiles.values():
-        found |= probe.measurement.versions if probe.measurement else {}
-    other = {p: found[p] for p in stated if p in found and not same_release(found[p], stated[p])}
-    if other:
-        yield facts.OtherVersions(ran=other, asked={package: stated[package] for package in other})

@@ -14,7 +14,7 @@ from tuner.explain import facts
 from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
 from tuner.guard.faults import Wrong
-from tuner.planner.forecast import Forecast, forecast
+from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
 from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import LIGHTER, Choice, complexity
@@ -28,7 +28,9 @@ MORE = 3
 _TOLD_APART = frozenset({Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY})
 
 
-def probed_facts(whole: Study, known: Knowledge, choice: Choice) -> Iterator[Fact]:
+def probed_facts(
+    whole: Study, known: Knowledge, choice: Choice, predictions: Forecast | None
+) -> Iterator[Fact]:
     """All facts of an answer that was probed, most important first."""
     outlook = Outlook(known)
     yield from _of_best(known, choice)
@@ -37,7 +39,7 @@ def probed_facts(whole: Study, known: Knowledge, choice: Choice) -> Iterator[Fac
     yield from failures(known)
     yield from not_suggested(known.wrong, known.study)
     yield from what_is_left(known, outlook)
-    yield from of_other_fidelities(whole, known)
+    yield from of_other_fidelities(whole, known, predictions)
 
 
 def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
@@ -74,13 +76,6 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     elif second is not choice.fastest:  # which was named as what the answer is tied with
         second = timed[second.settings]
         yield facts.NextBest(second=second, change=change_between(best, second))
-    yield from _long_steps(best)
-    hardware = [p.measurement.hardware for p in best.probes if p.measurement]
-    for conf in dict.fromkeys(one["allocator_conf"] for one in hardware if "allocator_conf" in one):
-        yield facts.AllocatorConfigured(conf=conf)
-
-
-def _long_steps(best: Evaluation) -> Iterator[Fact]:
     count = best.settings.gradient_accumulation_steps
     steps = {p.id: p.measurement.step_times_s for p in best.probes if p.measurement}
     if best.extrapolated:
@@ -89,6 +84,9 @@ def _long_steps(best: Evaluation) -> Iterator[Fact]:
     elif count > max(SHORT_COUNTS) and len(best.probes) > 1:
         run_out = tuple(number for number, found in steps.items() if found.get(count))
         yield facts.RunOut(count=count, probes=run_out)
+    hardware = [p.measurement.hardware for p in best.probes if p.measurement]
+    for conf in dict.fromkeys(one["allocator_conf"] for one in hardware if "allocator_conf" in one):
+        yield facts.AllocatorConfigured(conf=conf)
 
 
 def rule_of_thumb(outlook: Outlook) -> Settings | None:
@@ -134,7 +132,6 @@ def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact
 
 
 def failures(known: Knowledge) -> Iterator[Fact]:
-    """Probes that came to nothing."""
     done = finished(known)
     if oom := _ended_as(done, {Outcome.OOM}):
         yield facts.RanOutOfMemory(probes=oom)
@@ -209,7 +206,6 @@ def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> I
 
 
 def also_probed(study: Study, fidelity: Fidelity) -> Iterator[Fact]:
-    """Probes of the same question at another fidelity."""
     if count := sum(1 for p in study.at(fidelity).probes if p.measurement):
         yield facts.AlsoProbed(fidelity=fidelity, count=count)
 
@@ -231,7 +227,9 @@ def probes_against(study: Study, known: Forecast) -> Iterator[Fact]:
             )
 
 
-def of_other_fidelities(study: Study, known: Knowledge) -> Iterator[Fact]:
+def of_other_fidelities(
+    study: Study, known: Knowledge, predictions: Forecast | None
+) -> Iterator[Fact]:
     """For a measured or emulated answer: when it was, and what the other one, and dry runs, say."""
     mine = study.limits.fidelity
     if known.findings and (days := days_of(study.at(mine))):
@@ -244,8 +242,8 @@ def of_other_fidelities(study: Study, known: Knowledge) -> Iterator[Fact]:
     if not dry_runs:
         return
     yield facts.AlsoDryRun(count=len(dry_runs))
-    fitting = known.fitting
-    found = forecast(study).estimates.get(fitting[0].settings) if fitting else None
+    fitting = known.fitting if predictions else ()
+    found = predictions.estimates.get(fitting[0].settings) if predictions and fitting else None
     if found is not None and found.probes:
         yield facts.DryRunAgainstProbes(
             predicted=found, needed_bytes=fitting[0].most_bytes, fidelity=mine
@@ -253,12 +251,10 @@ def of_other_fidelities(study: Study, known: Knowledge) -> Iterator[Fact]:
 
 
 def days_of(study: Study) -> tuple[str, ...]:
-    """Days on which probes of a study were done, in order."""
     return tuple(sorted({p.finished_at[:10] for p in study.probes if p.finished_at}))
 
 
 def earlier(question: Question, studies: Iterable[Study]) -> tuple[facts.EarlierStudy, ...]:
-    """Other studies as evidence for a question."""
     mine, found = question.workload, []
     for study in studies:
         workload, ran = study.question.workload, []

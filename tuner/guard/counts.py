@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.measurement import Collective, Measurement, Outcome, Phase
+from tuner.core.measurement import Collective, Measurement, Phase
 from tuner.core.workload import Workload
-from tuner.cost.memory.shards import WEIGHT_BYTES, shards
+from tuner.cost.memory.shards import WEIGHT_BYTES, axis_sizes, shards
 from tuner.cost.time.collectives import step_collectives
-from tuner.guard.replica import smallest_factor
 from tuner.text import size_text
 
 # Operator, mesh axis and phase of a collective.
@@ -19,8 +17,6 @@ Kind = tuple[str, str, str]
 # Calls of one optimizer step.
 Counts = Counter[Kind]
 
-# The knobs that act in settings, with their values: what settings of one path have in common.
-Path = tuple[tuple[str, Any], ...]
 
 # Phases that a running step does not tell apart.
 _SEEN_IN = {Phase.LOSS: Phase.FORWARD}
@@ -51,49 +47,9 @@ def counted(collectives: Iterable[Collective]) -> Counts:
 class Acted:
     """Evidence that a knob acted."""
 
-    knob: str
-    """Its name."""
-    value: object
-    """The value that it acted as if it had."""
-    why: str
-    """What was seen."""
-
-
-def path_of(settings: Settings, ranks: int) -> Path:
-    """The knobs that act in settings on so many ranks, with their values.
-
-    Tensor parallelism is told by its smallest prime factor, as replicas have it. Wherever gradients
-    accumulate, ``sync_each_batch`` is told to the stack, which steps by it: also on one
-    data-parallel rank, where there is nothing to be reduced.
-    """
-    parallel = settings.data_parallel_size(ranks) > 1
-    values: dict[str, Any] = {"activation_checkpointing": settings.activation_checkpointing}
-    if settings.pp_size > 1:
-        values["pp_size"] = settings.pp_size
-    if settings.tp_size > 1:
-        values["tp_size"] = smallest_factor(settings.tp_size)
-        values["tp_recompute_allgather"] = settings.tp_recompute_allgather
-    if parallel:
-        values["sharding"] = settings.sharding
-    if settings.cpu_offload:
-        values["cpu_offload"] = True
-    if settings.gradient_accumulation_steps > 1:
-        values["sync_each_batch"] = settings.sync_each_batch
-    return tuple(sorted(values.items()))
-
-
-def blamed_by_counts(settings: Settings, ranks: int, found: Measurement) -> str:
-    """The knob that a probe's counts show to be wrong; empty where they show none.
-
-    An optimizer that steps more or less often than it has to takes a micro-batch for a step, which
-    is what ``sync_each_batch`` decides.
-    """
-    if found.outcome is Outcome.KNOB_INACTIVE:
-        return found.knob
-    miscounted = found.optimizer_steps != found.expected_optimizer_steps
-    is_wrong = found.outcome is Outcome.WRONG_RESULT and miscounted
-    acts = "sync_each_batch" in dict(path_of(settings, ranks))
-    return "sync_each_batch" if is_wrong and acts else ""
+    knob: str  # its name
+    value: object  # the value that it acted as if it had
+    why: str  # what was seen
 
 
 def inactive_knob(
@@ -105,24 +61,22 @@ def inactive_knob(
     collectives do, and the nearest, not equal ones: how many buckets DDP makes of a model depends
     on the order in which gradients come.
 
-    Args:
-        workload: what is trained.
-        settings: with the number of micro-batches of the step that was counted.
-        cluster: where.
-        found: by rank 0.
-
-    Returns:
-        ``None`` when no other value of one knob is nearer than the settings' own.
+    The settings have the number of micro-batches of the step that rank 0 has counted. ``None``
+    when no other value of one knob is nearer than the settings' own.
     """
     shown = _shown(workload, settings, cluster, found)
     for one in shown.values():
         if one is not None:
             return one
     expected, seen = caused(workload, settings, cluster), counted(found.collectives)
-    best, nearest = _distance(expected, seen), None
+
+    def distance_of(counts: Counts) -> int:
+        return sum(abs(counts[kind] - seen[kind]) for kind in counts | seen)
+
+    best, nearest = distance_of(expected), None
     for knob, value in _others(settings, cluster):
         other = Settings.from_dict({**settings.as_dict(), knob: value})
-        distance = _distance(caused(workload, other, cluster), seen)
+        distance = distance_of(caused(workload, other, cluster))
         if knob not in shown and distance < best:
             why = difference(expected, seen)
             best, nearest = distance, Acted(knob=knob, value=value, why=why)
@@ -164,13 +118,9 @@ def _others(settings: Settings, cluster: Cluster) -> Iterator[tuple[str, object]
     parallel = settings.data_parallel_size(cluster.world_size) > 1
     if parallel and settings.gradient_accumulation_steps > 1:
         yield "sync_each_batch", not settings.sync_each_batch
-    if settings.tp_size > 1:
+    if axis_sizes(settings, cluster).tp > 1:
         yield "tp_recompute_allgather", not settings.tp_recompute_allgather
         full = settings.activation_checkpointing is Checkpointing.FULL
         yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
     if parallel and settings.sharding in _RESHARDS:
         yield "sharding", _RESHARDS[settings.sharding]
-
-
-def _distance(expected: Counts, seen: Counts) -> int:
-    return sum(abs(expected[kind] - seen[kind]) for kind in expected | seen)

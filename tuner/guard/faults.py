@@ -14,31 +14,64 @@ from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, same_release
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.counts import Path, path_of
-from tuner.guard.replica import STACK, family_of, stack_of
-from tuner.space.inactive import show
+from tuner.guard.replica import STACK, family_of, smallest_factor, stack_of
+from tuner.space.rules import show
+
+# The knobs that act in settings, with their values: what settings of one path have in common.
+Path = tuple[tuple[str, Any], ...]
+
+
+def path_of(settings: Settings, ranks: int) -> Path:
+    """The knobs that act in settings on so many ranks, with their values.
+
+    Tensor parallelism is told by its smallest prime factor, as replicas have it. Wherever gradients
+    accumulate, ``sync_each_batch`` is told to the stack, which steps by it: also on one
+    data-parallel rank, where there is nothing to be reduced.
+    """
+    parallel = settings.data_parallel_size(ranks) > 1
+    values: dict[str, Any] = {"activation_checkpointing": settings.activation_checkpointing}
+    if settings.pp_size > 1:
+        values["pp_size"] = settings.pp_size
+    if settings.tp_size > 1:
+        values["tp_size"] = smallest_factor(settings.tp_size)
+        values["tp_recompute_allgather"] = settings.tp_recompute_allgather
+    if parallel:
+        values["sharding"] = settings.sharding
+    if settings.cpu_offload:
+        values["cpu_offload"] = True
+    if settings.gradient_accumulation_steps > 1:
+        values["sync_each_batch"] = settings.sync_each_batch
+    return tuple(sorted(values.items()))
+
+
+def blamed_by_counts(settings: Settings, ranks: int, found: Measurement) -> str:
+    """The knob that a probe's counts show to be wrong; empty where they show none.
+
+    An optimizer that steps more or less often than it has to takes a micro-batch for a step, which
+    is what ``sync_each_batch`` decides.
+    """
+    if found.outcome is Outcome.KNOB_INACTIVE:
+        return found.knob
+    miscounted = found.optimizer_steps != found.expected_optimizer_steps
+    is_wrong = found.outcome is Outcome.WRONG_RESULT and miscounted
+    acts = "sync_each_batch" in dict(path_of(settings, ranks))
+    return "sync_each_batch" if is_wrong and acts else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCheck:
     """Evidence of training a configuration, with any model of the same program and versions."""
 
-    path: Path
-    """Of the settings."""
-    outcome: Outcome
-    """``ok`` where they passed."""
-    detail: str = ""
-    """Why not."""
-    knob: str = ""
-    """The knob that is to blame by what was counted; empty where counts show none."""
-    source: str = ""
-    """Where that is known from, in words."""
-    is_own: bool = False
-    """Whether it is of the question's own model, or of its own study's probes."""
+    path: Path  # of the settings
+    outcome: Outcome  # ``ok`` where they passed
+    detail: str = ""  # why not
+    knob: str = ""  # the knob that is to blame by what was counted; empty where counts show none
+    source: str = ""  # where that is known from, in words
+    is_own: bool = False  # whether it is of the question's own model, or of its own study's probes
     compared: str = ""
     """What losses were compared of: a replica's family and number format; empty of a probe, whose
     losses have nothing to be held against."""
@@ -58,10 +91,8 @@ class PathCheck:
 class Wrong:
     """Why settings must not be suggested."""
 
-    outcome: Outcome
-    """``wrong_result``, ``knob_inactive`` or ``non_finite``."""
-    why: str
-    """In words, without a full stop."""
+    outcome: Outcome  # ``wrong_result``, ``knob_inactive`` or ``non_finite``
+    why: str  # in words, without a full stop
     is_unconfirmed: bool = False
     """Whether the value failed in one other layout, and nobody looked into this one: a probe of it
     says whether the value is wrong or only the layout."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import product
 from typing import Any
 
@@ -12,7 +12,7 @@ from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.dryrun.plan import at_depth, depths_of, rank_spec
 from tuner.errors import TunerError
 from tuner.model import ModelConfig, load_model, read_model_config
@@ -52,9 +52,7 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
     each key head, the shape of the MLP, experts chosen of experts, ties, biases, norms, caps and
     the kind of position embeddings.
 
-    Args:
-        model: the model to stand for.
-        parts: what heads and the MLP must be divisible by: ranks of tensor parallelism.
+    Heads and the MLP must be divisible by ``parts``: ranks of tensor parallelism.
 
     Raises:
         NoReplicaError: its layers follow no pattern, or no small shape is allowed.
@@ -81,52 +79,43 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
 
 
 def _shapes(model: ModelConfig, config: Mapping[str, Any], parts: int) -> Iterator[dict[str, Any]]:
-    """Configurations to try, smallest first."""
     # heads, and key and value heads: divisible by the parts where the model's own are
     if model.kv_heads == model.heads:
         heads = kv_heads = model.heads if model.heads < HEADS else _multiple(HEADS, parts)
     else:
         kv_heads = 1 if model.kv_heads == 1 else _multiple(KV_HEADS, parts)
         heads = kv_heads * (model.heads // model.kv_heads)
+    experts: dict[str, Any] = {}
+    if model.experts > MOST_EXPERTS:  # as large a share is chosen: several where the model's are
+        chosen = round(MOST_EXPERTS * model.experts_per_token / model.experts)
+        name = "num_experts" if "num_experts" in config else "num_local_experts"
+        least = min(2, model.experts_per_token)
+        experts = {name: MOST_EXPERTS, "num_experts_per_tok": max(least, chosen)}
     for head_dim in HEAD_DIMS:
-        hidden = _hidden(model, heads * head_dim)
-        if hidden is None:
+        hidden, own = heads * head_dim, model.heads * model.head_dim
+        if model.hidden_size != own:
+            hidden = _multiple(hidden * model.hidden_size // own, ROUND)
+        elif hidden % ROUND:
             continue
         fields = dict(config)
         fields |= {"vocab_size": VOCABULARY, "hidden_size": hidden, "num_attention_heads": heads}
-        for name, value in (("num_key_value_heads", kv_heads), ("head_dim", head_dim)):
-            if name in config:
-                fields[name] = value
+        own_sizes = {
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "query_pre_attn_scalar": head_dim,
+        }
+        fields |= {name: size for name, size in own_sizes.items() if name in config}
         if "max_position_embeddings" in config and "rope_parameters" not in config:
             fields["max_position_embeddings"] = POSITIONS
         if config.get("sliding_window"):
             fields["sliding_window"] = WINDOW
-        if "query_pre_attn_scalar" in config:
-            fields["query_pre_attn_scalar"] = head_dim
         for name in (*_WIDTHS, "n_inner"):  # MLPs as wide for the hidden size as the model's
             if config.get(name):
                 width = config[name] * hidden // model.hidden_size
                 fields[name] = _multiple(width, ROUND * parts)
-        fields |= _experts(model, config)
+        fields |= experts
         fields |= _rope(config, head_dim / model.head_dim)
         yield fields
-
-
-def _hidden(model: ModelConfig, width: int) -> int | None:
-    """The hidden size whose heads are ``width`` wide together; ``None`` where none is even."""
-    if model.hidden_size == model.heads * model.head_dim:
-        return width if width % ROUND == 0 else None
-    return _multiple(width * model.hidden_size // (model.heads * model.head_dim), ROUND)
-
-
-def _experts(model: ModelConfig, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Fewer experts, of which as large a share is chosen: several where the model's are."""
-    if model.experts <= MOST_EXPERTS:
-        return {}
-    chosen = round(MOST_EXPERTS * model.experts_per_token / model.experts)
-    least = min(2, model.experts_per_token)
-    name = "num_experts" if "num_experts" in config else "num_local_experts"
-    return {name: MOST_EXPERTS, "num_experts_per_tok": max(least, chosen)}
 
 
 def _rope(config: Mapping[str, Any], share: float) -> dict[str, Any]:
@@ -177,14 +166,10 @@ STANDS_FOR = {Optimizer.ADAMW_8BIT: Optimizer.ADAMW}
 class Replica:
     """A small model, the few ranks that train it, and their settings."""
 
-    workload: Workload
-    """The small model, its batch and number formats."""
-    cluster: Cluster
-    """CPU processes; nodes stand for the groups of ``hybrid_shard``."""
-    settings: Settings
-    """The knobs under test, with the replica's own sizes."""
-    notes: tuple[str, ...] = ()
-    """What the replica leaves out."""
+    workload: Workload  # the small model, its batch and number formats
+    cluster: Cluster  # CPU processes; nodes stand for the groups of ``hybrid_shard``
+    settings: Settings  # the knobs under test, with the replica's own sizes
+    notes: tuple[str, ...] = ()  # what the replica leaves out
 
     @property
     def reference(self) -> "Replica":
@@ -229,12 +214,8 @@ def replica_of(
     It has the workload's optimizer, or what stands for it (:data:`STANDS_FOR`), and the settings'
     class: sharding, whether gradients accumulate and when they are synchronized, recomputation and
     checkpointing. ``tp_size`` becomes its smallest prime factor,
-    and two data-parallel ranks stand for any number (``hybrid_shard``: two groups of two).
-
-    Args:
-        question: whose model and framework.
-        settings: legal ones of it.
-        precision: number format; fp32 unless given, in which nothing hides a fault.
+    and two data-parallel ranks stand for any number (``hybrid_shard``: two groups of two). The
+    number format is fp32 unless given, in which nothing hides a fault.
 
     Raises:
         NoReplicaError: the probe program does not run these settings, or no small model has the
@@ -252,16 +233,24 @@ def replica_of(
             f"its replica would take {cluster.world_size} ranks, {MOST_RANKS} at most"
         )
     model, notes = small_model(question.workload.model, tp)
+    optimizer = _optimizer(question.workload)
+    left_out = [*notes]
+    if (own := question.workload.optimizer) is not optimizer:
+        left_out.append(f"the replica was trained with {optimizer} in the place of {own}")
+    if settings.cpu_offload:
+        left_out.append("on a CPU cpu_offload is not seen to act, only to train the same")
+    # in fp32 nothing is rounded more
+    rounds = precision is question.workload.precision and precision is not Precision.FP32
     count = ACCUMULATION if settings.gradient_accumulation_steps > 1 else 1
     replicas = cluster.world_size // tp
     return Replica(
         workload=Workload(
             model=model,
-            sequence_length=_sequence(tp),
+            sequence_length=-(-SEQUENCE // tp) * tp,  # a little more where ranks cannot share it
             global_batch_size=GLOBAL_BATCH,
-            optimizer=_optimizer(question.workload),
+            optimizer=optimizer,
             precision=precision or Precision.FP32,
-            reduce_dtype=_reduce_dtype(question.workload, precision),
+            reduce_dtype=question.workload.reduce_dtype if rounds else None,
         ),
         cluster=cluster,
         settings=replace(
@@ -270,7 +259,7 @@ def replica_of(
             micro_batch_size=GLOBAL_BATCH // replicas // count,
             gradient_accumulation_steps=count,
         ),
-        notes=(*notes, *_left_out(question.workload, settings)),
+        notes=tuple(left_out),
     )
 
 
@@ -321,28 +310,9 @@ def _optimizer(workload: Workload) -> Optimizer:
     return STANDS_FOR.get(workload.optimizer, workload.optimizer)
 
 
-def _left_out(workload: Workload, settings: Settings) -> Iterator[str]:
-    """Says what a replica of these shows nothing of."""
-    if (own := workload.optimizer) is not (used := _optimizer(workload)):
-        yield f"the replica was trained with {used} in the place of {own}"
-    if settings.cpu_offload:
-        yield "on a CPU cpu_offload is not seen to act, only to train the same"
-
-
-def _reduce_dtype(workload: Workload, precision: Precision | None) -> ReduceDtype | None:
-    """The workload's own beside its number format; in fp32 nothing is rounded more."""
-    own = precision is workload.precision and precision is not Precision.FP32
-    return workload.reduce_dtype if own else None
-
-
 def smallest_factor(number: int) -> int:
     """The smallest prime factor of a number above 1; 1 of 1."""
     return next((n for n in range(2, number) if number % n == 0), number)
-
-
-def _sequence(tp: int) -> int:
-    """Tokens: :data:`SEQUENCE`, or a little more where ranks could not share it equally."""
-    return -(-SEQUENCE // tp) * tp
 
 
 def _hash(values: object) -> str:
@@ -365,25 +335,21 @@ def usual_cases() -> Iterator[tuple[Question, Settings]]:
     seen to train wrongly.
     """
     on_off, checkpointings = (True, False), tuple(Checkpointing)
+    workload = Workload(model=load_model(MODEL), sequence_length=512, global_batch_size=64)
+    stack = framework("torch")
+
+    def case(cluster: str, **knobs: object) -> tuple[Question, Settings]:
+        question = Question(workload=workload, cluster=parse_cluster(cluster), framework=stack)
+        return question, Settings.from_dict({**_MANY.as_dict(), **knobs})
+
     for sharding, sync in product(_SHARDINGS, on_off):
-        yield _question("8xa100-80gb"), _with(sharding=sharding, sync_each_batch=sync)
+        yield case("8xa100-80gb", sharding=sharding, sync_each_batch=sync)
     full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": Checkpointing.FULL}
-    yield _question("8xa100-80gb"), _with(**full)
-    yield _question("8xa100-80gb"), _with(sharding=Sharding.FULL_SHARD, cpu_offload=True)
+    yield case("8xa100-80gb", **full)
+    yield case("8xa100-80gb", sharding=Sharding.FULL_SHARD, cpu_offload=True)
     for recompute, checkpointing in product(on_off, checkpointings):
         knobs = {"tp_recompute_allgather": recompute, "activation_checkpointing": checkpointing}
-        yield _question("2xa100-80gb"), _with(tp_size=2, **knobs)
+        yield case("2xa100-80gb", tp_size=2, **knobs)
     for sync in on_off:
         knobs = {"sharding": Sharding.HYBRID_SHARD, "sync_each_batch": sync}
-        yield _question("2x8xa100-80gb"), _with(**knobs)
-
-
-@cache
-def _question(cluster: str) -> Question:
-    model = load_model(MODEL)
-    workload = Workload(model=model, sequence_length=512, global_batch_size=64)
-    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
-
-
-def _with(**knobs: object) -> Settings:
-    return Settings.from_dict({**_MANY.as_dict(), **knobs})
+        yield case("2x8xa100-80gb", **knobs)

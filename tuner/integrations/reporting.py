@@ -89,17 +89,14 @@ class Plan:
     """Instructions to a probe's ranks."""
 
     folder: Path
-    """For records."""
     accumulation: int
     """Micro-batches of an optimizer step that were asked for."""
     warmup_steps: int
-    """Steps that are not timed."""
     measured_steps: int
     """Steps that are timed, at most."""
     minimum_steps: int
     """Steps that are timed, at least."""
     time_budget_s: float
-    """Seconds for the timed steps."""
 
     def affordable(self, step_s: float) -> int:
         """Steps in all, when one takes so many seconds."""

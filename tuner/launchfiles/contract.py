@@ -29,7 +29,6 @@ class About:
     """Origin of exported configurations; shown at the top of the file."""
 
     study_id: str
-    """The study."""
     date: str
     """When the file was written, ISO 8601."""
     provenance: Provenance
@@ -78,17 +77,13 @@ class Format:
     """One launcher's file. All functions are pure."""
 
     name: str
-    """As the user writes it."""
     file_name: str
-    """Usual name of the file."""
     stack: Stack
-    """Whose code trains under it."""
     render: Callable[[Question, Settings, About], str]
     """The file's text. Only for settings with no ``why_not``."""
     why_not: Callable[[Question, Settings], str | None] = runs_anything
     """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
     media_type: str = "application/yaml"
-    """The file's type for HTTP."""
     argv: Callable[[Question, str], tuple[str, ...]] | None = None
     """The command that trains with the file at a path; ``None`` if the file starts nothing."""
     beside: Callable[[Question, Settings], tuple[str, ...]] = _nothing

@@ -8,7 +8,7 @@ at the end of an accumulation. JSON has no comments: where the settings come fro
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
@@ -70,16 +70,14 @@ def _stage(question: Question, settings: Settings) -> int:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    return refusals.first(
+    stage, precision = _stage(question, settings), question.workload.precision
+    reason = refusals.first(
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
-        _no_equivalent(question, settings),
-        _other_sync(question, settings),
     )
-
-
-def _no_equivalent(question: Question, settings: Settings) -> str | None:
+    if reason is not None:
+        return reason
     if settings.sharding is Sharding.HYBRID_SHARD:
         return (
             "ZeRO has no equivalent of hybrid_shard; ask again with"
@@ -90,30 +88,39 @@ def _no_equivalent(question: Question, settings: Settings) -> str | None:
             "ZeRO partitions no optimizer state of torchao's 8-bit AdamW; ask again with"
             " --optimizer adamw"
         )
-    if settings.cpu_offload and _stage(question, settings) != 3:
+    if settings.cpu_offload and stage != 3:
         return "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard"
-    if question.workload.precision is Precision.BF16 and _stage(question, settings) == 0:
+    if precision is Precision.BF16 and stage == 0:
         return (
             "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
             " --precision bf16_mixed, or with --knob sharding=shard_grad_op,full_shard"
         )
+    always = stage >= 2
+    if sync_acts(question, settings) and settings.sync_each_batch is not always:
+        when = "after every micro-batch" if always else "at the end of an accumulation only"
+        return (
+            f"DeepSpeed reduces gradients {when} in ZeRO {stage}, whatever it is told; ask again"
+            f" with --knob sync_each_batch={str(always).lower()}"
+        )
     return None
 
 
-def _other_sync(question: Question, settings: Settings) -> str | None:
-    if not sync_acts(question, settings):
-        return None
-    always = _stage(question, settings) >= 2
-    if settings.sync_each_batch is always:
-        return None
-    when = "after every micro-batch" if always else "at the end of an accumulation only"
-    return (
-        f"DeepSpeed reduces gradients {when} in ZeRO {_stage(question, settings)}, whatever it is"
-        f" told; ask again with --knob sync_each_batch={str(always).lower()}"
-    )
-
-
 def _render(question: Question, settings: Settings, about: About) -> str:
+    work, nanotron = question.workload, question.framework.name is FrameworkName.NANOTRON
+    optimizer = "SGD" if work.optimizer is Optimizer.SGD else "AdamW"
+    notes = [
+        about.other_stack,
+        f"Load the model with dtype={DTYPES[weights(question)]}, and hand torch.optim.{optimizer}"
+        " to deepspeed.initialize.",
+        f"Sequences are of {work.sequence_length} tokens.",
+    ]
+    if settings.activation_checkpointing is Checkpointing.FULL:
+        notes.append(
+            "Checkpointing is the script's:"
+            " model.gradient_checkpointing_enable({'use_reentrant': False})."
+        )
+    if work.precision is Precision.BF16 and not nanotron:
+        notes.append("Needs DeepSpeed 0.18.3 or newer: bf16_optimizer_states was not there before.")
     origin = {
         "written": printable(written(about)),
         "study_id": about.study_id,
@@ -123,26 +130,9 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "question": printable(asked(question)),
         "settings": str(settings),
         "figures": list(about.figures),
-        "notes": [about.other_stack, *_notes(question, settings)],
+        "notes": notes,
     }
     return json.dumps({"tuner": origin, **configuration(question, settings)}, indent=2) + "\n"
-
-
-def _notes(question: Question, settings: Settings) -> Iterator[str]:
-    work, nanotron = question.workload, question.framework.name is FrameworkName.NANOTRON
-    optimizer = "SGD" if work.optimizer is Optimizer.SGD else "AdamW"
-    yield (
-        f"Load the model with dtype={DTYPES[weights(question)]}, and hand torch.optim.{optimizer}"
-        " to deepspeed.initialize."
-    )
-    yield f"Sequences are of {work.sequence_length} tokens."
-    if settings.activation_checkpointing is Checkpointing.FULL:
-        yield (
-            "Checkpointing is the script's:"
-            " model.gradient_checkpointing_enable({'use_reentrant': False})."
-        )
-    if work.precision is Precision.BF16 and not nanotron:
-        yield "Needs DeepSpeed 0.18.3 or newer: bf16_optimizer_states was not there before."
 
 
 FORMAT = Format(

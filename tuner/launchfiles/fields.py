@@ -119,7 +119,6 @@ class Found:
     """Contents of a configuration file; the rest comes from the caller."""
 
     format_name: str
-    """Whose file it is."""
     knobs: Mapping[str, Any]
     """Values of the knobs that it decides."""
     unsaid: frozenset[str] = frozenset()
@@ -128,11 +127,8 @@ class Found:
     """Values that the file leaves open, by field (``precision``, ``sequence_length``, ...); where
     nothing is said otherwise the first one holds. A field that is not named may have any."""
     ranks: int | None = None
-    """Ranks of the whole job."""
     ranks_field: str = ""
-    """The field that says so."""
     nodes: int | None = None
-    """Nodes of the whole job."""
     groups: tuple[int, int] | None = None
     """Number and size of the groups of ranks that shard, where that is not one group of all."""
     layer_classes: tuple[str, ...] = ()

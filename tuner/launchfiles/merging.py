@@ -24,10 +24,6 @@ FIRST_WORDS = "# Written by tuner "
 def merged(blocks: str, into: str) -> str:
     """``into`` with the values of ``blocks``, and their header at the top.
 
-    Args:
-        blocks: YAML with a header, an empty line, and mappings.
-        into: YAML of the user's own. A header of an earlier merging is replaced.
-
     Raises:
         UsageError: ``into`` is not YAML with a mapping at the top, or has something else where a
             block must be.

@@ -45,10 +45,8 @@ _SLICE = re.compile(r"MIG (\S+) +Device +\d+: +\(UUID: (MIG-[^)]+)\)")
 class ReportedGpu:
     """A GPU as its driver reports it."""
 
-    name: str
-    """The driver's name for it."""
-    memory_mib: int
-    """Its total memory in MiB."""
+    name: str  # the driver's name for it
+    memory_mib: int  # its total memory in MiB
     uuid: str = field(default="", compare=False)
     """The driver's id of this very GPU, such as ``GPU-5c9d...``; not of its kind."""
 
@@ -57,18 +55,12 @@ class ReportedGpu:
 class Machine:
     """Describes a machine, so that what it can do is known without being on it."""
 
-    name: str
-    """Its name in the network."""
-    gpus: tuple[ReportedGpu, ...]
-    """The NVIDIA GPUs that processes would see there."""
-    cores: int
-    """Cores that a process may run on."""
-    memory_bytes: int
-    """Memory that a process may use."""
-    processor: str = ""
-    """The processor's name as the kernel tells it; empty when it is not known."""
-    trouble: str = ""
-    """Why its GPUs are not known; empty when they are."""
+    name: str  # its name in the network
+    gpus: tuple[ReportedGpu, ...]  # the NVIDIA GPUs that processes would see there
+    cores: int  # cores that a process may run on
+    memory_bytes: int  # memory that a process may use
+    processor: str = ""  # the processor's name as the kernel tells it; empty when it is not known
+    trouble: str = ""  # why its GPUs are not known; empty when they are
     others: tuple["Machine", ...] = ()
     """Machines that one worker has beside this one, on which ranks can run at once."""
 
@@ -130,7 +122,12 @@ def visible_gpus(
     visible = values.get("CUDA_VISIBLE_DEVICES")
     if visible is not None and not re.match(r"\s*(\d|GPU-|MIG-)", visible):
         return ()  # hidden, whatever state they are in
-    rows = [_row(line) for line in _nvidia_smi(root).splitlines() if line.strip()]
+    rows = []
+    for line in _nvidia_smi(root).splitlines():
+        if line.strip():
+            uuid, name, memory, mode, *_ = (*map(str.strip, line.split(",")), "", "", "", "")
+            cut = mode == "Enabled"
+            rows.append(_Row(line=line.strip(), uuid=uuid, name=name, memory=memory, is_sliced=cut))
     chosen = rows if visible is None else list(_chosen(rows, visible))
     if rows and not chosen:
         raise UsageError(
@@ -179,8 +176,23 @@ def memory_bytes(root: Path = Path("/")) -> int:
         root: where ``proc`` and ``sys`` are found.
     """
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    limit = min([total, *_cgroup_limits(root)])
-    return max(limit - limit % MEMORY_STEP_BYTES, MEMORY_STEP_BYTES)
+    limits, mounts = [total], root / "sys" / "fs" / "cgroup"
+    # of this process's control groups (version 2 and 1) and of all their parents
+    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
+        controllers, group = [*line.split(":", 2), "", ""][1:3]
+        mount, file = mounts, "memory.max"
+        if "memory" in controllers.split(","):
+            mount, file = mounts / "memory", "memory.limit_in_bytes"
+        elif controllers:
+            continue
+        # inside a container the group's path may not exist below the mount; the mount is the group
+        parts = [part for part in group.split("/") if part not in ("", "..")]
+        for depth in range(len(parts) + 1):
+            value = _text(mount.joinpath(*parts[:depth], file)).strip()
+            if value.isdecimal() and int(value) > 0:
+                limits.append(int(value))
+    least = min(limits)
+    return max(least - least % MEMORY_STEP_BYTES, MEMORY_STEP_BYTES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +207,9 @@ class _Row:
 
 
 def _nvidia_smi(root: Path = Path("/")) -> str:
-    there = _gpus_of_kernel(root)
+    # where the kernel's driver shows a GPU; empty if it shows none
+    places = [root / "dev" / "nvidia0", *(root / "proc/driver/nvidia/gpus").glob("*")]
+    there = next((f"/{place.relative_to(root)}" for place in places if place.exists()), "")
     try:
         done = subprocess.run(
             NVIDIA_SMI, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
@@ -218,19 +232,8 @@ def _nvidia_smi(root: Path = Path("/")) -> str:
     return ""
 
 
-def _gpus_of_kernel(root: Path) -> str:
-    """Finds where the kernel's driver shows a GPU; empty if it shows none."""
-    places = [root / "dev" / "nvidia0", *(root / "proc/driver/nvidia/gpus").glob("*")]
-    return next((f"/{place.relative_to(root)}" for place in places if place.exists()), "")
-
-
 def _failing(why: str) -> UsageError:
     return UsageError("cluster", "local", why)
-
-
-def _row(line: str) -> _Row:
-    uuid, name, memory, mode, *_ = (*(part.strip() for part in line.split(",")), "", "", "", "")
-    return _Row(line=line.strip(), uuid=uuid, name=name, memory=memory, is_sliced=mode == "Enabled")
 
 
 def _reported(row: _Row) -> ReportedGpu:
@@ -316,26 +319,6 @@ def _described(gpu: str, profile: str) -> str:
         "with --fidelity predicted --cluster FILE.toml, whose lines are: nodes = 1;"
         f" gpus_per_node = 1; {fields}"
     )
-
-
-def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Limits of this process's control groups (version 2 and 1) and of all their parents."""
-    mounts = root / "sys" / "fs" / "cgroup"
-    for line in _text(root / "proc" / "self" / "cgroup").splitlines():
-        controllers, group = [*line.split(":", 2), "", ""][1:3]
-        if controllers == "":
-            yield from _limits_above(mounts, group, "memory.max")
-        elif "memory" in controllers.split(","):
-            yield from _limits_above(mounts / "memory", group, "memory.limit_in_bytes")
-
-
-def _limits_above(mount: Path, group: str, file: str) -> Iterator[int]:
-    # Inside a container the group's path may not exist below the mount; the mount is the group.
-    parts = [part for part in group.split("/") if part not in ("", "..")]
-    for depth in range(len(parts) + 1):
-        value = _text(mount.joinpath(*parts[:depth], file)).strip()
-        if value.isdecimal() and int(value) > 0:
-            yield int(value)
 
 
 def _text(path: Path) -> str:

@@ -81,10 +81,6 @@ def check_fields(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
     What it returns is a fixed point: checking it again gives the same.
 
-    Args:
-        model_type: a key of :data:`tuner.model.fields.ARCHITECTURES`.
-        given: the configuration's other fields; it is not changed.
-
     Raises:
         ModelConfigError: a field is refused, unknown, of the wrong kind, out of bounds, or does
             not go with another.
@@ -189,7 +185,15 @@ def _settle_layers(fields: dict[str, Any]) -> None:
         raise ModelConfigError("num_experts_per_tok", chosen, f"must be {experts} at most")
     if experts is not None and sparse_layers(fields) == 0:
         raise ModelConfigError("decoder_sparse_step", "no layer with experts", "must leave one")
-    _settle_window(fields)
+    # a window is set where layers slide, and only there
+    switch = fields.get("use_sliding_window")
+    if switch is False:
+        fields["sliding_window"] = None
+    window = fields.get("sliding_window")
+    slides = switch or "sliding_attention" in (fields.get("layer_types") or ())
+    if window == 0 or (slides and window is None):
+        allowed = f"must be an integer from 1 to {POSITIONS} where layers slide"
+        raise ModelConfigError("sliding_window", window, allowed)
 
 
 def sparse_layers(fields: Mapping[str, Any]) -> int:
@@ -197,19 +201,6 @@ def sparse_layers(fields: Mapping[str, Any]) -> int:
     step, dense = fields.get("decoder_sparse_step", 1), fields.get("mlp_only_layers", ())
     layers = range(fields["num_hidden_layers"])
     return sum((i + 1) % step == 0 and i not in dense for i in layers)
-
-
-def _settle_window(fields: dict[str, Any]) -> None:
-    """A window is set where layers slide, and only there."""
-    switch = fields.get("use_sliding_window")
-    if switch is False:
-        fields["sliding_window"] = None
-    window = fields.get("sliding_window")
-    slides = switch or "sliding_attention" in (fields.get("layer_types") or ())
-    if window == 0 or (slides and window is None):
-        raise ModelConfigError(
-            "sliding_window", window, f"must be an integer from 1 to {POSITIONS} where layers slide"
-        )
 
 
 def _drop_harmless(model_type: str, architecture: Architecture, rest: dict[str, Any]) -> None:
@@ -227,11 +218,6 @@ def _drop_harmless(model_type: str, architecture: Architecture, rest: dict[str, 
         if value != ONLY[name]:
             allowed = str(ONLY[name]).lower()
             raise ModelConfigError(shown, value, f"must be {allowed} for {model_type}")
-
-
-# --------------------------------------------------------------------------------------------
-# Rotary position embeddings
-# --------------------------------------------------------------------------------------------
 
 
 def _take_rope(rope: Rope, fields: dict[str, Any], rest: dict[str, Any]) -> dict[str, Any]:
@@ -262,7 +248,10 @@ def _take_rope(rope: Rope, fields: dict[str, Any], rest: dict[str, Any]) -> dict
 def _one_rope(
     rope: Rope, given: dict[str, Any], fields: dict[str, Any], theta: float, partial: float
 ) -> dict[str, Any]:
-    kind = _rope_kind(rope, given)
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind in ("su", "yarn") and "yarn" not in rope.kinds:
+        kind = "longrope"  # what Phi-3 called it at first
+    kind = str(one_of(rope.kinds)("rope_type", kind))
     if odd := sorted(set(given) - set(ROPE_VALUES) - ROPE_IGNORED):
         raise ModelConfigError(_shown_key(odd[0]), given[odd[0]], "is not known in rope_parameters")
     needed, possible = ROPE_KINDS[kind]
@@ -272,30 +261,16 @@ def _one_rope(
         if given.get(name) is not None
     }
     values = {"rope_theta": theta, "partial_rotary_factor": partial, **values, "rope_type": kind}
-    _settle_original(needed, fields, values)
+    before = "original_max_position_embeddings"
+    if before in needed:  # Phi-3 keeps it outside, others may leave it out
+        fallback = values.get(before, max(2, fields["max_position_embeddings"]))
+        values[before] = fields.get(before, fallback)
     if missing := [name for name in needed if name not in values]:
         raise ModelConfigError(missing[0], None, f"must be set in rope_parameters of type {kind}")
     _check_rotation(rope, fields, values)
     if rope.partial is None:
         del values["partial_rotary_factor"]
     return values
-
-
-def _rope_kind(rope: Rope, given: dict[str, Any]) -> str:
-    kind = given.get("rope_type") or given.get("type") or "default"
-    if kind in ("su", "yarn") and "yarn" not in rope.kinds:
-        kind = "longrope"  # what Phi-3 called it at first
-    return str(one_of(rope.kinds)("rope_type", kind))
-
-
-def _settle_original(
-    needed: tuple[str, ...], fields: dict[str, Any], values: dict[str, Any]
-) -> None:
-    """The length before scaling: Phi-3 keeps it outside, others may leave it out."""
-    name = "original_max_position_embeddings"
-    if name in needed:
-        fallback = values.get(name, max(2, fields["max_position_embeddings"]))
-        values[name] = fields.get(name, fallback)
 
 
 def _check_rotation(rope: Rope, fields: dict[str, Any], values: dict[str, Any]) -> None:

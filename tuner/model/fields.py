@@ -87,12 +87,9 @@ def unused(name: str, value: object) -> None:
 class Field:
     """One allow-listed field of a configuration."""
 
-    check: Check
-    """Its kind and bounds."""
-    default: Any = None
-    """What transformers takes when the field is absent."""
-    also: tuple[str, ...] = ()
-    """Other spellings of its name."""
+    check: Check  # its kind and bounds
+    default: Any = None  # what transformers takes when the field is absent
+    also: tuple[str, ...] = ()  # other spellings of its name
     nullable: bool = False
     """Whether null is a value of its own; otherwise null is as good as absent."""
 
@@ -101,8 +98,7 @@ class Field:
 class Rope:
     """How a type spells rotary position embeddings."""
 
-    theta: float = 10_000.0
-    """Base, where none is given."""
+    theta: float = 10_000.0  # base, where none is given
     local_theta: float | None = None
     """Base of sliding layers, in types that rotate their two kinds of layers differently."""
     partial: float | None = None
@@ -118,31 +114,20 @@ class Architecture:
     A bias or norm that depends on the configuration is given as the name of the flag.
     """
 
-    fields: Mapping[str, Field]
-    """The allow-list, by name."""
-    rope: Rope | None = field(default_factory=Rope)
-    """Rotary embeddings; null for learned positions."""
-    own_head_dim: bool = True
-    """Whether ``head_dim`` may differ from hidden size / heads."""
-    divides_hidden: bool = False
-    """Whether heads must divide the hidden size even then."""
-    norms: int = 2
-    """Norms of the hidden size in one layer."""
-    norm_weights: int = 1
-    """Weights of a norm per channel: 1 for RMSNorm, 2 for LayerNorm."""
-    head_norms: bool | str = False
-    """Whether queries and keys are normed over a head's channels."""
-    wide_norms: bool = False
-    """Whether queries and keys are normed over all heads' channels."""
+    fields: Mapping[str, Field]  # the allow-list, by name
+    rope: Rope | None = field(default_factory=Rope)  # rotary embeddings; null for learned positions
+    own_head_dim: bool = True  # whether ``head_dim`` may differ from hidden size / heads
+    divides_hidden: bool = False  # whether heads must divide the hidden size even then
+    norms: int = 2  # norms of the hidden size in one layer
+    norm_weights: int = 1  # weights of a norm per channel: 1 for RMSNorm, 2 for LayerNorm
+    head_norms: bool | str = False  # whether queries and keys are normed over a head's channels
+    wide_norms: bool = False  # whether queries and keys are normed over all heads' channels
     qkv_bias: bool | str = False
     output_bias: bool | str = False
     mlp_bias: bool | str = False
-    head_bias: bool = False
-    """Whether the output head has a bias."""
-    gated: bool = True
-    """Whether the MLP has three matrices (gate, up, down) or two."""
-    harmless: frozenset[str] = frozenset()
-    """Names that transformers 5 does not read in this type."""
+    head_bias: bool = False  # whether the output head has a bias
+    gated: bool = True  # whether the MLP has three matrices (gate, up, down) or two
+    harmless: frozenset[str] = frozenset()  # names that transformers 5 does not read in this type
 
 
 # --------------------------------------------------------------------------------------------
@@ -251,13 +236,7 @@ def _act(default: str) -> Field:
 
 
 def _decoder(
-    vocabulary: int,
-    hidden: int,
-    width: int,
-    layers: int,
-    heads: int,
-    positions: int,
-    **more: Field,
+    vocabulary: int, hidden: int, width: int, layers: int, heads: int, positions: int, **more: Field
 ) -> dict[str, Field]:
     """Fields of nearly every type, with a type's own defaults, and ``more``, which come first."""
     return {

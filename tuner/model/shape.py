@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cache, lru_cache
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.catalog import models
-from tuner.errors import ModelConfigError
+from tuner.errors import ModelConfigError, UnknownNameError
 from tuner.model.checks import check_fields, check_json, sparse_layers
 from tuner.model.fields import ARCHITECTURES, Architecture
 
@@ -35,18 +35,24 @@ class ModelConfig:
     All parameter counts are exact: what transformers 5 builds, tied weights counted once.
     """
 
-    name: str
-    """What people call it; not part of the fingerprint."""
-    model_type: str
-    """Which architecture, as transformers spells it."""
+    name: str  # what people call it; not part of the fingerprint
+    model_type: str  # which architecture, as transformers spells it
     fields: Mapping[str, Any] = field(compare=False, repr=False)
     """Allow-listed fields of ``config.json``, complete and immutable (lists become tuples)."""
     fingerprint: str = field(init=False)
     """SHA-256 of the canonical JSON of ``model_type`` and ``fields``, in hexadecimal."""
 
     def __post_init__(self) -> None:
-        _check_name(self.name)
-        fields = check_fields(_known_type(self.model_type), self.fields)
+        name, known = self.name, self.model_type
+        if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+            allowed = f"must be printable, from 1 to {LONGEST_NAME} characters"
+            raise ModelConfigError("model name", name, allowed)
+        if not isinstance(known, str) or known not in ARCHITECTURES:
+            near = get_close_matches(str(known)[:80], ARCHITECTURES, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            allowed = f"must be one of {', '.join(ARCHITECTURES)}{hint}"
+            raise ModelConfigError("model_type", known, allowed)
+        fields = check_fields(known, self.fields)
         text = json.dumps([self.model_type, fields], sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "fields", _freeze(fields))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
@@ -57,7 +63,6 @@ class ModelConfig:
 
     @property
     def layers(self) -> int:
-        """Decoder layers."""
         return int(self.fields["num_hidden_layers"])
 
     @property
@@ -67,17 +72,14 @@ class ModelConfig:
 
     @property
     def heads(self) -> int:
-        """Query heads."""
         return int(self.fields["num_attention_heads"])
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads."""
         return int(self.fields.get("num_key_value_heads", self.heads))
 
     @property
     def head_dim(self) -> int:
-        """Channels of one head."""
         return int(self.fields.get("head_dim", self.hidden_size // self.heads))
 
     @property
@@ -124,7 +126,6 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
-        """All parameters."""
         sparse = self.sparse_layers
         layers = sparse * self._sparse_layer() + (self.layers - sparse) * self._dense_layer()
         return layers + self._norm() + self.embedding_parameters
@@ -196,10 +197,6 @@ class ModelConfig:
 def read_model_config(data: bytes | Mapping[str, Any], name: str) -> ModelConfig:
     """Read a ``config.json`` as data.
 
-    Args:
-        data: the file's bytes, or the object in it.
-        name: what to call the model.
-
     Raises:
         ModelConfigError: it is not a configuration of a supported type, or holds something that
             is refused; the error names the field, what was given and what is allowed.
@@ -246,8 +243,13 @@ def published_model(spec: str) -> ModelConfig:
     Raises:
         UnknownNameError: no such name; it holds the nearest ones.
     """
-    name, config = models.published(spec)
-    return read_model_config(config, name=name)
+    name = models.find(spec)
+    if name is None:
+        shown = spec if len(spec) <= 100 else f"{spec[:100]}..."
+        raise UnknownNameError(
+            "model", shown, models.names(), "(or give the path of a config.json)"
+        )
+    return read_model_config(models.entry(name)["config"], name=name)
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:
@@ -281,36 +283,19 @@ def _check_regular(status: os.stat_result, spec: str) -> None:
 
 
 def _parse(data: bytes, name: str) -> object:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is not JSON")
+
     if len(data) > LARGEST_FILE_BYTES:
         raise ModelConfigError("model", name, "must be a config.json of 1 MiB at most")
     try:
-        return json.loads(data.decode("utf-8-sig"), parse_constant=_refuse_constant)
+        return json.loads(data.decode("utf-8-sig"), parse_constant=refuse)
     except UnicodeDecodeError as error:
         raise ModelConfigError("model", name, "must be JSON in UTF-8") from error
     except RecursionError as error:
         raise ModelConfigError("model", name, "must not be nested so deeply") from error
     except ValueError as error:  # not JSON, or an integer of thousands of digits
         raise ModelConfigError("model", name, f"must be JSON ({error})") from error
-
-
-def _refuse_constant(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _known_type(model_type: object) -> str:
-    if isinstance(model_type, str) and model_type in ARCHITECTURES:
-        return model_type
-    near = get_close_matches(str(model_type)[:80], ARCHITECTURES, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    supported = ", ".join(ARCHITECTURES)
-    raise ModelConfigError("model_type", model_type, f"must be one of {supported}{hint}")
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
-        raise ModelConfigError(
-            "model name", name, f"must be printable, from 1 to {LONGEST_NAME} characters"
-        )
 
 
 def _freeze(value: Any) -> Any:
@@ -327,18 +312,16 @@ def _thaw(value: Any) -> Any:
 
 # Attention that sees a window only.
 SLIDING = "sliding_attention"
+FULL = "full_attention"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerKind:
     """Holds what makes two layers of one model need different memory."""
 
-    attention: str = "full_attention"
-    """full_attention, or sliding_attention where it sees a window only."""
-    rotates: bool = True
-    """Whether its attention has rotary position embeddings."""
-    sparse: bool = False
-    """Whether it has experts, where the model has some; else a dense MLP."""
+    attention: str = FULL  # or :data:`SLIDING`
+    rotates: bool = True  # whether its attention has rotary position embeddings
+    sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
 
 
 def has_capped_scores(model: ModelConfig) -> bool:
@@ -353,57 +336,39 @@ def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     """The kind of every layer, as transformers 5 builds it.
 
     The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
-    ``transformers/models``.
+    ``transformers/models``. A window slides also where it is longer than the sequence.
     """
-    step = int(model.fields.get("decoder_sparse_step") or 1)
-    dense = model.fields.get("mlp_only_layers") or ()
+    fields, layers = model.fields, range(model.layers)
+    step = int(fields.get("decoder_sparse_step") or 1)
+    dense = fields.get("mlp_only_layers") or ()
+    rotates = [True] * model.layers
+    if model.model_type == "smollm3":  # 1 where there are rotary embeddings
+        given = fields["no_rope_layers"] or [
+            (i + 1) % fields["no_rope_layer_interval"] for i in layers
+        ]
+        rotates = [bool(one) for one in given]
+    switch, window = bool(fields.get("use_sliding_window")), bool(fields.get("sliding_window"))
+    # where ``layer_types`` is left out
+    slides: Mapping[str, Callable[[int], bool]] = {
+        **dict.fromkeys(("mistral", "mixtral", "phi3"), lambda i: window),
+        "qwen3_moe": lambda i: switch,
+        "gemma2": lambda i: bool((i + 1) % 2),
+        "gemma3_text": lambda i: bool((i + 1) % fields["sliding_window_pattern"]),
+        **dict.fromkeys(("qwen2", "qwen3"), lambda i: switch and i >= fields["max_window_layers"]),
+        "qwen2_moe": lambda i: switch and i % 2 == 0 and i < fields["max_window_layers"],
+        "smollm3": lambda i: switch and not rotates[i],
+    }
+    windowed = slides.get(model.model_type)
+    sliding = [windowed is not None and windowed(i) for i in layers]
+    types = fields.get("layer_types") or [SLIDING if one else FULL for one in sliding]
     return tuple(
         LayerKind(
-            attention=_attention(model, i),
-            rotates=_rotates(model, i),
+            attention=str(types[i]),
+            rotates=rotates[i],
             sparse=bool(model.experts) and (i + 1) % step == 0 and i not in dense,
         )
-        for i in range(model.layers)
+        for i in layers
     )
-
-
-def _attention(model: ModelConfig, index: int) -> str:
-    if given := model.fields.get("layer_types"):
-        return str(given[index])
-    return SLIDING if _slides(model, index) else "full_attention"
-
-
-def _slides(model: ModelConfig, index: int) -> bool:
-    """Tells whether a layer sees a window where ``layer_types`` is left out.
-
-    Whether the window is shorter than the sequence is not asked here.
-    """
-    fields = model.fields
-    switch = bool(fields.get("use_sliding_window"))
-    match model.model_type:
-        case "mistral" | "mixtral" | "phi3":
-            return bool(fields.get("sliding_window"))
-        case "qwen3_moe":
-            return switch
-        case "gemma2":
-            return bool((index + 1) % 2)
-        case "gemma3_text":
-            return bool((index + 1) % fields["sliding_window_pattern"])
-        case "qwen2" | "qwen3":
-            return switch and index >= fields["max_window_layers"]
-        case "qwen2_moe":
-            return switch and bool((index + 1) % 2) and index < fields["max_window_layers"]
-        case "smollm3":
-            return switch and not _rotates(model, index)
-    return False
-
-
-def _rotates(model: ModelConfig, index: int) -> bool:
-    if model.model_type != "smollm3":
-        return True
-    if given := model.fields["no_rope_layers"]:  # 1 where there are rotary embeddings
-        return bool(given[index])
-    return bool((index + 1) % model.fields["no_rope_layer_interval"])
 
 
 # What people see in the place of a model's name.

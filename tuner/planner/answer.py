@@ -1,11 +1,10 @@
 """The answer that a study supports so far: on probes, or on predictions until some fit."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from tuner.core.answer import MOST_ALTERNATIVES, Suggestion
 from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
-from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Study
 from tuner.model.shape import shown_workload
 from tuner.planner.dry_runs import leading
@@ -50,9 +49,6 @@ def answer(study: Study) -> Answered:
 
     Until a probe shows a configuration that fits, the answer to be measured or emulated is what is
     predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
-
-    Raises:
-        UsageError: the question has no legal configurations.
     """
     if study.limits.fidelity is Fidelity.PREDICTED:
         found = forecast(study)
@@ -108,16 +104,6 @@ def _suggestion(
     others: tuple[Evaluation, ...],
     predicted_to_fit: int,
 ) -> Suggestion:
-    """A suggestion with each configuration's check.
-
-    Args:
-        whole: the study.
-        counted: with the probes that are counted.
-        listed: what is known.
-        best: the answer.
-        others: what stands beside it.
-        predicted_to_fit: how many legal configurations do.
-    """
     question, spent = whole.question, cost(counted)
 
     def checked(found: Evaluation) -> Evaluation:
@@ -182,25 +168,16 @@ def _script_guard(study: Study, finding: Evaluation) -> Guard:
     found = last.measurement
     if found is None:
         return Guard(why=NO_REPLICA_OF_A_SCRIPT)
-    seen = (NO_REPLICA_OF_A_SCRIPT, *_counted(finding, found), *_losses(study, finding))
-    return Guard(versions=dict(found.versions), date=last.finished_at, why="; ".join(seen))
-
-
-def _counted(finding: Evaluation, found: Measurement) -> Iterator[str]:
     asked = finding.settings.gradient_accumulation_steps
-    if not found.tracked_accumulation:
-        yield "backward passes could not be counted"
-        return
-    yield (
-        f"counted: {count_text(found.tracked_accumulation, 'backward call')} in an optimizer step,"
-        f" with gradient_accumulation_steps={asked};"
-        f" {count_text(found.optimizer_steps, 'optimizer step')} in"
-        f" {count_text(found.expected_optimizer_steps, 'report')}"
-    )
-
-
-def _losses(study: Study, finding: Evaluation) -> Iterator[str]:
-    """How far the first losses are apart: batches in another order differ too."""
+    counted = "backward passes could not be counted"
+    if found.tracked_accumulation:
+        counted = (
+            f"counted: {count_text(found.tracked_accumulation, 'backward call')} in an optimizer"
+            f" step, with gradient_accumulation_steps={asked};"
+            f" {count_text(found.optimizer_steps, 'optimizer step')} in"
+            f" {count_text(found.expected_optimizer_steps, 'report')}"
+        )
+    # How far the first losses are apart: batches in another order differ too.
     firsts = {
         probe.request.settings: probe.measurement.losses[0]
         for probe in study.probes
@@ -209,26 +186,19 @@ def _losses(study: Study, finding: Evaluation) -> Iterator[str]:
     }
     mine = firsts.get(finding.settings)
     others = [loss for settings, loss in firsts.items() if settings != finding.settings]
-    if mine is None or not others:
-        yield "losses could not be compared: they were reported of no two settings"
-        return
-    apart = max(abs(loss - mine) / max(abs(mine), 1e-12) for loss in others)
-    many = "that of another settings" if len(others) == 1 else f"those of {len(others)} others"
-    yield f"the first loss that was reported lies within {100 * apart:.2g}% of {many}"
+    losses = "losses could not be compared: they were reported of no two settings"
+    if mine is not None and others:
+        apart = max(abs(loss - mine) / max(abs(mine), 1e-12) for loss in others)
+        many = "that of another settings" if len(others) == 1 else f"those of {len(others)} others"
+        losses = f"the first loss that was reported lies within {100 * apart:.2g}% of {many}"
+    why = "; ".join((NO_REPLICA_OF_A_SCRIPT, counted, losses))
+    return Guard(versions=dict(found.versions), date=last.finished_at, why=why)
 
 
 # -- on predictions ---------------------------------------------------------------------------
 
 
 def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Answered:
-    """The answer from predictions.
-
-    Args:
-        study: with the probes of all fidelities.
-        found: what is predicted of it.
-        known: what its own probes have taught, of which none fits; ``None`` where it is to be
-            predicted.
-    """
     choice = predicted_choice(found)
     if choice is not None:
         others = tuple(e for e in found.fitting if e is not choice.best)[:MOST_ALTERNATIVES]

@@ -12,14 +12,7 @@ from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
-    """The class to dry-run next, as a probe of those of its settings that lead.
-
-    Args:
-        study: with the probes of all fidelities; those that are predicted are done.
-
-    Raises:
-        UsageError: the question has no legal settings.
-    """
+    """The class to dry-run next, as a probe of those of its settings that lead."""
     known = forecast(study)
     study, leader = known.study, leading(known)
     if leader is None and known.what_is_wrong:
@@ -123,25 +116,18 @@ def _stop(known: Forecast, reason: str) -> Stop:
         return Stop(reason=f"settings fit, but none is known to be the fastest: {known.unknown}")
     if known.what_is_wrong:
         return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
-    return Stop(reason="no settings are predicted to fit", nothing_fits=_need(known))
-
-
-def _need(known: Forecast, *, named: bool = True) -> str:
     least = known.smallest
-    return need_text(least, known.limit_bytes, named=named) if least else ""
+    needed = need_text(least, known.limit_bytes) if least else ""
+    return Stop(reason="no settings are predicted to fit", nothing_fits=needed)
 
 
 def what_is_needed(study: Study, *, named: bool = True) -> str:
-    """Says what would be needed, when nothing is predicted to fit; empty when something is.
-
-    Args:
-        study: the study.
-        named: whether to say by what configuration.
-    """
-    known = forecast(study)
-    if leading(known) is None or any(e.fits for e in known.estimates.values()):
+    """Says what would be needed, when nothing is predicted to fit; empty when something is."""
+    known, least = forecast(study), forecast(study).smallest
+    fits = any(e.fits for e in known.estimates.values())
+    if least is None or leading(known) is None or fits:
         return ""
-    return _need(known, named=named)
+    return need_text(least, known.limit_bytes, named=named)
 
 
 def as_predicted(study: Study) -> Study:

@@ -1,11 +1,11 @@
 """The last probes of a study: the leaders again, so that the answer stands on more than one run."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from math import inf
 
 from tuner.core.configuration import Settings
-from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
+from tuner.core.evaluation import KNOBS_PASSED, Guard
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import ProbeRequest, Study
 from tuner.guard.check import CheckState, GuardCheck
@@ -27,8 +27,18 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
     An answer whose time was extrapolated is verified at its full accumulation, if the time
     left allows it. An answer and a rival that cannot be told apart are run once more each.
     """
+    # The answer so far, and its closest rival when the two cannot be told apart.
+    fitting, limits = known.fitting, known.study.limits
+    if (choice := choose(fitting, limits.tolerance)) is None:
+        return []
+    rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best][:1]
+    if limits.max_probes < REPEAT_FROM or not (
+        rivals and indistinguishable(choice.best, rivals[0], limits.tolerance)
+    ):
+        rivals = []
+    leaders = [choice.best, *rivals] if choice.best.extrapolated or rivals else []
     wanted = []
-    for finding in _leaders(known):
+    for finding in leaders:
         # A later probe than the one that ended well first means that it was repeated.
         repetition = known.repetitions[finding.settings]
         if repetition != finding.probes[0].request.repetition + 1:
@@ -46,44 +56,17 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
 
 
 def is_final(study: Study, request: ProbeRequest) -> bool:
-    """Says if a probe repeats what ended well already: its time decides, so it has no neighbours.
-
-    Args:
-        study: with its probes that are done.
-        request: of the probe.
-    """
+    """Says if a probe repeats what ended well: its time decides, so it has no neighbours."""
     return any(
         probe.request.settings == request.settings and outcome_of(probe) is Outcome.OK
         for probe in study.at(request.fidelity).probes
     )
 
 
-def _leaders(known: Knowledge) -> Iterator[Evaluation]:
-    """The answer so far, and its closest rival when the two cannot be told apart."""
-    fitting, limits = known.fitting, known.study.limits
-    choice = choose(fitting, limits.tolerance)
-    if choice is None:
-        return
-    rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best]
-    repeats = limits.max_probes >= REPEAT_FROM and bool(rivals)
-    close = repeats and indistinguishable(choice.best, rivals[0], limits.tolerance)
-    if choice.best.extrapolated or close:
-        yield choice.best
-    if close:
-        yield rivals[0]
-
-
 def guard_of(
     study: Study, settings: Settings, versions: Mapping[str, str], date: str | None
 ) -> Guard:
-    """The check of a configuration: the worst of its replicas'.
-
-    Args:
-        study: with the checks of its model's structure in its versions.
-        settings: a legal configuration of it.
-        versions: what it was probed with, for the case that nothing was checked.
-        date: when it was.
-    """
+    """The check of a configuration: the worst of its replicas'."""
     stated = study.question.framework.versions
     found: list[GuardCheck] = []
     count, notes, why = 0, dict[str, None](), ""

@@ -1,9 +1,10 @@
 """Predicts each configuration, and corrects that by what was seen of its like."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import product
 from math import inf
 from statistics import median
 from types import MappingProxyType
@@ -123,25 +124,18 @@ def overheads(study: Study) -> Overheads:
     if cluster.gpu.device is not Device.CUDA:
         return Overheads(cluster=cluster)
     alike = [past for past in study.past if past.question.cluster == cluster]
-    for fidelity in PROBED:
-        for studies in ([study], alike):
-            if seen := _overheads_by_count(studies, fidelity):
-                return Overheads(cluster=cluster, by_count=seen)
+    for fidelity, studies in product(PROBED, ([study], alike)):
+        seen: dict[int, int] = {}
+        for probe in (probe for one in studies for probe in one.at(fidelity).probes):
+            found = probe.measurement
+            if found is None or (found.emulation and found.emulation.stands_in):
+                continue
+            if (memory := found.memory) and memory.overhead_bytes:
+                count = communicator_count(probe.request.settings, cluster)
+                seen[count] = max(seen.get(count, 0), memory.overhead_bytes)
+        if seen:
+            return Overheads(cluster=cluster, by_count=seen)
     return Overheads(cluster=cluster)
-
-
-def _overheads_by_count(studies: Iterable[Study], fidelity: Fidelity) -> dict[int, int]:
-    found: dict[int, int] = defaultdict(int)
-    for study in studies:
-        for probe in study.at(fidelity).probes:
-            if probe.measurement is None:
-                continue
-            emulation, memory = probe.measurement.emulation, probe.measurement.memory
-            if memory is None or not memory.overhead_bytes or (emulation and emulation.stands_in):
-                continue
-            count = communicator_count(probe.request.settings, study.question.cluster)
-            found[count] = max(found[count], memory.overhead_bytes)
-    return dict(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,16 +151,11 @@ class Corrections:
     overheads: Overheads
 
     def applied(self, found: Evaluation) -> Evaluation:
-        """An estimate after what was seen of configurations like it."""
-        settings = found.settings
-        factor, why = (
-            self.factors.get(settings.settings_class, self.typical),
-            self.why_not(settings),
-        )
-        outside = self.overheads.of(settings)
-        if factor == 1.0 and not why and outside is None:
-            return found
-        return _corrected(found, factor, why, outside)
+        settings, outside = found.settings, self.overheads.of(found.settings)
+        factor = self.factors.get(settings.settings_class, self.typical)
+        why = self.why_not(settings)
+        unchanged = factor == 1.0 and not why and outside is None
+        return found if unchanged else _corrected(found, factor, why, outside)
 
     def why_not(self, settings: Settings) -> str:
         """Tells against a configuration, whatever is predicted; the strongest fidelity decides."""
@@ -183,35 +172,28 @@ class Corrections:
 
 
 def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Corrections:
-    """Collects the corrections from a study's probes that ran steps.
-
-    Args:
-        study: with the probes of all fidelities.
-        predicted_s: seconds of a step; infinite where they are unknown.
-    """
+    """Collects the corrections from a study's probes that ran steps."""
     there = {probe.request.fidelity for probe in study.probes}
     seen = {fidelity: learned(study, fidelity) for fidelity in PROBED if fidelity in there}
     taken: dict[Settings, float] = {}
     for known in reversed(seen.values()):  # what was measured replaces what was emulated
-        taken |= {s: f.seconds for s, f in known.findings.items() if _tells_time(f)}
+        for settings, found in known.findings.items():
+            # Steps that were timed on a device of another kind tell no time.
+            emulations = (p.measurement.emulation for p in found.probes if p.measurement)
+            if found.seconds < inf and not any(e is not None and e.stands_in for e in emulations):
+                taken[settings] = found.seconds
     ratios: dict[Settings, list[float]] = defaultdict(list)
     for settings, seconds in taken.items():
         expected = predicted_s.get(settings, inf)
         if 0 < expected < inf:
             ratios[settings.settings_class].append(seconds / expected)
-    factors = {key: median(found) for key, found in ratios.items()}
+    factors = {key: median(all_of_it) for key, all_of_it in ratios.items()}
     return Corrections(
         factors=factors,
         typical=median(factors.values()) if factors else 1.0,
         seen=seen,
         overheads=overheads(study),
     )
-
-
-def _tells_time(finding: Evaluation) -> bool:
-    """True where steps were timed on a device of the cluster's kind."""
-    emulations = (p.measurement.emulation for p in finding.probes if p.measurement)
-    return finding.seconds < inf and not any(e is not None and e.stands_in for e in emulations)
 
 
 # One more probe changes what is known of few configurations.
@@ -231,7 +213,6 @@ def _corrected(found: Evaluation, factor: float, why: str, outside_bytes: int | 
 
 
 def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
-    """An estimate with other bytes outside the allocator, as they were seen on such devices."""
     more = outside_bytes - found.outside_bytes
     if not more or found.needed_bytes.value is None or found.fits == found.too_large:
         return found  # what is refused whatever it needs stays so
@@ -296,6 +277,7 @@ class Forecast:
     """True where each of the knobs was seen to train what it should."""
     left_out: tuple[Evaluation, ...]
     """Those of refused layouts, by arithmetic that they do not hold to."""
+    asked: "Asked"
 
     @cached_property
     def timed(self) -> tuple[Evaluation, ...]:
@@ -337,12 +319,12 @@ class Forecast:
         """The one that is expected to need least, or one that was dry-run and needs no more than
         :data:`ALIKE` beyond that; ``None`` when nothing is predicted.
         """
-        least = min(self.estimates.values(), key=_by_need, default=None)
-        if least is None:
+        by_need = sorted(self.estimates.values(), key=lambda e: (e.expected_bytes, str(e.settings)))
+        if not by_need:
             return None
-        most = least.expected_bytes * (1 + ALIKE)
-        alike = (e for e in self.estimates.values() if e.expected_bytes <= most and e.is_dry_run)
-        return min(alike, key=_by_need, default=least)
+        most = by_need[0].expected_bytes * (1 + ALIKE)
+        alike = (e for e in by_need if e.expected_bytes <= most and e.is_dry_run)
+        return next(alike, by_need[0])
 
     @cached_property
     def is_hopeless(self) -> bool:
@@ -374,7 +356,7 @@ class Forecast:
         if not self.estimates:
             return ""
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
-        found = _estimate(_asked(self.study, 2**62), next(iter(self.estimates)))
+        found = _estimate(self.asked, 2**62, next(iter(self.estimates)))
         return "" if found.step_time_s.value is not None else found.why
 
     def is_settled(self, settings: Settings) -> bool:
@@ -396,7 +378,7 @@ class Forecast:
         return 0 if isinstance(plan, str) else plan
 
     def _plan(self, settings: Settings) -> int | str:
-        return _planned(_asked(self.study, 0), settings.settings_class)
+        return _planned(self.asked, settings.settings_class)
 
     def why_no_dry_runs(self) -> str:
         """Says why no layout was dry-run; empty when that is not known, or was not tried yet."""
@@ -405,7 +387,6 @@ class Forecast:
         return next(filter(None, map(self.why_no_dry_run, self.estimates)), "")
 
     def notes(self, found: Evaluation) -> tuple[str, ...]:
-        """Lists what a reader should know of the figures of a dry run."""
         profile = self.profiles.get(found.settings.settings_class)
         return told(profile[0].notes) if profile else ()
 
@@ -414,20 +395,17 @@ class Forecast:
 def forecast(study: Study) -> Forecast:
     """Everything that is predicted for a study; a pure function of it, kept for what is asked of
     the same study next.
-
-    Raises:
-        UsageError: the question has no legal configurations.
     """
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.limits.limit_bytes(study.question.cluster)
-    known, asked = dry_runs_of(study), _asked(study, limit)
+    known, asked = dry_runs_of(study), Asked(study.question, study.calibration)
     space = enumerate_space(study.question)
-    every, uncovered = _by_arithmetic(asked)
+    every, uncovered = _by_arithmetic(asked, limit)
     wrong = wrong_of(whole, space.legal)
 
     def with_dry_run(found: Evaluation) -> Evaluation:
         profile = known.profiles.get(found.settings.settings_class)
-        return _estimate(asked, found.settings, *profile) if profile else found
+        return _estimate(asked, limit, found.settings, *profile) if profile else found
 
     estimates = {
         e.settings: with_dry_run(e)
@@ -440,9 +418,9 @@ def forecast(study: Study) -> Forecast:
         estimates = {s: seen.applied(e) for s, e in estimates.items()}
         is_corrected = bool(seen.factors)
     if study.past and not is_corrected:  # its own probes are nearer than those of others
-        from tuner.planner.similar import transferred  # imports NumPy
+        from tuner.planner.similar import past_of, transferred  # imports NumPy
 
-        estimates = dict(transferred(study, estimates))
+        estimates = dict(transferred(study, estimates, past_of(study.past, study.calibration)))
     return Forecast(
         study=study,
         space=space,
@@ -456,34 +434,29 @@ def forecast(study: Study) -> Forecast:
         wrong_ones=tuple(with_dry_run(e) for e in every if e.settings in wrong),
         checked=lambda settings: is_checked(whole, settings),
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
+        asked=asked,
     )
 
 
-def _by_need(found: Evaluation) -> tuple[int, str]:
-    return found.expected_bytes, str(found.settings)
+class Asked:
+    """A question and rates by what identifies them, as a key: questions hold mappings."""
 
+    def __init__(self, question: Question, calibration: Calibration | None) -> None:
+        self.question, self.calibration = question, calibration
+        self._identity = (question.identity, calibration)
+        self._hash = hash(self._identity)
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """A question under a limit, as a key: questions hold mappings, and cannot be one."""
+    def __hash__(self) -> int:
+        return self._hash
 
-    identity: str
-    limit_bytes: int
-    calibrated_at: str
-    question: Question = field(compare=False)
-    calibration: Calibration | None = field(default=None, compare=False)
-
-
-def _asked(study: Study, limit_bytes: int) -> _Asked:
-    rates, question = study.calibration, study.question
-    measured = f"{rates.at} {rates.cluster}" if rates else ""
-    return _Asked(question.identity, limit_bytes, measured, question, rates)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Asked) and self._identity == other._identity
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.
 @lru_cache(maxsize=8)
 def _by_arithmetic(
-    asked: _Asked,
+    asked: Asked, limit_bytes: int
 ) -> tuple[tuple[Evaluation, ...], Mapping[str, tuple[Settings, ...]]]:
     """Predicts those that are covered, and sorts the others by the reason."""
     legal = enumerate_space(asked.question).legal
@@ -492,7 +465,7 @@ def _by_arithmetic(
     covered: list[Evaluation] = []
     others: dict[str, tuple[Settings, ...]] = {}
     for settings in legal:
-        found = _estimate(asked, settings)
+        found = _estimate(asked, limit_bytes, settings)
         if found.needed_bytes.value is not None:
             covered.append(found)
         else:
@@ -501,8 +474,7 @@ def _by_arithmetic(
 
 
 @lru_cache(maxsize=1024)
-def _planned(asked: _Asked, settings: Settings) -> int | str:
-    """How many dry runs show a layout, or why none does."""
+def _planned(asked: Asked, settings: Settings) -> int | str:
     question = asked.question
     try:
         plan = plan_dry_runs(
@@ -519,7 +491,8 @@ def _planned(asked: _Asked, settings: Settings) -> int | str:
 
 
 def _estimate(
-    asked: _Asked,
+    asked: Asked,
+    limit_bytes: int,
     settings: Settings,
     profile: Profile | None = None,
     probe: Probe | None = None,
@@ -530,7 +503,7 @@ def _estimate(
         question.cluster,
         question.framework,
         settings,
-        limit_bytes=asked.limit_bytes,
+        limit_bytes=limit_bytes,
         profile=profile,
         calibration=asked.calibration,
     )
@@ -538,13 +511,6 @@ def _estimate(
 
 
 def evaluated(settings: Settings, found: Prediction, probe: Probe | None = None) -> Evaluation:
-    """A prediction as an evaluation.
-
-    Args:
-        settings: what is predicted.
-        found: the prediction.
-        probe: the dry run that its memory is from.
-    """
     is_known = found.needed_bytes.value is not None
     return Evaluation(
         settings=settings,

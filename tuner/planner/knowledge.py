@@ -19,8 +19,7 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
-from tuner.guard.counts import blamed_by_counts
-from tuner.guard.faults import Wrong
+from tuner.guard.faults import Wrong, blamed_by_counts
 from tuner.planner.probes import repriced
 from tuner.planner.spending import probes_of_asking
 from tuner.planner.timing import (
@@ -122,7 +121,6 @@ class Knowledge:
 
     @cached_property
     def infeasible(self) -> frozenset[Settings]:
-        """Legal configurations of which :meth:`is_infeasible` holds."""
         return frozenset(filter(self.is_infeasible, self.space.legal))
 
     def _is_too_slow(self, settings: Settings) -> bool:
@@ -154,28 +152,11 @@ class Knowledge:
 # An answer, a plan, and what pages show are all made of it.
 @kept(maxsize=8)
 def learned(study: Study, fidelity: Fidelity) -> Knowledge:
-    """Everything that the study's finished probes of one fidelity say today; see :func:`learn`.
-
-    Args:
-        study: with its probes of all fidelities.
-        fidelity: of the probes.
-
-    Raises:
-        UsageError: the question has no legal configurations.
-    """
     return learn(study.at(fidelity), study)
 
 
 def learn(study: Study, whole: Study | None = None) -> Knowledge:
-    """Everything that the study's finished probes say today. Their order does not matter.
-
-    Args:
-        study: with its probes of one fidelity.
-        whole: the same with those of all fidelities, where these are known.
-
-    Raises:
-        UsageError: the question has no legal configurations.
-    """
+    """Everything that the study's finished probes say today. Their order does not matter."""
     whole, study = whole or study, repriced(study)
     question, space = study.question, enumerate_space(study.question)
     limit = study.limits.limit_bytes(question.cluster)
@@ -187,7 +168,9 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
     needs = [need for p in probes if (need := _need(p, limit))]
     needs += [replace(f, over_bytes=f.most_bytes - limit) for f in findings.values() if not f.fits]
     too_large: dict[Settings, Evaluation] = {}
-    for one in sorted(needs, key=lambda n: (n.most_bytes, _is_oom(n), -n.probes[0].id)):
+    for one in sorted(
+        needs, key=lambda n: (n.most_bytes, n.outcome is Outcome.OOM, -n.probes[0].id)
+    ):
         too_large[one.settings] = one
     smallest: dict[Family, int] = {}
     for one in needs:
@@ -235,7 +218,6 @@ def learn(study: Study, whole: Study | None = None) -> Knowledge:
 
 
 def outcome_of(probe: Probe) -> Outcome | None:
-    """A finished probe's outcome."""
     return probe.measurement.outcome if probe.measurement else None
 
 
@@ -246,7 +228,6 @@ def finished(known: Knowledge) -> list[Probe]:
 
 
 def exactly(size_bytes: float, fidelity: Fidelity) -> Quantity:
-    """A size that was seen once."""
     provenance = BY_FIDELITY[fidelity]
     return Quantity(value=size_bytes, low=size_bytes, high=size_bytes, provenance=provenance)
 
@@ -268,7 +249,6 @@ def _findings(
 
 
 def measurements_of(probes: Iterable[Probe]) -> list[Measurement]:
-    """The measurements of probes that have one."""
     return [probe.measurement for probe in probes if probe.measurement]
 
 
@@ -338,10 +318,6 @@ def _need(probe: Probe, limit_bytes: int) -> Evaluation | None:
         limit_bytes=limit_bytes,
         probes=(probe,),
     )
-
-
-def _is_oom(need: Evaluation) -> bool:
-    return need.outcome is Outcome.OOM
 
 
 def _slow(

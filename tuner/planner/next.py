@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
-from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
+from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.core.words import need_text
 from tuner.planner.dry_runs import next_dry_run
 from tuner.planner.finalists import finals, is_final
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
-from tuner.planner.search import ExpectedMemory, Proposed, Search
+from tuner.planner.search import ExpectedMemory, Search
 from tuner.planner.spending import (
     TRAINS_WRONGLY,
     Stop,
@@ -37,11 +37,18 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
     Raises:
         UsageError: the question has no legal settings.
     """
+    if study.limits.fidelity is not Fidelity.PREDICTED:
+        return next_run(study, beside=beside)
+    dry_runs = study.at(Fidelity.PREDICTED).probes
+    is_pending = any(p.state is not ProbeState.DONE for p in dry_runs)
+    return Wait() if is_pending else next_dry_run(study)
+
+
+def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wait:
+    """The same of a study that is to be measured or emulated."""
     whole, study = study, study.at(study.limits.fidelity)
     if pending := [p for p in study.probes if p.state is not ProbeState.DONE]:
         return (_company(whole, study, pending) if beside else None) or Wait()
-    if study.limits.fidelity is Fidelity.PREDICTED:
-        return next_dry_run(whole)
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
@@ -60,14 +67,17 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
         return _request(known, proposed.settings)
     if final_probes:
         return final_probes[0]
-    return _stop(known, proposed)
+    if proposed is not None:
+        tolerance = f"{100 * known.study.limits.tolerance:g}%"
+        return Stop(reason=f"no probe is expected to gain {tolerance} or more")
+    why = "every settings that may fit was probed"
+    return Stop(reason=why) if known.fitting else _nothing(known, why)
 
 
 def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeRequest | None:
     """A probe to be run beside those on their way, if one is worth it."""
-    if study.limits.fidelity not in PROBED or spent(study) or same_accident(study):
-        return None
-    if any(is_final(study, probe.request) for probe in pending):
+    is_over = spent(study) or same_accident(study)
+    if is_over or any(is_final(study, probe.request) for probe in pending):
         return None
     known = learned(whole, study.limits.fidelity)
     if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
@@ -85,15 +95,6 @@ def _request(known: Knowledge, settings: Settings) -> ProbeRequest:
         repetition=known.repetitions.get(settings, 0),
         accumulation_counts=first_counts(known.study.question, settings),
     )
-
-
-def _stop(known: Knowledge, proposed: Proposed | None) -> Stop:
-    if proposed is not None:
-        tolerance = f"{100 * known.study.limits.tolerance:g}%"
-        return Stop(reason=f"no probe is expected to gain {tolerance} or more")
-    if known.fitting:
-        return Stop(reason="every settings that may fit was probed")
-    return _nothing(known, "every settings that may fit was probed")
 
 
 def _nothing(known: Knowledge, reason: str) -> Stop:
@@ -129,9 +130,6 @@ LOOK_AT = {
 def same_accident(study: Study) -> str:
     """Names the accident that all of a request's probes end in, and what to look at; empty if they
     do not.
-
-    Args:
-        study: with its probes of one fidelity.
     """
     hit: dict[Outcome, dict[Settings, str]] = defaultdict(dict)
     for probe in probes_of_asking(study):
@@ -158,15 +156,8 @@ def give_up_above_s(study: Study, request: ProbeRequest) -> float | None:
 
     The fastest that fits stands in the way. What takes longer than the upper end of its interval
     cannot be told to tie with it, nor can what takes longer than the tolerance allows; run-to-run
-    variation comes on top.
-
-    Args:
-        study: with the probes that are done.
-        request: what is to be run.
-
-    Returns:
-        ``None`` while nothing is known to fit, and for settings whose time is already known: they
-        are run again for a better figure.
+    variation comes on top. ``None`` while nothing is known to fit, and for settings whose time is
+    known: they are run again for a better figure.
     """
     known = learned(study, request.fidelity)
     if request.settings in known.findings or not known.fitting:

@@ -34,7 +34,6 @@ class Outlook:
 
     @cached_property
     def grounds(self) -> Grounds:
-        """The grounds of these numbers."""
         known, question = self._known, self._known.study.question
         by_rules, is_assumed = not is_named(question.workload.model), False
         if not by_rules:
@@ -62,7 +61,6 @@ class Outlook:
         return tuple(studies_alike(self._known.study, self.search.past, TOLD))
 
     def seconds(self, settings: Settings) -> Quantity:
-        """Expected seconds of an optimizer step of a legal configuration."""
         index, belief = self._index[settings], self.search.belief
         mean, error = float(belief.log_seconds[index]), float(belief.error[index])
         return Quantity(
@@ -95,7 +93,6 @@ class Outlook:
         return tuple(filter(self.is_expected_to_fit, self.search.prior.settings))
 
     def runs(self, settings: Settings) -> float:
-        """Probability that a legal configuration runs, if its memory suffices."""
         belief, place = self.search.belief, self._index[settings]
         return float(belief.succeeds[place] / max(belief.fits[place], 1e-12))
 

@@ -17,9 +17,10 @@ from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
-from tuner.cost.prediction import predict
+from tuner.cost.prediction import Prediction, predict
 from tuner.cost.time.step import step_time
 from tuner.model.shape import is_named
+from tuner.planner.forecast import Asked
 from tuner.planner.ranking import complexity
 from tuner.search.trials import Prior, settings_features, workload_features
 from tuner.space import enumerate_space
@@ -35,7 +36,6 @@ SHARE = 0.25
 
 
 def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
-    """Logarithm of the bytes that are taken to be needed, and its error."""
     share = SHARE * settings.micro_batch_size**0.5
     share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
     share *= 0.5 if settings.sharding in FSDP else 1.0
@@ -59,6 +59,9 @@ def step_by_rule(settings: Settings) -> Quantity:
 RUNS = 0.95
 # Standard deviation of the logarithm of a need that the cost model does not cover.
 CANDIDATES_UNSURE = 0.1
+
+# What fits is the search's own question: a limit that nothing exceeds.
+ANY_BYTES = 2**62
 
 # Of a need that was dry-run: allocators free blocks at other moments from run to run.
 LEAST_ERROR = 0.001
@@ -87,9 +90,6 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
 
     Where a speed is unknown for want of a rate, rates are assumed: what all candidates have in
     common drops out of their order, and no such figure is shown to anybody.
-
-    Raises:
-        UsageError: the question has no legal settings.
     """
     prior = replace(_prior(Asked(question, calibration)), log_limit=log(limit_bytes))
     if is_named(question.workload.model):
@@ -100,20 +100,6 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
     )
 
 
-class Asked:
-    """A question and rates by what identifies them: questions hold mappings."""
-
-    def __init__(self, question: Question, calibration: Calibration | None) -> None:
-        self.question, self.calibration = question, calibration
-        self._identity = (question.identity, calibration)
-
-    def __hash__(self) -> int:
-        return hash(self._identity)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Asked) and self._identity == other._identity
-
-
 # A study is planned again after every probe, and its arithmetic is the same.
 @lru_cache(maxsize=8)
 def _prior(key: Asked) -> Prior:
@@ -121,7 +107,7 @@ def _prior(key: Asked) -> Prior:
     legal = enumerate_space(question).legal
     needs, seconds = [], []
     for settings in legal:
-        need, step = predicted(question, settings, key.calibration)
+        need, step = predicted(key, settings)
         needs.append(need)
         seconds.append(log(step.value) if step.value else nan)
     return Prior(
@@ -139,31 +125,32 @@ def _prior(key: Asked) -> Prior:
 
 def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profile]) -> Prior:
     """The prior of a question with what dry runs of some layouts say that these need."""
-    if not profiles:
+    question = asked.question
+    if not profiles or not is_named(question.workload.model):
         return prior
     log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
     for place, settings in enumerate(prior.settings):
-        profile = profiles.get(settings.settings_class)
-        if profile is not None:
-            (mean, error), _ = predicted(asked.question, settings, asked.calibration, profile)
-            log_need[place], need_error[place] = mean, max(error, LEAST_ERROR)
+        if (profile := profiles.get(settings.settings_class)) is not None:
+            found = predict(
+                question.workload,
+                question.cluster,
+                question.framework,
+                settings,
+                limit_bytes=ANY_BYTES,
+                profile=profile,
+                calibration=asked.calibration,
+            )
+            need, error = _need(question, settings, found)
+            log_need[place], need_error[place] = need, max(error, LEAST_ERROR)
     return replace(prior, log_need=log_need, need_error=need_error)
 
 
-def predicted(
-    question: Question,
-    settings: Settings,
-    calibration: Calibration | None,
-    profile: Profile | None = None,
-) -> tuple[tuple[float, float], Quantity]:
-    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be.
-
-    Args:
-        question: whose.
-        settings: a legal configuration of it.
-        calibration: rates measured on such devices.
-        profile: dry runs of its layout, in the place of arithmetic.
-    """
+# A study is planned again after every probe: what is predicted of it and of its past stays the
+# same, though both are read anew.
+@lru_cache(maxsize=8192)
+def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], Quantity]:
+    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be."""
+    question = asked.question
     if not is_named(question.workload.model):
         return need_by_rule(question, settings), step_by_rule(settings)
     found = predict(
@@ -171,24 +158,25 @@ def predicted(
         question.cluster,
         question.framework,
         settings,
-        limit_bytes=2**62,  # what fits is the search's own question
-        profile=profile,
-        calibration=calibration,
+        limit_bytes=ANY_BYTES,
+        calibration=asked.calibration,
     )
     step = found.step_time_s
     if step.value is None:
-        where = _assumed(question.cluster)
-        name = question.framework.name
+        where, name = _assumed(question.cluster), question.framework.name
         step, _ = step_time(question.workload, settings, where, name, default_costs())
+    return _need(question, settings, found), step
+
+
+def _need(question: Question, settings: Settings, found: Prediction) -> tuple[float, float]:
     need = found.needed_bytes
-    if not need.value or not need.low or not need.high:
-        bound = memory_bound(question.workload, settings, question.cluster)
-        return (log(bound.total_bytes), CANDIDATES_UNSURE), step
-    return (log(need.value), log(need.high / need.low) / (2 * QUANTILE)), step
+    if need.value and need.low and need.high:
+        return log(need.value), log(need.high / need.low) / (2 * QUANTILE)
+    bound = memory_bound(question.workload, settings, question.cluster)
+    return log(bound.total_bytes), CANDIDATES_UNSURE
 
 
 def _assumed(cluster: Cluster) -> Cluster:
-    """The cluster with rates for all that is not known of it."""
     gpu, device = cluster.gpu, cluster.gpu.device
     rates = ASSUMED_CPU if device is Device.CPU else ASSUMED_GPU
     missing: dict[str, Any] = {n: rate for n, rate in rates.items() if getattr(gpu, n) is None}

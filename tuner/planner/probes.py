@@ -106,7 +106,6 @@ def clocks_text(measurement: Measurement) -> str:
 
 
 def fits(study: Study, measurement: Measurement) -> bool | None:
-    """Tells whether a probe fits on the study's limits; ``None`` when that is not known."""
     if measurement.outcome is Outcome.OOM:
         return False
     if measurement.memory is None:
@@ -116,6 +115,5 @@ def fits(study: Study, measurement: Measurement) -> bool | None:
 
 
 def outcomes(probes: Iterable[Probe]) -> dict[str, int]:
-    """How many probes ended how, by the name of the outcome."""
     counts = Counter(str(p.measurement.outcome) for p in probes if p.measurement)
     return dict(sorted(counts.items()))

@@ -43,10 +43,6 @@ def choose(fitting: Sequence[Evaluation], tolerance: float) -> Choice | None:
 
     Two findings cannot be told apart when each one's step time lies in the other's interval,
     or when they differ by ``tolerance`` (relative) or less.
-
-    Args:
-        fitting: findings that fit, fastest first.
-        tolerance: as in :class:`tuner.core.study.Limits`.
     """
     return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
 
@@ -60,12 +56,6 @@ def choose_predicted(
 
     Their intervals say nothing here. They are wide for what all configurations have in common, such
     as the rate that a kernel reaches, and that moves all of them together.
-
-    Args:
-        fitting: predictions that fit, fastest first.
-        tolerance: as in :class:`tuner.core.study.Limits`.
-        checked: true of what was seen to train what it should. Of those that are tied, they go
-            before the others: no step of any of them has run.
     """
     return _choose(fitting, partial(near, tolerance=tolerance), checked)
 
@@ -101,7 +91,6 @@ def _choose(
 
 
 def indistinguishable(one: Evaluation, other: Evaluation, tolerance: float) -> bool:
-    """True of two findings whose speeds cannot be told apart."""
     return near(one, other, tolerance) or alike(one.spread_s, other.spread_s)
 
 

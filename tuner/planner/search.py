@@ -17,13 +17,12 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import CLOSES_CLASS, PROBED, RAN, TRAINS_WRONGLY, Fidelity, Outcome
 from tuner.core.quantity import QUANTILE, Quantity
-from tuner.core.study import Probe
 from tuner.core.workload import Workload
 from tuner.cost.memory.step import MemoryBound, memory_bound
 from tuner.planner.finalists import VERIFICATION_STEPS
-from tuner.planner.forecast import dry_runs_of
+from tuner.planner.forecast import Asked, dry_runs_of
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
-from tuner.planner.prior import Asked, prior_of, with_dry_runs
+from tuner.planner.prior import prior_of, with_dry_runs
 from tuner.planner.similar import past_of
 from tuner.search.belief import Belief, believe, believed_trials
 from tuner.search.gain import Proposal, chosen
@@ -171,7 +170,6 @@ def _trial(
 
 
 def _log_error(step_time: Quantity) -> float:
-    """Standard deviation of the logarithm of a step's seconds, from its 80% interval."""
     low, high = step_time.low, step_time.high
     return log(high / low) / (2 * QUANTILE) if low and high else 0.0
 
@@ -185,18 +183,17 @@ def trials_of_other_fidelities(known: Knowledge) -> list[Trial]:
         if all(probe.request.fidelity is not fidelity for probe in known.whole.probes):
             continue
         other = learned(known.whole, fidelity)
-        stood_in = {p.request.settings for p in other.study.probes if _stands_in(p)}
+        stood_in = set()
+        for probe in other.study.probes:
+            emulation = probe.measurement.emulation if probe.measurement else None
+            if emulation is not None and emulation.stands_in:
+                stood_in.add(probe.request.settings)
         for trial in trials_of(other):
             # Of what ran on a device of another kind the time says nothing, and its memory stays.
             is_stand_in = other.space.legal[trial.index] in stood_in
             seconds = None if is_stand_in else trial.seconds
             trials.append(replace(trial, indirect=True, seconds=seconds))
     return trials
-
-
-def _stands_in(probe: Probe) -> bool:
-    emulation = probe.measurement.emulation if probe.measurement else None
-    return emulation is not None and emulation.stands_in
 
 
 def informed(prior: Prior, known: Knowledge) -> Prior:
@@ -234,16 +231,6 @@ class Search:
     def __init__(
         self, known: Knowledge, pending: Collection[Settings] = (), *, confirms: bool = False
     ) -> None:
-        """A search.
-
-        Args:
-            known: what the probes that are done have taught.
-            pending: configurations of probes on their way. The next one is chosen as if each had
-                taken what is believed of it, so that it is not one more of the same (the "Kriging
-                believer" of Ginsbourger, Le Riche and Carraro 2010).
-            confirms: whether a configuration may be tried whose knob was wrong in another layout;
-                one at a time.
-        """
         self._known = known
         self._confirms = confirms and known.unconfirmed.isdisjoint(pending)
         self._pending = frozenset(pending)
@@ -257,8 +244,7 @@ class Search:
 
     @cached_property
     def past(self) -> Past | None:
-        """Trials of earlier studies."""
-        return past_of(self._known.study)
+        return past_of(self._known.study.past, self._known.study.calibration)
 
     @cached_property
     def belief(self) -> Belief:

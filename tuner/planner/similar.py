@@ -20,7 +20,8 @@ from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
-from tuner.planner.prior import RUNS, Asked, predicted
+from tuner.planner.forecast import Asked
+from tuner.planner.prior import RUNS, predicted
 from tuner.planner.timing import speed_of, step_time
 from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
 from tuner.search.trials import Past, joined, settings_features, workload_features
@@ -37,35 +38,24 @@ class Found:
     ran: bool
 
 
-def past_of(study: Study) -> Past | None:
+# One step of planning asks for it several times. The next one has read the past anew: it is another
+# object then, and its predictions are what is kept.
+@kept(maxsize=4)
+def past_of(past: tuple[Study, ...], calibration: Calibration | None) -> Past | None:
     """The probes of a study's past as trials of earlier searches; ``None`` where there are none.
 
     Predictions are of each one's own question, by arithmetic, with the rates that are known of the
     devices today. Each settings is one trial: repetitions are pooled, and what was measured goes
     before what was emulated.
     """
-    return _past_of(study.past, study.calibration) if study.past else None
-
-
-# One step of planning asks for it several times. The next one has read the past anew: it is another
-# object then, and its predictions are what is kept.
-@kept(maxsize=4)
-def _past_of(past: tuple[Study, ...], calibration: Calibration | None) -> Past | None:
     parts = []
     for number, study in enumerate(past):
         question, found = study.question, found_in(study)
         asked = Asked(question, calibration)
-        seconds = [_predicted(asked, one.settings) for one in found]
+        steps = (predicted(asked, one.settings)[1] for one in found)
+        seconds = [step.value or nan for step in steps]
         parts.append(past_trials(number, question.workload, question.cluster, found, seconds))
     return joined([part for part in parts if part.size])
-
-
-# A study is planned again after every probe, and what is predicted of its past stays the same.
-@lru_cache(maxsize=1024)
-def _predicted(asked: Asked, settings: Settings) -> float:
-    """Seconds of a step; ``nan`` where they are unknown."""
-    _, step = predicted(asked.question, settings, asked.calibration)
-    return step.value or nan
 
 
 def past_trials(
@@ -75,15 +65,7 @@ def past_trials(
     found: Sequence[Found],
     predicted_s: Sequence[float],
 ) -> Past:
-    """Turns the results of one earlier study into trials of a search.
-
-    Args:
-        number: that tells the study from others.
-        workload: of the study.
-        cluster: of the study.
-        found: what was found.
-        predicted_s: seconds of a step of each of them; ``nan`` where they are unknown.
-    """
+    """Turns the results of one earlier study into trials of a search."""
     rows = list(zip(found, predicted_s, strict=True))
     return Past(
         study=np.full(len(found), float(number)),
@@ -98,13 +80,7 @@ def past_trials(
 
 
 def studies_alike(study: Study, past: Past, least: float) -> Iterator[Study]:
-    """The earlier studies with trials in ``past`` whose workload is at least so much alike.
-
-    Args:
-        study: with its past.
-        past: trials of it.
-        least: similarity from which a study is told; the most similar ones come first.
-    """
+    """The earlier studies with trials in ``past`` whose workload is at least so much alike."""
     question = study.question
     here = workload_features(question.workload, question.cluster)
     similar = alike(here[None, :], past.workload)[0]
@@ -208,26 +184,6 @@ class Corrected:
         )
 
 
-def corrected(
-    study: Study, settings: Sequence[Settings], *, at_assumed_rates: bool = False
-) -> Mapping[Settings, Corrected]:
-    """Corrects the study's configurations by its past; nothing where no study is near.
-
-    Args:
-        study: with its past.
-        settings: legal ones of it.
-        at_assumed_rates: whether the predictions that are corrected are at assumed rates of the
-            devices, as those of the past then are too.
-    """
-    past = past_of(study)
-    if past is None or not settings:
-        return {}
-    features = settings_features(settings, study.question.cluster)
-    common = RATES if at_assumed_rates else 0.0
-    found = corrected_by(past, _workload(study), features, common=common)
-    return dict(zip(settings, found, strict=True)) if found else {}
-
-
 @one_thread()
 def corrected_by(
     past: Past, workload: Array, features: Array, *, common: float = 0.0
@@ -236,12 +192,6 @@ def corrected_by(
 
     All settings of a question are corrected or none, for the order of those that are near and of
     those that are not would be of no meaning otherwise.
-
-    Args:
-        past: the trials.
-        workload: features of the question's workload, shape ``(w,)``.
-        features: of the settings, shape ``(n, d)``.
-        common: what all predictions are off by alike, as a standard deviation of their logarithm.
     """
     rows = _timed(past, workload)
     if rows is None:
@@ -272,7 +222,7 @@ def corrected_by(
 
 def studies_near(study: Study) -> Iterator[Study]:
     """The earlier studies whose workload is near and that timed steps; the most similar first."""
-    past = past_of(study)
+    past = past_of(study.past, study.calibration)
     rows = None if past is None else _timed(past, _workload(study))
     if rows is not None:
         yield from studies_alike(study, rows, NEAR)
@@ -344,7 +294,7 @@ def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
 
 
 def transferred(
-    study: Study, estimates: Mapping[Settings, Evaluation]
+    study: Study, estimates: Mapping[Settings, Evaluation], past: Past | None
 ) -> Mapping[Settings, Evaluation]:
     """Estimates with their times corrected, where some study is near.
 
@@ -352,14 +302,20 @@ def transferred(
     alike: what these are off by, the past then tells, and nothing is shown at assumed rates alone.
     """
     timed = [s for s, e in estimates.items() if e.step_time_s.value is not None]
-    found = corrected(study, timed or list(estimates), at_assumed_rates=not timed)
-    moved = dict(estimates)
-    for settings, of in found.items():
-        one = estimates[settings]
+    settings = timed or list(estimates)
+    if past is None or not settings:
+        return estimates
+    features = settings_features(settings, study.question.cluster)
+    found = corrected_by(past, _workload(study), features, common=0.0 if timed else RATES)
+    if not found:  # no study is near
+        return estimates
+    moved, asked = dict(estimates), Asked(study.question, None)
+    for one, off in zip(settings, found, strict=True):
+        estimate = estimates[one]
         if not timed:
-            _, step = predicted(study.question, settings, None)
+            _, step = predicted(asked, one)
             speed = speed_of(step, study.question)
-            why = "" if one.fits else one.why
-            one = replace(one, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)
-        moved[settings] = of.applied(one)
+            why = "" if estimate.fits else estimate.why
+            estimate = replace(estimate, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)
+        moved[one] = off.applied(estimate)
     return moved

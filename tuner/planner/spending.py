@@ -28,9 +28,6 @@ class Cost:
 def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
     finalists' replicas.
-
-    Args:
-        study: with its probes of its limits' fidelity only.
     """
     fruitless_s = study.fruitless_s + study.fruitless_before_s
     return _cost(study, study.probes, fruitless_s, study.guard_s + study.guard_before_s)
@@ -79,9 +76,6 @@ def measured_so_far(probes: Iterable[Probe]) -> Iterator[tuple[float, float]]:
     """After each probe that is done the seconds and device-seconds of all up to it.
 
     The last are those of :func:`total_measured`.
-
-    Args:
-        probes: in the order in which they were done.
     """
     wall_s = device_s = 0.0
     spans: list[Interval] = []  # apart from each other, ascending
@@ -108,7 +102,6 @@ def _interval(finished_at: str, measurement: Measurement) -> Interval:
 
 
 def _covered_s(intervals: Sequence[Interval]) -> float:
-    """Seconds that lie in one interval or more."""
     spans: list[float] = []
     reached: datetime | None = None
     for begin, end in sorted(intervals):
@@ -133,12 +126,10 @@ def spent(study: Study) -> str:
 
 
 def wall_is_spent(budget_s: float) -> str:
-    """Says that the time that a request may take is spent."""
     return f"the budget of {budget_s:g} s is spent"
 
 
 def device_time_is_spent(budget_s: float) -> str:
-    """Says that the device-seconds of a request are spent."""
     return f"the budget of {budget_s:g} device-seconds is spent"
 
 

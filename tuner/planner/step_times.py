@@ -94,7 +94,7 @@ def change_between(one: Evaluation, other: Evaluation) -> Change:
 def change_of(one: Quantity, other: Quantity) -> Change:
     """From one known step time to another, errors independent.
 
-    The interval of a difference is made of those of its limits, here of the logarithms (Zou and
+    The interval of a difference is made of those of its terms, here of the logarithms (Zou and
     Donner, Statistics in Medicine 27, 2008).
     """
     first, second = logs(one), logs(other)
@@ -199,10 +199,10 @@ class _Cases:
     def _log_weights(self) -> tuple[Array, Array]:
         """Weighs all being together; and each being apart from the others, without spread."""
         each, values = self._precisions, self._values
-        limits = np.stack([np.log(each), each, each * values, each * values**2])
-        sums, count = limits.sum(-1), len(values)
+        terms = np.stack([np.log(each), each, each * values, each * values**2])
+        sums, count = terms.sum(-1), len(values)
         together = self._prior + _log_evidence(sums, count) + log(1 - 1 / count)
-        others = self._prior[..., None] + _log_evidence(sums[..., None] - limits, count - 1)
+        others = self._prior[..., None] + _log_evidence(sums[..., None] - terms, count - 1)
         apart = np.logaddexp.reduce(others, axis=1) - log(count) - log(2 * REACH)
         return together, apart
 

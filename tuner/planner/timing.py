@@ -44,16 +44,17 @@ class RunVariation:
 
     def half_width(self, runs: int) -> float:
         """Half of the 80% interval of the mean of ``runs``, of the logarithm of their time."""
-        return _student(self.freedom) * sqrt(self.variance / runs)
+        if self.freedom <= len(STUDENT):
+            student = STUDENT[self.freedom - 1]
+        else:  # beyond the table by the expansion of Cornish and Fisher
+            z, freedom = QUANTILE, self.freedom
+            first = (z**3 + z) / (4 * freedom)
+            student = z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+        return student * sqrt(self.variance / runs)
 
 
 def seen_variation(probes: Iterable[Iterable[Measurement]]) -> RunVariation:
-    """The variation of a machine, after the repetitions of some settings on it.
-
-    Args:
-        probes: for each settings, its measurements. The runs of the longest step that was
-            repeated are compared; the steps of one run have the same variation.
-    """
+    """The variation of a machine, after the repetitions of some settings on it."""
     logs = [found for measurements in probes if len(found := _repeated(measurements)) > 1]
     means = [fsum(found) / len(found) for found in logs]
     squares = [(x - mean) ** 2 for found, mean in zip(logs, means, strict=True) for x in found]
@@ -72,15 +73,6 @@ def _repeated(measurements: Iterable[Measurement]) -> Sequence[float]:
     timed = {n: [log(median(run[n])) for run in runs if run.get(n)] for n in counts}
     repeated = [n for n, found in timed.items() if len(found) > 1]
     return timed[max(repeated)] if repeated else ()
-
-
-def _student(freedom: int) -> float:
-    """Its 90% quantile; beyond the table by the expansion of Cornish and Fisher."""
-    if freedom <= len(STUDENT):
-        return STUDENT[freedom - 1]
-    z = QUANTILE
-    first = (z**3 + z) / (4 * freedom)
-    return z + first + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 # Of every interval.
@@ -141,17 +133,32 @@ def step_time(
     steps, counted = _of_steps(runs, accumulation)
     if steps is None:
         return UNKNOWN
-    found = _with_variation(steps, (variation or seen_variation([timed])).half_width(counted))
+    # With the variation of runs, in quadrature.
+    half = (variation or seen_variation([timed])).half_width(counted)
+    low = steps.value * exp(-sqrt(log(steps.value / steps.low) ** 2 + half**2))
+    high = steps.value * exp(sqrt(log(steps.high / steps.value) ** 2 + half**2))
     # Of steps shorter than those asked for it is arithmetic.
-    was_run = any(m.step_times_s.get(accumulation) for m in timed)
-    provenance = weakest(map(_provenance, timed)) if was_run else Provenance.PREDICTED
-    down, up = _model_error(timed, accumulation) if with_model else (0.0, 0.0)
-    return Quantity(
-        value=found.value,
-        low=max(found.low - down, LEAST * found.low),
-        high=found.high + up,
-        provenance=provenance,
-    )
+    provenance = Provenance.PREDICTED
+    if not is_extrapolated(timed, accumulation):
+        emulations = [m.emulation for m in timed]
+        provenance = weakest(
+            Provenance.MEASURED
+            if emulation is None
+            else Provenance.PREDICTED
+            if emulation.stands_in
+            else Provenance.EMULATED
+            for emulation in emulations
+        )
+    # Seconds by which priced communication may be wrong; the largest of all.
+    down = up = 0.0
+    exposures = [m.emulation.exposed_s for m in timed if m.emulation and m.emulation.exposed_s]
+    for exposed in exposures if with_model else ():
+        count = accumulation if accumulation in exposed else max(exposed)
+        share, one = accumulation / count, exposed[count]
+        down = max(down, share * (one.value_s - one.low_s))
+        up = max(up, share * (one.high_s - one.value_s))
+    low, high = max(low - down, LEAST * low), high + up
+    return Quantity(value=steps.value, low=low, high=high, provenance=provenance)
 
 
 # A study is planned, answered and shown after every probe, and what others timed stays the same.
@@ -190,27 +197,6 @@ def _counts_of(runs: Iterable[Mapping[int, Sequence[float]]], accumulation: int)
     return min(counts, default=0), largest
 
 
-def _provenance(measurement: Measurement) -> Provenance:
-    """Names the source of the steps of one probe."""
-    emulation = measurement.emulation
-    if emulation is None:
-        return Provenance.MEASURED
-    return Provenance.PREDICTED if emulation.stands_in else Provenance.EMULATED
-
-
-def _model_error(measurements: Iterable[Measurement], accumulation: int) -> tuple[float, float]:
-    """Seconds by which priced communication may be wrong, down and up; the largest of all."""
-    down = up = 0.0
-    for measurement in measurements:
-        exposed = measurement.emulation.exposed_s if measurement.emulation else {}
-        if exposed:
-            count = accumulation if accumulation in exposed else max(exposed)
-            share, one = accumulation / count, exposed[count]
-            down = max(down, share * (one.value_s - one.low_s))
-            up = max(up, share * (one.high_s - one.value_s))
-    return down, up
-
-
 def speed_of(step_time: Quantity, question: Question) -> Quantity:
     """Tokens per second and GPU; the longest step makes the lowest speed."""
     value, low, high = step_time.value, step_time.low, step_time.high
@@ -246,7 +232,7 @@ def counts_to_run(accumulation: int) -> tuple[int, ...]:
 
 
 def first_counts(question: Question, settings: Settings) -> tuple[int, ...]:
-    """Chooses the counts of a first probe; a user's script is run as it is."""
+    """The counts of a first probe; a user's script is run as it is."""
     count = settings.gradient_accumulation_steps
     return counts_to_run(count) if question.script is None else ()
 
@@ -265,21 +251,17 @@ def _pooled(runs: Sequence[tuple[float, ...]]) -> _Interval | None:
     """The median of the runs' medians, with the interval of what their steps vary by."""
     if not runs:
         return None
-    each = [_of_run(run) for run in runs]
-    value = median(run.value for run in each)
-    # The standard error of the mean of values with independent errors.
+    each = [(median(run), *_median_interval(sorted(run))) for run in runs]
+    value = median(middle for middle, _, _ in each)
+    # The standard error of the mean of values with independent errors, in parts of each.
     down, up = (
         sqrt(fsum(error**2 for error in errors)) / len(errors)
-        for errors in ([run.low for run in each], [run.high for run in each])
+        for errors in (
+            [1 - low / middle for middle, low, _ in each],
+            [high / middle - 1 for middle, _, high in each],
+        )
     )
     return _Interval(value, value * (1 - down), value * (1 + up))
-
-
-def _of_run(steps: tuple[float, ...]) -> _Interval:
-    """The median of one run's steps; the ends are what it may be off by, in parts of it."""
-    value = median(steps)
-    low, high = _median_interval(sorted(steps))
-    return _Interval(value, 1 - low / value, high / value - 1)
 
 
 def _median_interval(steps: Sequence[float]) -> tuple[float, float]:
@@ -299,13 +281,6 @@ def _median_interval(steps: Sequence[float]) -> tuple[float, float]:
     part = (n - inner) * share / (inner + (n - 2 * inner) * share)
     low = steps[inner - 1] + part * (steps[inner] - steps[inner - 1])
     return low, steps[n - inner] - part * (steps[n - inner] - steps[n - 1 - inner])
-
-
-def _with_variation(found: _Interval, half_width: float) -> _Interval:
-    """The interval with the variation of runs, ``half_width`` of the logarithm, in quadrature."""
-    down = sqrt(log(found.value / found.low) ** 2 + half_width**2)
-    up = sqrt(log(found.high / found.value) ** 2 + half_width**2)
-    return _Interval(found.value, found.value * exp(-down), found.value * exp(up))
 
 
 def _line(

@@ -10,8 +10,7 @@ from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY
 from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
 from tuner.guard.check import GuardCheck
-from tuner.guard.counts import blamed_by_counts, path_of
-from tuner.guard.faults import Faults, PathCheck, Wrong, checks_of
+from tuner.guard.faults import Faults, PathCheck, Wrong, blamed_by_counts, checks_of, path_of
 from tuner.guard.replica import NoReplicaError, Replica, replica_of
 from tuner.text import kept
 
@@ -34,11 +33,7 @@ def replicas_of(question: Question, settings: Settings) -> tuple[Replica, ...]:
 
 @kept(maxsize=8)
 def faults_of(study: Study) -> Faults:
-    """Collects what was seen to train something else, in this study's versions.
-
-    Args:
-        study: with its probes of all fidelities.
-    """
+    """Collects what was seen to train something else, in this study's versions."""
     others = (v for v in study.guards.values() if v.study != study.id)
     return Faults((*_probed(study), *checks_of(study.question, others)))
 
@@ -64,10 +59,6 @@ def _probed(study: Study) -> Iterator[PathCheck]:
 def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong]:
     """Selects the configurations that must not be suggested: they train something else, or may
     well.
-
-    Args:
-        study: with its probes of all fidelities.
-        settings: legal ones of it.
     """
     faults, ranks = faults_of(study), study.question.cluster.world_size
     if not faults.any:

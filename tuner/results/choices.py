@@ -1,6 +1,6 @@
 """Lists the choices in the space of a question: values of knobs, and what each leads to."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -11,8 +11,8 @@ from tuner.core.configuration import ACCUMULATION, KNOBS, InactiveKnob, Settings
 from tuner.core.study import Question, Study
 from tuner.errors import UsageError
 from tuner.explain.knobs import CHOSEN, MICRO
-from tuner.space import check_settings, enumerate_space, settings_notes
-from tuner.space.inactive import show, show_all
+from tuner.space import Space, check_settings, enumerate_space, settings_notes
+from tuner.space.rules import show, show_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,6 @@ class KnobChoice:
 
     @property
     def is_live(self) -> bool:
-        """Tells whether there is something to choose."""
         return len(self.values) > 1 and not self.follows
 
 
@@ -63,9 +62,6 @@ class Choices:
     def options(self, settings: Settings) -> Mapping[str, tuple[Option, ...]]:
         """Lists the values of each knob that can be chosen, given that the others are as in
         ``settings``.
-
-        Args:
-            settings: legal ones.
         """
         return {
             choice.knob: tuple(self._option(settings, choice.knob, v) for v in choice.values)
@@ -92,16 +88,22 @@ class Choices:
         found = self._checked(wanted, (keep,) if keep else ())
         if isinstance(found, Settings):
             return found
-        return min(with_it or self.legal, key=_distance(wanted))
+        others = [knob for knob in CHOSEN if knob != MICRO]
+
+        def distance(one: Settings) -> tuple[int, float]:
+            apart = sum(getattr(one, name) != getattr(wanted, name) for name in others)
+            return apart, abs(log(one.micro_batch_size / wanted.micro_batch_size))
+
+        return min(with_it or self.legal, key=distance)
 
     def _option(self, settings: Settings, knob: str, value: Any) -> Option:
         is_current = getattr(settings, knob) == value
         wanted = Settings.from_dict({**settings.as_dict(), knob: value, ACCUMULATION: 1})
         found = settings if is_current else self._checked(wanted, (knob,))
-        if isinstance(found, UsageError):
-            leads_to, why_not = None, str(found)
-        else:
-            leads_to, why_not = found, self._why_dead(wanted, knob, found)
+        leads_to, why_not = (None, str(found)) if isinstance(found, UsageError) else (found, "")
+        if leads_to is not None and getattr(leads_to, knob) != value:  # it is inactive there
+            notes = settings_notes(self.question, wanted, given=(knob,))
+            why_not = "; ".join(note.why for note in notes if note.knob == knob)
         return Option(
             value=value,
             shown=show(value),
@@ -109,13 +111,6 @@ class Choices:
             is_current=is_current,
             why_not=why_not,
         )
-
-    def _why_dead(self, wanted: Settings, knob: str, found: Settings) -> str:
-        """Why a knob has not the value that is wanted; empty where it has."""
-        if getattr(found, knob) == getattr(wanted, knob):
-            return ""
-        notes = settings_notes(self.question, wanted, given=(knob,))
-        return "; ".join(note.why for note in notes if note.knob == knob)
 
     def _checked(self, wanted: Settings, given: Sequence[str]) -> Settings | UsageError:
         """Their canonical form in the space; why not, where they are not legal."""
@@ -134,58 +129,28 @@ class Choices:
 
 
 def choices(study: Study) -> Choices:
-    """Lists the choices in a study's space.
-
-    Raises:
-        UsageError: the question has no legal settings.
-    """
     question, space = study.question, enumerate_space(study.question)
     return Choices(
         question=question,
-        knobs=tuple(_choice(question, knob, space.legal, space.dead_knobs) for knob in KNOBS),
+        knobs=tuple(_choice(question, space, knob) for knob in KNOBS),
         legal=space.legal,
         dead_knobs=space.dead_knobs,
     )
 
 
-def _choice(
-    question: Question, knob: str, legal: Sequence[Settings], dead: Sequence[InactiveKnob]
-) -> KnobChoice:
-    values = sorted({getattr(settings, knob) for settings in legal}, key=_place(knob))
-    return KnobChoice(
-        knob=knob,
-        values=tuple(values),
-        follows=knob == ACCUMULATION,
-        why_one="" if len(values) > 1 else "; ".join(_why_one(question, knob, values[0], dead)),
-    )
-
-
-def _place(knob: str) -> Callable[[Any], int]:
-    """By what values of a knob are sorted."""
+def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
     kind = KNOBS[knob].kind
-    return list(kind).index if issubclass(kind, StrEnum) else int
-
-
-def _why_one(
-    question: Question, knob: str, value: Any, dead: Sequence[InactiveKnob]
-) -> Iterator[str]:
-    reasons = [one.why for one in dead if one.knob == knob]
-    if reasons:
-        yield from reasons
+    place: Callable[[Any], int] = list(kind).index if issubclass(kind, StrEnum) else int
+    values = sorted({getattr(settings, knob) for settings in space.legal}, key=place)
+    only = f"{knob} is {show(values[0])}"
+    if len(values) > 1:
+        why = ""
+    elif reasons := [one.why for one in space.dead_knobs if one.knob == knob]:
+        why = "; ".join(reasons)
     elif knob in question.knobs:
-        yield f"{knob} is {show(value)}: it was asked for {show_all(question.knobs[knob])} only"
+        why = f"{only}: it was asked for {show_all(question.knobs[knob])} only"
     elif knob == "cpu_offload":
-        yield f"{knob} is {show(value)}: other values are looked at only when they are asked for"
+        why = f"{only}: other values are looked at only when they are asked for"
     else:
-        yield f"{knob} is {show(value)} in all legal settings"
-
-
-def _distance(wanted: Settings) -> Callable[[Settings], tuple[int, float]]:
-    """How far legal settings are from others: knobs that differ, and by how much micro-batches."""
-    names = [knob for knob in CHOSEN if knob != MICRO]
-
-    def distance(one: Settings) -> tuple[int, float]:
-        others = sum(getattr(one, name) != getattr(wanted, name) for name in names)
-        return others, abs(log(one.micro_batch_size / wanted.micro_batch_size))
-
-    return distance
+        why = f"{only} in all legal settings"
+    return KnobChoice(knob=knob, values=tuple(values), follows=knob == ACCUMULATION, why_one=why)

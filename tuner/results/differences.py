@@ -19,8 +19,8 @@ from tuner.core.words import (
     speed_text,
 )
 from tuner.errors import UsageError
-from tuner.results.summary import headline
-from tuner.space.inactive import show, show_all
+from tuner.results.summary import Headline, headline
+from tuner.space.rules import show, show_all
 from tuner.text import json_text, size_text
 
 # Studies side by side.
@@ -46,7 +46,6 @@ class Compared:
 
     @property
     def best(self) -> Evaluation | None:
-        """The settings that it answers with."""
         return self.suggestion.best if self.suggestion else None
 
 
@@ -71,7 +70,6 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Tells whether their words are not all the same."""
         return len({cell.text for cell in self.cells}) > 1
 
 
@@ -80,45 +78,38 @@ def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
 
     What matters of every study has a line though it may be the same in all. All else that a
     question or the limits hold has one where it differs.
-
-    Args:
-        studies: two to four.
-
-    Raises:
-        UsageError: fewer or more.
     """
     if not LEAST_COMPARED <= len(studies) <= MOST_COMPARED:
         allowed = f"compare {LEAST_COMPARED} to {MOST_COMPARED} studies"
         raise UsageError("ids", len(studies), allowed)
-    per = _per(studies)
+    # A GPU, too, is a rank beside CPU processes.
+    words = {rank_word(one.study.question) for one in studies}
+    per = words.pop() if len(words) == 1 else "rank"
+    told = [(one, headline(one.study, one.suggestion)) for one in studies]
+    figures = [dict(_leaves(_figures(one.study))) for one in studies]
     lines = [
         *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
-        *_others(Part.QUESTION, [_rest_of_question(one.study) for one in studies]),
+        *(replace(f, is_detail=True) for f in _lines(Part.QUESTION, figures) if f.differs),
         *_lines(Part.TERMS, [_limits(one.study) for one in studies]),
-        *_lines(Part.ANSWER, [_answer(one, per) for one in studies]),
-        *_lines(Part.COST, [_cost(one, per) for one in studies]),
+        *_lines(Part.ANSWER, [_answer(one, per) for one in told]),
+        *_lines(Part.COST, [_cost(one, per) for one in told]),
     ]
     return tuple(line for line in lines if any(cell.text for cell in line.cells))
 
 
-def _lines(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Difference]:
+def _lines(part: Part, columns: Sequence[Mapping[str, Cell | str]]) -> Iterator[Difference]:
     """One line for each name that a study has, in the order of the first that has it."""
     for name in dict.fromkeys(name for column in columns for name in column):
-        yield Difference(
-            part=part, name=name, cells=tuple(column.get(name, Cell()) for column in columns)
-        )
+        told = (column.get(name, "") for column in columns)
+        cells = tuple(one if isinstance(one, Cell) else Cell(text=one) for one in told)
+        yield Difference(part=part, name=name, cells=cells)
 
 
-def _others(part: Part, columns: Sequence[Mapping[str, Cell]]) -> Iterator[Difference]:
-    """The same, of lines that differ only."""
-    return (replace(line, is_detail=True) for line in _lines(part, columns) if line.differs)
-
-
-def _question(study: Study) -> dict[str, Cell]:
+def _question(study: Study) -> dict[str, str]:
     question, workload = study.question, study.question.workload
     framework = question.framework
     versions = ", ".join(f"{package} {version}" for package, version in framework.versions.items())
-    texts = {
+    return {
         "model": question.trained,
         "cluster": question.cluster.name,
         "global batch": f"{workload.global_batch_size:,} sequences",
@@ -130,32 +121,26 @@ def _question(study: Study) -> dict[str, Cell]:
         "versions": versions,
         **{f"{knob} restricted to": show_all(v) for knob, v in question.knobs.items()},
     }
-    return _cells(texts)
 
 
-def _rest_of_question(study: Study) -> dict[str, Cell]:
-    """The model's configuration and the cluster's figures, by their place."""
+def _figures(study: Study) -> dict[str, object]:
+    """The model's configuration and the cluster's figures."""
     values = study.question.as_dict()
-    told = {
-        "cluster": values["cluster"],
-        "model": values["workload"]["model"],
-    }
-    return _cells({" ".join(path): text for path, text in _leaves(told)})
+    return {"cluster": values["cluster"], "model": values["workload"]["model"]}
 
 
-def _leaves(value: object, *path: str) -> Iterator[tuple[tuple[str, ...], str]]:
-    """All values of nested objects, by their place."""
+def _leaves(value: object, *path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for name, item in value.items():
             yield from _leaves(item, *path, str(name))
     else:
-        yield path, value if isinstance(value, str) else json_text(value)
+        yield " ".join(path), value if isinstance(value, str) else json_text(value)
 
 
-def _limits(study: Study) -> dict[str, Cell]:
+def _limits(study: Study) -> dict[str, str]:
     limits = study.limits
     limit = limits.limit_bytes(study.question.cluster)
-    texts = {
+    return {
         "fidelity": str(limits.fidelity),
         "memory limit": f"{size_text(limit)} on one device",
         "headroom": share_text(limits.headroom) if limits.memory_limit_bytes is None else "",
@@ -167,72 +152,43 @@ def _limits(study: Study) -> dict[str, Cell]:
         "pool": limits.pool,
         "sampler": "" if limits.sampler is SamplerName.COST_MODEL else str(limits.sampler),
     }
-    return _cells(texts)
 
 
-def _per(studies: Sequence[Compared]) -> str:
-    """Names a rank for all of them: a GPU, too, is a rank beside CPU processes."""
-    words = {rank_word(one.study.question) for one in studies}
-    return words.pop() if len(words) == 1 else "rank"
-
-
-def _answer(one: Compared, per: str) -> dict[str, Cell]:
-    line, best = headline(one.study, one.suggestion), one.best
-    cells = _cells(
-        {
-            "state": str(one.study.state),
-            "no answer because": line.why_none,
-        }
-    )
+def _answer(compared: tuple[Compared, Headline], per: str) -> dict[str, Cell | str]:
+    one, line = compared
+    best = one.best
+    cells: dict[str, Cell | str] = {
+        "state": str(one.study.state),
+        "no answer because": line.why_none,
+    }
     if best is None:
         return cells
+    speed, step, needed = best.tokens_per_s_per_gpu, best.step_time_s, best.needed_gib
+    told = {f"tokens/s per {per}": Cell(), "step": Cell(), "memory needed": Cell()}
+    if speed.value is not None:
+        text = f"{speed_text(speed.value)} ({range_text(speed)})"
+        told[f"tokens/s per {per}"] = Cell(text=text, quantity=speed)
+    if step.value is not None:
+        text = f"{seconds_text(step.value)} ({interval_text(step)})"
+        told["step"] = Cell(text=text, quantity=step)
+    if needed.value is not None:
+        share = share_text(needed.value / best.limit_gib)
+        text = f"{size_text(needed.value * GIB)}, {share} of the limit"
+        told["memory needed"] = Cell(text=text, quantity=needed)
     return {
         **cells,
-        "stands on": Cell(text=str(line.provenance)),
-        f"tokens/s per {per}": _speed(best.tokens_per_s_per_gpu),
-        "step": _time(best.step_time_s),
-        "memory needed": _memory(best),
-        **_cells({knob: show(value) for knob, value in best.settings.as_dict().items()}),
-        "trains as one process": Cell(text=best.guard.verdict.replace("_", " ")),
+        "stands on": str(line.provenance),
+        **told,
+        **{knob: show(value) for knob, value in best.settings.as_dict().items()},
+        "trains as one process": best.guard.verdict.replace("_", " "),
     }
 
 
-def _speed(speed: Quantity) -> Cell:
-    if speed.value is None:
-        return Cell()
-    return Cell(text=f"{speed_text(speed.value)} ({range_text(speed)})", quantity=speed)
-
-
-def _time(seconds: Quantity) -> Cell:
-    if seconds.value is None:
-        return Cell()
-    return Cell(text=f"{seconds_text(seconds.value)} ({interval_text(seconds)})", quantity=seconds)
-
-
-def _memory(best: Evaluation) -> Cell:
-    needed = best.needed_gib
-    if needed.value is None:
-        return Cell()
-    share = share_text(needed.value / best.limit_gib)
-    return Cell(text=f"{size_text(needed.value * GIB)}, {share} of the limit", quantity=needed)
-
-
-def _cost(one: Compared, per: str) -> dict[str, Cell]:
-    line = headline(one.study, one.suggestion)
-    return _cells(
-        {
-            "probes": str(line.probes),
-            "wall time": rough_duration_text(line.wall_s),
-            f"{per} time": rough_duration_text(line.device_s),
-            "asked": _minute(one.study.asked_at),
-        }
-    )
-
-
-def _minute(iso: str) -> str:
-    """A moment of UTC to the minute; empty where there is none."""
-    return f"{datetime.fromisoformat(iso):%Y-%m-%d %H:%M} UTC" if iso else ""
-
-
-def _cells(texts: Mapping[str, str]) -> dict[str, Cell]:
-    return {name: Cell(text=text) for name, text in texts.items()}
+def _cost(compared: tuple[Compared, Headline], per: str) -> dict[str, str]:
+    line, asked = compared[1], compared[0].study.asked_at
+    return {
+        "probes": str(line.probes),
+        "wall time": rough_duration_text(line.wall_s),
+        f"{per} time": rough_duration_text(line.device_s),
+        "asked": f"{datetime.fromisoformat(asked):%Y-%m-%d %H:%M} UTC" if asked else "",
+    }

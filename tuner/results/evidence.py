@@ -24,20 +24,12 @@ class Evidence:
 
     @cached_property
     def forecast(self) -> Forecast:
-        """Predictions, corrected by what probes and other studies have shown.
-
-        Raises:
-            UsageError: the question has no legal configurations.
-        """
         return forecast(self.study)
 
     @cached_property
     def knowledge(self) -> Mapping[Fidelity, Knowledge]:
         """Knowledge from probes that ran steps, by how they were run; the fidelity that was
         requested goes first, then the stronger one.
-
-        Raises:
-            UsageError: the question has no legal configurations.
         """
         asked, probes = self.study.limits.fidelity, self.study.probes
         there = {p.request.fidelity for p in probes if p.measurement}
@@ -65,7 +57,6 @@ class Evidence:
         return tuple(found[settings] for found in self.probed.values() if settings in found)
 
     def predicted(self, settings: Settings) -> Evaluation | None:
-        """The prediction for a legal configuration; ``None`` where nothing is predicted."""
         return self.forecast.estimates.get(settings)
 
     def with_speed(self, found: Evaluation) -> Evaluation:
@@ -79,55 +70,45 @@ class Evidence:
 
 
 def _found(known: Knowledge) -> dict[Settings, Evaluation]:
-    """Gathers the findings of one fidelity by configuration, in the order of their first probes."""
-    probes: dict[Settings, list[Probe]] = defaultdict(list)
+    """Gathers the findings of one fidelity by configuration, in the order of their first probes:
+    those that failed too."""
+    by_settings: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in known.study.probes:
         if probe.measurement is not None:
-            probes[probe.request.settings].append(probe)
+            by_settings[probe.request.settings].append(probe)
     # Those that fit have the intervals that the answer has.
-    findings = {**known.findings, **fair(known)}
-    return {
-        settings: _evaluated(known, findings.get(settings), found)
-        for settings, found in probes.items()
-    }
-
-
-def _evaluated(known: Knowledge, finding: Evaluation | None, probes: Sequence[Probe]) -> Evaluation:
-    """Evaluates all probes of a configuration, those that failed too.
-
-    Args:
-        known: what all probes of their fidelity taught.
-        finding: of this configuration, if steps were done.
-        probes: of this configuration, all of them done; one or more.
-    """
-    ordered = tuple(sorted(probes, key=lambda probe: probe.id))
-    request, last = ordered[0].request, _last(ordered)
-    settings, fidelity = request.settings, request.fidelity
-    slow, need = known.slow.get(settings), known.too_large.get(settings)
-    found = finding or slow or Evaluation(settings=settings, fidelity=fidelity)
-    why = "" if last.outcome is Outcome.OK else last.detail
-    found = replace(
-        found, outcome=last.outcome, why=why, probes=ordered, limit_bytes=known.limit_bytes
-    )
-    if finding is None and (memory := last.memory) is not None:
+    findings, evaluated = {**known.findings, **fair(known)}, {}
+    for settings, probes in by_settings.items():
+        ordered = tuple(sorted(probes, key=lambda probe: probe.id))
+        finding, last, fidelity = findings.get(settings), _last(ordered), probes[0].request.fidelity
+        slow, need = known.slow.get(settings), known.too_large.get(settings)
         found = replace(
-            found,
-            fits=True if slow else None,
-            allocated_bytes=exactly(memory.allocated_bytes, fidelity),
-            needed_bytes=exactly(memory.allocated_bytes + memory.overhead_bytes, fidelity),
+            finding or slow or Evaluation(settings=settings, fidelity=fidelity),
+            outcome=last.outcome,
+            why="" if last.outcome is Outcome.OK else last.detail,
+            probes=ordered,
+            limit_bytes=known.limit_bytes,
         )
-    elif finding is None and last.oom:
-        # One that ran out under a smaller limit than today's may fit now.
-        found = replace(found, needed_bytes=exactly(last.oom.needed_bytes, fidelity))
-    if need is not None:
-        needed = found.needed_bytes if finding else need.needed_bytes
-        return replace(found, fits=False, over_bytes=need.over_bytes, needed_bytes=needed)
-    closed = why_closed(known, settings)
-    return replace(found, fits=False, why=found.why or closed) if closed else found
+        if finding is None and (memory := last.memory) is not None:
+            found = replace(
+                found,
+                fits=True if slow else None,
+                allocated_bytes=exactly(memory.allocated_bytes, fidelity),
+                needed_bytes=exactly(memory.allocated_bytes + memory.overhead_bytes, fidelity),
+            )
+        elif finding is None and last.oom:
+            # One that ran out under a smaller limit than today's may fit now.
+            found = replace(found, needed_bytes=exactly(last.oom.needed_bytes, fidelity))
+        if need is not None:
+            needed = found.needed_bytes if finding else need.needed_bytes
+            found = replace(found, fits=False, over_bytes=need.over_bytes, needed_bytes=needed)
+        elif closed := why_closed(known, settings):
+            found = replace(found, fits=False, why=found.why or closed)
+        evaluated[settings] = found
+    return evaluated
 
 
 def failed(probe: Probe) -> Evaluation:
-    """A probe that is done, after which nothing is known or predicted."""
     found, request = _last([probe]), probe.request
     why = "" if found.outcome is Outcome.OK else found.detail
     return Evaluation(

@@ -7,7 +7,6 @@ this module is imported where a study is exported.
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -27,7 +26,7 @@ from tuner.planner.knowledge import learned
 from tuner.planner.search import Search
 from tuner.search.engine import frozen_trial, quiet
 from tuner.search.sampler import parameters_of
-from tuner.search.trials import Prior, Result, Trial
+from tuner.search.trials import Result
 
 # Some of the tables that every storage of Optuna's has.
 OPTUNAS_TABLES = frozenset({"studies", "trials", "version_info"})
@@ -83,50 +82,31 @@ def _check_storage(path: Path) -> None:
 def _trials(study: Study) -> list[FrozenTrial]:
     """The study's trials as they were done, with what its probes say as attributes."""
     search = Search(learned(study, study.limits.fidelity))
-    prior, probes = search.prior, _by_settings(study)
-    found = []
-    for trial in search.trials:
-        if study.limits.fidelity is Fidelity.PREDICTED:
-            trial = _predicted(prior, trial)
-        made = copy(frozen_trial(parameters_of(prior), trial, prior.limit_bytes))
-        settings = prior.settings[trial.index]
-        own = [p for p in probes[settings] if trial.indirect != _is_own(study, p)]
-        made.user_attrs = {**_attributes(settings, own), **made.user_attrs}
-        if own and own[-1].finished_at:
-            made.datetime_start = made.datetime_complete = _moment(own[-1].finished_at)
-        found.append(made)
-    return sorted(found, key=lambda one: one.datetime_complete or datetime.max)
-
-
-def _by_settings(study: Study) -> Mapping[Settings, Sequence[Probe]]:
-    found: dict[Settings, list[Probe]] = defaultdict(list)
+    prior, asked = search.prior, study.limits.fidelity
+    probes: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in study.in_order:
         if probe.state is ProbeState.DONE:
-            found[probe.request.settings].append(probe)
-    return found
-
-
-def _is_own(study: Study, probe: Probe) -> bool:
-    return probe.request.fidelity is study.limits.fidelity
-
-
-def _predicted(prior: Prior, trial: Trial) -> Trial:
-    # A dry run takes no time: its seconds are the cost model's.
-    log_seconds = prior.log_seconds[trial.index]
-    if trial.result is not Result.RAN or isnan(log_seconds):
-        return trial
-    return replace(trial, seconds=exp(log_seconds))
-
-
-def _attributes(settings: Settings, probes: Sequence[Probe]) -> dict[str, object]:
-    return {
-        "configuration": str(settings),
-        "fidelity": ", ".join(sorted({str(p.request.fidelity) for p in probes})),
-        "outcome": ", ".join(str(p.measurement.outcome) for p in probes if p.measurement),
-        "probes": [probe.id for probe in probes],
-    }
-
-
-def _moment(text: str) -> datetime:
-    # Optuna keeps moments without a zone; they are UTC.
-    return datetime.fromisoformat(text).replace(tzinfo=None)
+            probes[probe.request.settings].append(probe)
+    found = []
+    for trial in search.trials:
+        log_seconds = prior.log_seconds[trial.index]
+        is_dry = asked is Fidelity.PREDICTED and trial.result is Result.RAN
+        if is_dry and not isnan(log_seconds):
+            # A dry run takes no time: its seconds are the cost model's.
+            trial = replace(trial, seconds=exp(log_seconds))
+        made = copy(frozen_trial(parameters_of(prior.settings), trial, prior.limit_bytes))
+        settings = prior.settings[trial.index]
+        own = [p for p in probes[settings] if trial.indirect != (p.request.fidelity is asked)]
+        made.user_attrs = {
+            "configuration": str(settings),
+            "fidelity": ", ".join(sorted({str(p.request.fidelity) for p in own})),
+            "outcome": ", ".join(str(p.measurement.outcome) for p in own if p.measurement),
+            "probes": [probe.id for probe in own],
+            **made.user_attrs,
+        }
+        if own and own[-1].finished_at:
+            # Optuna keeps moments without a zone; they are UTC.
+            ended = datetime.fromisoformat(own[-1].finished_at).replace(tzinfo=None)
+            made.datetime_start = made.datetime_complete = ended
+        found.append(made)
+    return sorted(found, key=lambda one: one.datetime_complete or datetime.max)

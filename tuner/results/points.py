@@ -21,7 +21,7 @@ from tuner.core.measurement import (
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.core.words import describe, speed_text
-from tuner.guard.counts import blamed_by_counts
+from tuner.guard.faults import blamed_by_counts
 from tuner.planner.probes import fits, repriced, step_time_of
 from tuner.planner.spending import measured_so_far
 from tuner.planner.timing import speed_of, step_time
@@ -41,32 +41,24 @@ class PointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One settings that was probed, or that the answer names."""
+    """One settings that was probed, or that the answer names; fields as of its evaluation."""
 
     settings: Settings
     words: str
     memory_gib: Quantity
-    """What must be free on the device that needs most: what is compared with the limit. Of ``oom``
-    a lower bound. Allocated, and what lies outside the allocator."""
     allocated_gib: Quantity
-    """Peak of allocated tensors, as the answer tells it; unknown of ``oom``."""
     tokens_per_s_per_gpu: Quantity
-    """Tokens per second and rank; unknown where no step was timed or predicted."""
     step_time_s: Quantity
     kind: PointKind
     provenance: Provenance
-    """The weakest of memory's and speed's; of neither, how they were run."""
     probes: tuple[int, ...]
     """Numbers of the probes that this is known from, oldest first; of a prediction, its dry run."""
     outcome: Outcome | None
-    """How the last of them ended that says something; ``None`` of a prediction."""
     on_front: bool
-    """Whether no other that fits is better in both memory and speed."""
     is_best: bool
     overshoot_gib: float | None
     """By how much they exceed the limit, at least; ``None`` where they do not, or it is unknown."""
     detail: str
-    """What happened, in one line; empty where all went well."""
 
 
 def points(
@@ -76,61 +68,41 @@ def points(
     others, those of the highest speed first.
 
     What the answer says of settings goes before what else is known of them.
-
-    Args:
-        study: with its probes.
-        suggestion: its answer; ``None`` while there is none.
-        evidence: of the study, where others are made of it too.
-
-    Raises:
-        UsageError: the question has no legal settings.
     """
     evidence = evidence or Evidence(study)
-    named = _named(suggestion)
-    front = {one.settings for one in suggestion.pareto} if suggestion else set()
-    best = suggestion.best.settings if suggestion and suggestion.best else None
-    found = {**_dry_run(evidence), **_probed(evidence)}
-    found |= {one.settings: of for one in named if (of := _of_answer(evidence, one))}
-    made = [_point(of, on_front=s in front, is_best=s == best) for s, of in found.items()]
-    return tuple(sorted(made, key=_order))
-
-
-def _named(suggestion: Suggestion | None) -> tuple[Evaluation, ...]:
-    """Lists the configurations that an answer names."""
-    if suggestion is None:
-        return ()
-    best = (suggestion.best,) if suggestion.best else ()
-    return (*suggestion.pareto, *suggestion.alternatives, *best)
-
-
-def _probed(evidence: Evidence) -> dict[Settings, Evaluation]:
-    """Lists what was measured or emulated, at the requested fidelity before others."""
     found: dict[Settings, Evaluation] = {}
-    for of_fidelity in reversed(list(evidence.probed.values())):
-        found |= of_fidelity
-    return found
-
-
-def _dry_run(evidence: Evidence) -> dict[Settings, Evaluation]:
-    """Lists what was dry-run: by its forecast, or how the dry run ended where there is none."""
-    found = {}
-    for probe in evidence.study.at(Fidelity.PREDICTED).probes:
+    for probe in study.at(Fidelity.PREDICTED).probes:
         settings = probe.request.settings
         if probe.measurement is not None:
             found[settings] = evidence.predicted(settings) or failed(probe)
-    return found
-
-
-def _of_answer(evidence: Evidence, named: Evaluation) -> Evaluation | None:
-    """Makes the figures that an answer has of a configuration; ``None`` where it knows more than
-    the study does, as when it was requested again meanwhile.
-    """
-    if named.basis is not None:
-        return evidence.predicted(named.settings)
-    return next(iter(evidence.seen(named.settings)), None)
+    for of_fidelity in reversed(list(evidence.probed.values())):
+        found |= of_fidelity  # the fidelity asked for comes last
+    best, front = None, set[Settings]()
+    if suggestion is not None:
+        best = suggestion.best.settings if suggestion.best else None
+        front = {one.settings for one in suggestion.pareto}
+        named = (*suggestion.pareto, *suggestion.alternatives, suggestion.best)
+        for one in (one for one in named if one is not None):
+            # The study knows less than its answer where it was asked again meanwhile.
+            known: Iterable[Evaluation | None] = evidence.seen(one.settings)
+            if one.basis is not None:
+                known = (evidence.predicted(one.settings),)
+            if (of_answer := next(iter(known), None)) is not None:
+                found[one.settings] = of_answer
+    made = [_point(of, on_front=s in front, is_best=s == best) for s, of in found.items()]
+    # The answer first, then by speed.
+    return tuple(
+        sorted(
+            made,
+            key=lambda p: (not p.is_best, -(p.tokens_per_s_per_gpu.value or 0.0), str(p.settings)),
+        )
+    )
 
 
 def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
+    kind = PointKind.FITS if found.fits else PointKind.OTHER
+    if found.too_large:
+        kind = PointKind.OOM if found.outcome is Outcome.OOM else PointKind.OVER_LIMIT
     return Point(
         settings=found.settings,
         words=describe(found.settings),
@@ -138,7 +110,7 @@ def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
         allocated_gib=found.allocated_gib,
         tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
         step_time_s=found.step_time_s,
-        kind=_kind(found),
+        kind=kind,
         provenance=found.known_from,
         probes=found.probe_ids,
         outcome=found.outcome,
@@ -147,17 +119,6 @@ def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
         overshoot_gib=found.overshoot_gib,
         detail="" if found.basis and found.fits else found.why,
     )
-
-
-def _kind(found: Evaluation) -> PointKind:
-    if found.too_large:
-        return PointKind.OOM if found.outcome is Outcome.OOM else PointKind.OVER_LIMIT
-    return PointKind.FITS if found.fits else PointKind.OTHER
-
-
-def _order(point: Point) -> tuple[bool, float, str]:
-    """The answer first, then by speed, the highest first; without one at the end."""
-    return not point.is_best, -(point.tokens_per_s_per_gpu.value or 0.0), str(point.settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,9 +132,7 @@ class BestSoFar:
     fidelity: Fidelity
     outcome: Outcome
     fits: bool | None
-    """Whether it fits on the study's limits; ``None`` when that is not known."""
     tokens_per_s_per_gpu: Quantity
-    """Its own speed; unknown where no step was timed."""
     best: float | None
     """Tokens per second and rank of the fastest that was known to fit then, from all probes of its
     settings up to then; ``None`` before there was one. A repetition may lower it."""
@@ -187,39 +146,30 @@ def progress(study: Study) -> tuple[BestSoFar, ...]:
     """The probes of the fidelity that is asked for, in the order in which they ended."""
     study = repriced(study.at(study.limits.fidelity))
     done = [(probe, probe.measurement) for probe in study.in_order if probe.measurement]
-    fastest = _Fastest(study)
+    fastest, steps = _Fastest(study), []
     spent = measured_so_far(probe for probe, _ in done)
-    return tuple(
-        _step(fastest, number, probe, found, taken)
-        for number, ((probe, found), taken) in enumerate(zip(done, spent, strict=True), start=1)
-    )
-
-
-def _step(
-    fastest: "_Fastest",
-    number: int,
-    probe: Probe,
-    found: Measurement,
-    taken: tuple[float, float],
-) -> BestSoFar:
-    study, settings = fastest.study, probe.request.settings
-    speed = speed_of(step_time_of(study, probe, found), study.question)
-    is_best = fastest.add(probe, found, speed)
-    wall_s, device_s = taken
-    return BestSoFar(
-        number=number,
-        probe_id=probe.id,
-        settings=settings,
-        words=describe(settings),
-        fidelity=probe.request.fidelity,
-        outcome=found.outcome,
-        fits=fits(study, found),
-        tokens_per_s_per_gpu=speed,
-        best=fastest.speed,
-        is_best=is_best,
-        wall_s=wall_s,
-        device_s=device_s,
-    )
+    for number, ((probe, found), (wall_s, device_s)) in enumerate(
+        zip(done, spent, strict=True), start=1
+    ):
+        speed = speed_of(step_time_of(study, probe, found), study.question)
+        is_best = fastest.add(probe, found, speed)
+        steps.append(
+            BestSoFar(
+                number=number,
+                probe_id=probe.id,
+                settings=probe.request.settings,
+                words=describe(probe.request.settings),
+                fidelity=probe.request.fidelity,
+                outcome=found.outcome,
+                fits=fits(study, found),
+                tokens_per_s_per_gpu=speed,
+                best=fastest.speed,
+                is_best=is_best,
+                wall_s=wall_s,
+                device_s=device_s,
+            )
+        )
+    return tuple(steps)
 
 
 class _Fastest:
@@ -227,10 +177,10 @@ class _Fastest:
 
     def __init__(self, study: Study) -> None:
         self.study = study
-        self._probes: dict[Settings, list[Probe]] = defaultdict(list)
+        self._found: dict[Settings, list[Measurement]] = defaultdict(list)
         self._speeds: dict[Settings, float] = {}
         self._closed: set[Settings] = set()
-        self._closed_classes: set[Settings] = set()
+        self._closed_layouts: set[Settings] = set()
         self._wrong: frozenset[Settings] = frozenset()
         self._told: list[Probe] = []
         self.speed: float | None = None
@@ -240,51 +190,34 @@ class _Fastest:
         """Tells of a probe, and of its own speed; whether its settings are the fastest now."""
         settings = probe.request.settings
         self._told.append(probe)
+        self._found[settings].append(found)
         if found.outcome in TRAINS_WRONGLY or self._wrong:  # another layout may open it again
-            self._look_for_wrong()
+            known = replace(self.study, probes=tuple(self._told), guards={})
+            tried = {probe.request.settings for probe in self.study.probes}
+            self._wrong = frozenset(wrong_of(known, tried))
         ranks = self.study.question.cluster.world_size
         if found.outcome in CLOSES_CLASS and not blamed_by_counts(settings, ranks, found):
-            self._closed_classes.add(settings.settings_class)
+            self._closed_layouts.add(settings.settings_class)
         elif found.outcome in BROKEN:
             self._closed.add(settings)
-        self._forget_closed()
-        self._probes[settings].append(probe)
+        self._speeds.pop(settings, None)
         speed = self._speed_of(settings, own)
-        before = self._speeds.pop(settings, None)
-        if before is not None and before == self.speed:  # what it was may have been the fastest
-            self.speed = max(self._speeds.values(), default=None)
-        if speed is None:
-            return False
-        self._speeds[settings] = speed
-        self.speed = speed if self.speed is None else max(speed, self.speed)
-        return speed == self.speed
-
-    def _look_for_wrong(self) -> None:
-        """Looks for what the probes so far have shown to train something else."""
-        known = replace(self.study, probes=tuple(self._told), guards={})
-        tried = {probe.request.settings for probe in self.study.probes}
-        self._wrong = frozenset(wrong_of(known, tried))
-
-    def _forget_closed(self) -> None:
-        """Drops the configurations that fall with a closed value or layout."""
-        if closed := [one for one in self._speeds if self._is_closed(one)]:
-            for one in closed:
-                del self._speeds[one]
-            self.speed = max(self._speeds.values(), default=None)
+        if speed is not None:
+            self._speeds[settings] = speed
+        open_ = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
+        self._speeds, self.speed = open_, max(open_.values(), default=None)
+        return settings in open_ and speed == self.speed
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong
-        return closed or settings.settings_class in self._closed_classes
+        return closed or settings.settings_class in self._closed_layouts
 
     def _speed_of(self, settings: Settings, own: Quantity) -> float | None:
         """Speed from all probes of a configuration together, as the answer has it; ``None`` of what
-        does not fit or run.
-        """
-        found = [probe.measurement for probe in self._probes[settings] if probe.measurement]
+        does not fit."""
+        found = self._found[settings]
         ended = [one for one in found if one.outcome is Outcome.OK]
-        if not ended or self._is_closed(settings):
-            return None
-        if any(fits(self.study, one) is False for one in found):
+        if not ended or any(fits(self.study, one) is False for one in found):
             return None
         if len(found) == 1 or not ended[-1].step_times_s:
             return own.value
@@ -305,12 +238,9 @@ class Row:
     outcome: str
     """``ok`` if any probe was, else the latest outcome, else the state of one that is pending."""
     needed_bytes: int | None
-    """Memory of the rank that needs most, with what is outside the allocator."""
     at_least: bool
-    """Whether ``needed_bytes`` is a lower bound, because memory ran out there."""
     step_time: Quantity
     speed: Quantity
-    """Tokens of the global batch per second of its step and GPU."""
     detail: str
 
     @property
@@ -320,7 +250,6 @@ class Row:
 
 
 def rows_of(study: Study) -> tuple[Row, ...]:
-    """One row for each settings, in the order of probing."""
     by_settings: dict[Settings, list[Probe]] = {}
     for probe in repriced(study).probes:
         by_settings.setdefault(probe.request.settings, []).append(probe)
@@ -335,7 +264,6 @@ def fastest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
 # A table is made again after every probe, of much the same settings.
 @lru_cache(maxsize=4096)
 def knob_texts(settings: Settings) -> Mapping[str, str]:
-    """Each knob's value as a word; ``-`` where it has no meaning."""
     texts = {name: _text(value) for name, value in settings.as_dict().items()}
     if settings.gradient_accumulation_steps == 1:
         texts["sync_each_batch"] = "-"

@@ -19,21 +19,16 @@ _QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_g
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """The answer in one line, as lists of studies show it."""
+    """The answer in one line, as lists of studies show it; of none, quantities are unknown."""
 
     study_id: str
     state: str
     settings: Settings | None
-    """The best; ``None`` where there is none."""
     words: str
-    """The settings, as people read them; empty where there are none."""
     tokens_per_s_per_gpu: Quantity
-    """Their speed; unknown where there are none."""
     step_time_s: Quantity
     allocated_gib: Quantity
-    """Peak of allocated tensors on the device that needs most."""
     needed_gib: Quantity
-    """What must be free on that device, which is compared with the limit."""
     limit_gib: float
     per: str
     """What a rank is to its user: ``GPU``, or ``rank`` where it is a CPU process."""
@@ -49,7 +44,6 @@ class Headline:
     device_s: float
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         quantities = {name: values[name].as_dict() for name in _QUANTITIES}
         settings = self.settings and self.settings.as_dict()
@@ -79,15 +73,12 @@ class Headline:
 
 
 def headline(study: Study, suggestion: Suggestion | None) -> Headline:
-    """The answer of a study in one line.
-
-    Args:
-        study: with its probes.
-        suggestion: as of :func:`tuner.client.advance.best_known`; ``None`` while there is none.
-    """
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
+    forecasts, why = suggestion is not None and is_forecast(study, suggestion), ""
+    if suggestion and study.state not in OPEN and (best is None or forecasts):
+        why = str(why_none(study, suggestion, shown=True))
     return Headline(
         study_id=study.id,
         state=str(study.state),
@@ -100,19 +91,10 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         limit_gib=study.limits.limit_bytes(study.question.cluster) / GIB,
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
-        is_forecast=suggestion is not None and is_forecast(study, suggestion),
+        is_forecast=forecasts,
         is_pending=suggestion is None and study.state in OPEN,
-        why_none=_why_none(study, suggestion),
+        why_none=why,
         probes=sum(outcomes(same.probes).values()),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
     )
-
-
-def _why_none(study: Study, suggestion: Suggestion | None) -> str:
-    """Why a study at its end has no answer of the fidelity that was asked for; empty of one."""
-    if suggestion is None or study.state in OPEN:
-        return ""
-    if suggestion.best is not None and not is_forecast(study, suggestion):
-        return ""
-    return str(why_none(study, suggestion, shown=True))

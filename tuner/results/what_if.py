@@ -26,7 +26,7 @@ from tuner.space import check_settings, settings_notes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Prediction for one configuration."""
+    """Prediction for one configuration; fields as of its evaluation."""
 
     settings: Settings
     words: str
@@ -34,22 +34,17 @@ class WhatIf:
     """Knobs that were asked for at other values, with the reasons why they have not got them."""
     global_batch_size: int
     fits: bool | None
-    """Whether they are expected to fit and run; ``None`` when nothing is known."""
     why: str
     """Why they are not, or why a quantity is unknown; empty when all is known and fits."""
     limit_gib: float
     memory_gib: Quantity
-    """What must be free on a device: what is compared with the limit."""
     allocated_gib: Quantity
     reserved_gib: Quantity
     device_gib: Quantity
     breakdown_gib: Mapping[str, float]
-    """Allocated memory by category at the peak; adds up to ``allocated_gib``."""
     by_phase_gib: Mapping[str, float]
     outside_gib: float
-    """What lies outside the allocator: the device's context, and communicators."""
     basis: Basis | None
-    """What the memory was computed from; ``None`` when it is unknown."""
     tokens_per_s_per_gpu: Quantity
     step_time_s: Quantity
     notes: tuple[str, ...]
@@ -76,11 +71,6 @@ class Predictor:
 
     @cached_property
     def choices(self) -> Choices:
-        """Lists the choices.
-
-        Raises:
-            UsageError: the question has no legal settings.
-        """
         return choices(self.study)
 
     def what_if(self, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
@@ -99,13 +89,39 @@ class Predictor:
         if checked not in self.choices:
             raise UsageError("settings", str(checked), "is not in the space of this study")
         collapsed = settings_notes(question, settings, given=given)
-        known = self.evidence.forecast
-        found = known.estimates.get(checked)
-        if found is not None:
-            notes = _notes(self.evidence, found)
-            return _what_if(self.evidence, self.evidence.with_speed(found), collapsed, notes)
-        unknown = unknown_prediction(known.limit_bytes, self._why_nothing(checked))
-        return _what_if(self.evidence, evaluated(checked, unknown), collapsed, ())
+        evidence, known = self.evidence, self.evidence.forecast
+        notes: Iterable[str] = ()
+        if (found := known.estimates.get(checked)) is not None:
+            notes, found = _notes(evidence, found), evidence.with_speed(found)
+        else:
+            if refused := known.refused.get(checked.settings_class):
+                why = f"their dry run failed: {failure_text(refused)}"
+            elif wrong := known.wrong.get(checked):
+                why = wrong.why
+            else:
+                why = next(why for why, ones in known.uncovered.items() if checked in ones)
+            found = evaluated(checked, unknown_prediction(known.limit_bytes, why))
+        return WhatIf(
+            settings=checked,
+            words=describe(checked),
+            collapsed=collapsed,
+            global_batch_size=question.workload.global_batch_size,
+            fits=found.fits,
+            why=found.why,
+            limit_gib=known.limit_bytes / GIB,
+            memory_gib=found.needed_gib,
+            allocated_gib=found.allocated_gib,
+            reserved_gib=found.reserved_gib,
+            device_gib=found.device_gib,
+            breakdown_gib=found.breakdown_gib,
+            by_phase_gib=found.by_phase_gib,
+            outside_gib=found.outside_bytes / GIB,
+            basis=found.basis,
+            tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
+            step_time_s=found.step_time_s,
+            notes=tuple(notes),
+            seen=evidence.seen(checked),
+        )
 
     def explain(self, settings: Settings) -> tuple[str, ...]:
         """Explains where the predicted memory of a legal configuration goes, and what each knob
@@ -117,15 +133,6 @@ class Predictor:
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
         return tuple(map(say, memory_facts(question, settings, profiles)))
 
-    def _why_nothing(self, settings: Settings) -> str:
-        """Why nothing is predicted of legal settings."""
-        known = self.evidence.forecast
-        if refused := known.refused.get(settings.settings_class):
-            return f"their dry run failed: {failure_text(refused)}"
-        if wrong := known.wrong.get(settings):
-            return wrong.why
-        return next(why for why, ones in known.uncovered.items() if settings in ones)
-
 
 def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
     """Predicts one configuration of one question, as :meth:`Predictor.what_if` does.
@@ -136,62 +143,24 @@ def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) ->
     return Predictor(study).what_if(settings, given=given)
 
 
-def _what_if(
-    evidence: Evidence,
-    found: Evaluation,
-    collapsed: tuple[InactiveKnob, ...],
-    notes: Iterable[str],
-) -> WhatIf:
-    return WhatIf(
-        settings=found.settings,
-        words=describe(found.settings),
-        collapsed=collapsed,
-        global_batch_size=evidence.study.question.workload.global_batch_size,
-        fits=found.fits,
-        why=found.why,
-        limit_gib=evidence.forecast.limit_bytes / GIB,
-        memory_gib=found.needed_gib,
-        allocated_gib=found.allocated_gib,
-        reserved_gib=found.reserved_gib,
-        device_gib=found.device_gib,
-        breakdown_gib=found.breakdown_gib,
-        by_phase_gib=found.by_phase_gib,
-        outside_gib=found.outside_bytes / GIB,
-        basis=found.basis,
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        step_time_s=found.step_time_s,
-        notes=tuple(notes),
-        seen=evidence.seen(found.settings),
-    )
-
-
 def _notes(evidence: Evidence, found: Evaluation) -> Iterator[str]:
     """Lists what the figures rest on, and what to know of them."""
     known = evidence.forecast
     why = known.why_no_dry_run(found.settings) if not found.probes else ""
     yield f"The memory is {basis_text(found)}{f': {why}' if why else ''}."
-    yield from _of_time(evidence, found)
+    rates = " at assumed rates" if known.at_assumed_rates else ""
+    if found.step_time_s.value is None:
+        if evidence.outlook:
+            yield f"The step time is {grounds_text(evidence.outlook.grounds)}."
+    elif found.factor == 1.0 and not found.near:
+        yield f"The step time is by arithmetic{rates}."
+    else:
+        whom = "other studies" if found.near else "the probes of this study"
+        before = seconds_text(found.seconds / found.factor)
+        yield (
+            f"The step time is {before} by arithmetic{rates}, times {found.factor:.2f}: by so much"
+            f" {whom} found other steps to be off."
+        )
     yield from (f"{note[0].upper()}{note[1:]}." for note in found.notes)
     if found.probes:
         yield from (f"Of its dry run: {note}." for note in known.notes(found))
-
-
-def _of_time(evidence: Evidence, found: Evaluation) -> Iterator[str]:
-    """Says what the step time is from; nothing where it is unknown."""
-    if found.step_time_s.value is None:
-        yield from (
-            [f"The step time is {grounds_text(evidence.outlook.grounds)}."]
-            if evidence.outlook
-            else []
-        )
-        return
-    rates = " at assumed rates" if evidence.forecast.at_assumed_rates else ""
-    if found.factor == 1.0 and not found.near:
-        yield f"The step time is by arithmetic{rates}."
-        return
-    whom = "other studies" if found.near else "the probes of this study"
-    before = seconds_text(found.seconds / found.factor)
-    yield (
-        f"The step time is {before} by arithmetic{rates}, times {found.factor:.2f}: by so much"
-        f" {whom} found other steps to be off."
-    )

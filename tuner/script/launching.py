@@ -26,12 +26,9 @@ MODULES = {
 class Command:
     """A command, and what it reads."""
 
-    argv: tuple[str, ...]
-    """The launcher's name, its options, the script and its arguments."""
-    environment: Mapping[str, str]
-    """Variables that are set for it."""
-    template: str = ""
-    """Its configuration file with the settings; empty where there is none."""
+    argv: tuple[str, ...]  # the launcher's name, its options, the script and its arguments
+    environment: Mapping[str, str]  # variables that are set for it
+    template: str = ""  # its configuration file with the settings; empty where there is none
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -87,10 +84,7 @@ def command_of(
 
 
 def script_launch(
-    question: "Question",
-    settings: Settings,
-    configuration: str,
-    files: Mapping[str, str],
+    question: "Question", settings: Settings, configuration: str, files: Mapping[str, str]
 ) -> dict[str, Any]:
     """``argv`` and ``files`` of a suggestion.
 
@@ -106,11 +100,6 @@ def script_launch(
     command = command_of(question, settings, template=name, configuration=configuration)
     own = {name: command.template} if name else {}
     return {"argv": list(command.typed), "files": {**files, **own}}
-
-
-def reads_configuration(script: Script) -> bool:
-    """Tells whether the script's launcher is given accelerate's configuration file."""
-    return script.launch == "accelerate"
 
 
 def tuned_name(script: Script | None) -> str:

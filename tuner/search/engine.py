@@ -14,7 +14,6 @@ from math import inf
 import numpy as np
 import optuna
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuner.core.study import SamplerName
@@ -78,7 +77,7 @@ def ask(
     with quiet():
         # The seed moves with the trials: a sampler made anew would repeat its first draw.
         study = replayed(prior, trials, _SAMPLERS[sampler](seed + len(trials)))
-        index = _first_legal(study, parameters_of(prior), allowed)
+        index = _first_legal(study, parameters_of(prior.settings), allowed)
     if index is None:
         random = np.random.default_rng([seed, len(trials)])
         index = int(random.choice(np.flatnonzero(allowed)))
@@ -108,20 +107,10 @@ def replayed(
     prior: Prior,
     trials: Sequence[Trial],
     sampler: BaseSampler | None = None,
-    storage: BaseStorage | None = None,
-    name: str | None = None,
 ) -> optuna.Study:
-    """An Optuna study that was told all trials.
-
-    Args:
-        prior: the candidates.
-        trials: of this search, in the order in which they are told.
-        sampler: proposes; Optuna's own default where there is none.
-        storage: keeps the study; memory by default.
-        name: of the study; made up by default.
-    """
-    study = optuna.create_study(sampler=sampler, storage=storage, study_name=name)
-    parameters = parameters_of(prior)
+    """An Optuna study that was told all trials."""
+    study = optuna.create_study(sampler=sampler)
+    parameters = parameters_of(prior.settings)
     study.add_trials([frozen_trial(parameters, trial, prior.limit_bytes) for trial in trials])
     return study
 
@@ -141,11 +130,6 @@ def frozen_trial(parameters: KnobParameters, trial: Trial, limit_bytes: float) -
     """A finished trial as Optuna keeps it, with what it has no word for as attributes.
 
     Nobody may change it: it is kept for the next ask.
-
-    Args:
-        parameters: of the candidates.
-        trial: one of them that was tried.
-        limit_bytes: bytes that one device may need.
     """
     params = parameters.params(trial.index)
     need = trial.need_bytes

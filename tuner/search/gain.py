@@ -44,14 +44,7 @@ def propose(
 
 
 def chosen(prior: Prior, belief: Belief, trials: Sequence[Trial], allowed: Mask) -> Proposal:
-    """The same, by a belief at hand.
-
-    Args:
-        prior: the candidates.
-        belief: after the trials.
-        trials: of this search.
-        allowed: the candidates that may be proposed; at least one.
-    """
+    """The same, by a belief at hand."""
     best = best_log_seconds(prior, trials)
     if best is None:
         score, gains = log_expected_speed(belief), np.full(len(allowed), inf)

@@ -58,7 +58,6 @@ def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Lets BLAS compute on one thread."""
     # For matrices as small as ours its threads wait for each other where other programs compute.
     with threadpool_limits(limits=1, user_api="blas"):
         yield
@@ -112,12 +111,7 @@ def log_likelihood(seen: Array, between: Array, noise: Array) -> float:
 
 
 def _solved(factor: Array, *rights: Array) -> tuple[Array, ...]:
-    """``x`` of ``factor @ x = right`` for a lower triangle and each right side.
-
-    Args:
-        factor: shape ``(m, m)``.
-        rights: shapes ``(m,)`` or ``(m, n)``.
-    """
+    """``x`` of ``factor @ x = right`` for a lower triangle and each right side."""
     # NumPy has no solver for triangles, and the inverse of a whole one takes twice as long. The
     # inverse of a block is as exact here as solving.
     found = tuple(np.empty(right.shape) for right in rights)

@@ -108,13 +108,8 @@ class KnobParameters:
         return int(rows[0])
 
 
-def parameters_of(prior: Prior) -> KnobParameters:
-    """The parameters of a prior's candidates."""
-    return _parameters(prior.settings)
-
-
 # A study is planned again after every probe, and its space stays the same.
-_parameters = kept(maxsize=8)(KnobParameters)
+parameters_of = kept(maxsize=8)(KnobParameters)
 
 
 class CostModelSampler(BaseSampler):
@@ -137,7 +132,7 @@ class CostModelSampler(BaseSampler):
         past: Past | None = None,
         seed: int | None = None,
     ) -> None:
-        self.parameters = parameters_of(prior)
+        self.parameters = parameters_of(prior.settings)
         """The knobs as parameters."""
         self.proposal: Proposal | None = None
         """The latest proposal."""
@@ -163,17 +158,12 @@ class CostModelSampler(BaseSampler):
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """All knobs that have several values."""
         return dict(self.parameters.distributions)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The active knobs of the proposal, from the study's finished and running trials.
-
-        Raises:
-            ValueError: the study has several objectives, or maximises.
-        """
+        """The active knobs of the proposal, from the study's finished and running trials."""
         _check_direction(study)
         sampled = {
             name: self._others.sample_independent(study, trial, name, distribution)
@@ -193,16 +183,11 @@ class CostModelSampler(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """A random value: it is of no knob, or of one that the proposal does not ask for.
-
-        Raises:
-            ValueError: the study has several objectives, or maximises.
-        """
+        """A random value: it is of no knob, or of one that the proposal does not ask for."""
         _check_direction(study)
         return self._others.sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
-        """Seeds anew what is sampled at random, for another thread."""
         self._others.reseed_rng()
 
     def _propose(self, study: optuna.Study, number: int) -> Proposal:
@@ -234,13 +219,7 @@ def _check_direction(study: optuna.Study) -> None:
 
 
 def trial_of(frozen: FrozenTrial, index: int, limit_bytes: float) -> Trial:
-    """A finished trial of Optuna's as one of ours.
-
-    Args:
-        frozen: replayed from ours, or of a study of the user's own.
-        index: the candidate.
-        limit_bytes: bytes that one device may need.
-    """
+    """A finished trial of Optuna's as one of ours."""
     if RESULT in frozen.user_attrs:
         own = {name: frozen.user_attrs[name] for name in ATTRIBUTES}
         return Trial(index=index, result=Result(frozen.user_attrs[RESULT]), **own)

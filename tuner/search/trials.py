@@ -118,16 +118,13 @@ class Past:
 
     @property
     def size(self) -> int:
-        """Number of trials."""
         return len(self.study)
 
     def take(self, rows: Rows) -> "Past":
-        """Some of them, by index."""
         return Past(**{name: getattr(self, name)[rows] for name in self.__slots__})
 
 
 def joined(parts: Sequence[Past]) -> Past | None:
-    """Several pasts as one; ``None`` where there is none."""
     if not parts:
         return None
     names = Past.__slots__
@@ -135,12 +132,7 @@ def joined(parts: Sequence[Past]) -> Past | None:
 
 
 def settings_features(settings: Sequence[Settings], cluster: Cluster) -> Array:
-    """One row for each configuration, shape ``(len(settings), features)``, in length scales.
-
-    Args:
-        settings: any.
-        cluster: where they run; a group of ranks that spans nodes is a choice of its own.
-    """
+    """One row for each configuration, shape ``(len(settings), features)``, in length scales."""
     rows = [_row(one, cluster) for one in settings]
     return np.array(rows, dtype=float).reshape(len(rows), len(_row(Settings(), cluster)))
 

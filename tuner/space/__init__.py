@@ -6,12 +6,15 @@ the knob is *inactive* there; or it is refused, because the stack would fail or 
 """
 
 from tuner.space.enumeration import Space, count_settings, enumerate_space
-from tuner.space.inactive import (
+from tuner.space.rules import (
     NO_TENSOR_PARALLEL,
     NO_TENSOR_PARALLEL_WITH,
+    SHARDINGS,
     TENSOR_PARALLEL_MODEL_TYPES,
+    check_settings,
+    divisors,
+    settings_notes,
 )
-from tuner.space.rules import SHARDINGS, check_settings, divisors, settings_notes
 
 __all__ = [
     "NO_TENSOR_PARALLEL",

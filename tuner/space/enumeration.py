@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice, product
@@ -10,22 +11,19 @@ from typing import Any
 from tuner.core.configuration import KNOBS, Checkpointing, InactiveKnob, Settings, Sharding
 from tuner.core.study import Question
 from tuner.errors import UsageError
-from tuner.space.inactive import (
+from tuner.space.rules import (
+    SHARDINGS,
     Fixed,
+    broken_rule,
     canonical_class,
+    check_possible,
+    divisors,
+    enough_micro_batches,
     fixed_by_framework,
     fixed_sync,
     fixed_tp_size,
     sentence,
     show_all,
-)
-from tuner.space.rules import (
-    SHARDINGS,
-    broken_rule,
-    check_possible,
-    divisors,
-    enough_micro_batches,
-    possible,
     split_by,
 )
 
@@ -46,8 +44,7 @@ _Ledger = dict[Fixed, Counter[Sharding]]
 class Space:
     """All legal settings of a question, inactive knobs collapsed."""
 
-    legal: tuple[Settings, ...]
-    """In a fixed order, each once; never empty."""
+    legal: tuple[Settings, ...]  # in a fixed order, each once; never empty
     dead_knobs: tuple[InactiveKnob, ...]
     """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
 
@@ -144,7 +141,12 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         "activation_checkpointing": tuple(Checkpointing),
         "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
     }
-    return possible(question, knob, question.knobs.get(knob, defaults[knob]))
+    passed = []
+    for value in question.knobs.get(knob, defaults[knob]):
+        with suppress(UsageError):
+            check_possible(question, knob, value)
+            passed.append(value)
+    return tuple(passed)
 
 
 def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:
@@ -195,7 +197,11 @@ def _dead_knobs(
 
 def _nothing_legal(question: Question) -> UsageError:
     """Names the restriction, or else the global batch, that leaves no legal configuration."""
-    lifted = {knob: _enumerate(_without(question, knob))[0] for knob in question.knobs}
+    known = question.knobs
+    lifted = {
+        knob: _enumerate(replace(question, knobs={k: v for k, v in known.items() if k != knob}))[0]
+        for knob in known
+    }
     blamed = [knob for knob, legal in lifted.items() if legal]
     if blamed:
         knob, *others = blamed
@@ -206,19 +212,11 @@ def _nothing_legal(question: Question) -> UsageError:
     if question.knobs and _enumerate(replace(question, knobs={}))[0]:
         given = "; ".join(f"{knob}={show_all(v)}" for knob, v in question.knobs.items())
         return UsageError("knob", given, "no settings satisfy all of these restrictions")
-    return _impossible_batch(replace(question, knobs={}))
-
-
-def _without(question: Question, knob: str) -> Question:
-    return replace(question, knobs={k: v for k, v in question.knobs.items() if k != knob})
-
-
-def _impossible_batch(question: Question) -> UsageError:
     world = question.cluster.world_size
     sizes = {
         one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
         + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
-        for one_class in _classes(question)
+        for one_class in _classes(replace(question, knobs={}))
     }
     multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
     allowed = f"must be a multiple of a possible data-parallel size: {multiples}"

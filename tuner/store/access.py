@@ -166,11 +166,8 @@ class Sessions:
         self._uses = _Uses(transactions)
 
     def begin(self, key_id: str, *, address: str = "", instead_of: str | None = None) -> str:
-        """Begins a session of a key that was checked; its token, which cannot be read again.
-
-        Args:
-            instead_of: token of a session that ends with this, if there is one.
-        """
+        """Begins a session of a key that was checked; its token, which cannot be read again. The
+        session of the token ``instead_of`` ends with this."""
         token = secrets.token_urlsafe(SECRET_BYTES)
         with self.transactions.write() as session:
             now = clock(session)

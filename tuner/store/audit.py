@@ -90,14 +90,8 @@ class Audit:
             ]
 
     def prune(self, before: datetime, by: str = LOCAL) -> int:
-        """Deletes what was noted before a moment, and notes who did that first.
-
-        Returns:
-            How many entries were deleted.
-
-        Raises:
-            UsageError: the moment is still to come.
-        """
+        """Deletes what was noted before a moment, and notes who did that first; the number of
+        entries. UsageError if the moment is still to come."""
         with self.transactions.write() as session:
             if before > clock(session):
                 raise UsageError("prune_before", before.isoformat(), "must not be in the future")

@@ -54,7 +54,6 @@ class StoredSummary:
     content: Mapping[str, Any]
     newest_event: int
     """Id of the study's newest event before it was made; newer ones may have changed it."""
-    made_at: str
 
 
 class Caches:
@@ -121,21 +120,15 @@ class Caches:
         wanted = select(SummaryRow).where(SummaryRow.study_id.in_(sorted(study_ids)))
         with self.transactions.read() as session:
             return {
-                row.study_id: StoredSummary(
-                    content=row.content, newest_event=row.newest_event, made_at=iso(row.made_at)
-                )
+                row.study_id: StoredSummary(content=row.content, newest_event=row.newest_event)
                 for row in session.scalars(wanted)
             }
 
     def keep_summary(self, study_id: str, content: Mapping[str, Any], newest_event: int) -> bool:
         """Keeps a study's answer in one line in the place of an earlier one.
 
-        Args:
-            newest_event: id of the study's newest event before the answer was computed.
-
-        Returns:
-            ``False``, and nothing is written, where the same is kept already, or one that is made
-            of more, or where there is no such study any more.
+        ``newest_event`` is of before the answer was computed. ``False``, and nothing is written,
+        where the same is kept already, or one that is made of more, or the study is gone.
         """
 
         def is_news(kept: SummaryRow | None) -> bool:
@@ -207,7 +200,7 @@ def keep_failure(
 ) -> None:
     """Keeps, for all studies, that a probe of one trained something else."""
     from tuner.guard.check import GuardCheck
-    from tuner.guard.counts import blamed_by_counts
+    from tuner.guard.faults import blamed_by_counts
     from tuner.guard.replica import key_of_probe, stack_of
 
     ranks = question.cluster.world_size
@@ -267,14 +260,8 @@ def _keep_check(session: Session, check: "GuardCheck") -> None:
     if row is not None:
         row.result, row.record, row.created_at = check.ruling, record, now
         return
-    new = CheckRow(
-        key=check.key,
-        family=check.family,
-        result=check.ruling,
-        record=record,
-        created_at=now,
-    )
-    _add_first(session, new)
+    made = {"result": check.ruling, "record": record, "created_at": now}
+    _add_first(session, CheckRow(key=check.key, family=check.family, **made))
 
 
 def _read_checks(

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Row, bindparam, exists, func, insert, or_, se
 
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import OPEN, Probe, ProbeState, StudyState
+from tuner.core.study import OPEN, Probe, ProbeState
 from tuner.store.tables import AttemptState, Base, UtcNow
 from tuner.store.workers import WorkerIdentity
 
@@ -65,18 +65,6 @@ class Claim:
     worker: WorkerIdentity
 
 
-def come_to_study(
-    connection: Connection, study_id: str, worker: WorkerIdentity
-) -> tuple[StudyState, datetime] | None:
-    """Locks an open study and notes its worker: its state, and the time.
-
-    ``None`` when the study is at its end, or unknown.
-    """
-    values = {"study": study_id, "by": worker.as_dict()}
-    found = connection.execute(COME_TO_STUDY, values).first()
-    return (found.state, found.now) if found else None
-
-
 def run_oldest(
     connection: Connection,
     study_id: str,
@@ -91,8 +79,7 @@ def run_oldest(
     these would lose it in the same way.
 
     Returns:
-        The probe's row, running now; or the id of the attempt whose probe is to be closed; or
-        neither.
+        The probe's row, running now; or the id of the attempt whose probe is to be closed.
     """
     values = {"study": study_id, "any_fidelity": fidelity is None, "of_fidelity": fidelity}
     if probe := connection.execute(RUN_OLDEST, values).first():
@@ -106,29 +93,3 @@ def run_oldest(
         if loss.ended_at + timedelta(seconds=lease.LEASE_S) <= now:
             return None, loss.attempt
     return None, None
-
-
-def start_attempt(
-    connection: Connection,
-    probe: Row[Any],
-    worker: WorkerIdentity,
-    devices: Collection[str],
-    now: datetime,
-) -> Row[tuple[int, int]]:
-    """Writes the attempt of a probe that was taken, and its devices: its ``id`` and ``number``.
-
-    Raises:
-        IntegrityError: another attempt has one of the devices.
-    """
-    values = {
-        "probe": probe.id,
-        "worker": worker.as_dict(),
-        "devices": list(devices),
-        "started_at": now,
-        "lease_until": now + timedelta(seconds=lease.LEASE_S),
-    }
-    made = connection.execute(NEW_ATTEMPT, values).one()
-    if devices:  # sorted, so that no two claims wait for each other
-        rows = [{"device": device, "attempt_id": made.id} for device in sorted(devices)]
-        connection.execute(HOLD_DEVICES, rows)
-    return made

@@ -20,7 +20,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from tuner.errors import AwayError, StoreError, TunerError, UsageError
+from tuner.errors import AwayError, StoreError, UsageError
 
 # Our transactions take milliseconds, but a busy machine may stop a writer in the middle of one.
 # Seconds that a SQLite writer waits for the one before it.
@@ -64,6 +64,7 @@ _WRITE_REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "25006", 
 _PASSING = {
     "SQLITE_BUSY": f"another process has held its lock for {BUSY_TIMEOUT_S:.0f} s",
     "SQLITE_FULL": "the disk is full",
+    "SQLITE_CANTOPEN": "there is no such file",
 }
 
 
@@ -91,24 +92,20 @@ def parse_url(text: str) -> URL:
     if url.drivername in ("postgresql", "postgresql+psycopg"):
         return url.set(drivername="postgresql+psycopg")
     if url.drivername in ("sqlite", "sqlite+pysqlite"):
-        return url.set(drivername="sqlite", database=str(_sqlite_path(url)))
+        name = url.database or ""
+        named = name and "\0" not in name and not name.startswith((":memory:", "file:"))
+        if not named or url.host or url.query:
+            allowed = "must name a file and nothing else, as in sqlite:///path/to/file.db"
+            raise UsageError("db", shown_url(url), allowed)
+        try:
+            path = Path(name).expanduser().absolute()
+            is_folder = path.is_dir()
+        except (OSError, RuntimeError) as error:  # too long, not ours to see, of an unknown user
+            raise UsageError("db", name, f"is not a usable path: {one_line(error)}") from error
+        if is_folder:
+            raise UsageError("db", str(path), "is a folder; name a file in it")
+        return url.set(drivername="sqlite", database=str(path))
     raise UsageError("db", shown_url(url), SPELLINGS)
-
-
-def _sqlite_path(url: URL) -> Path:
-    name = url.database or ""
-    named = name and "\0" not in name and not name.startswith((":memory:", "file:"))
-    if not named or url.host or url.query:
-        allowed = "must name a file and nothing else, as in sqlite:///path/to/file.db"
-        raise UsageError("db", shown_url(url), allowed)
-    try:
-        path = Path(name).expanduser().absolute()
-        is_folder = path.is_dir()
-    except (OSError, RuntimeError) as error:  # too long, not ours to see, of an unknown user
-        raise UsageError("db", name, f"is not a usable path: {one_line(error)}") from error
-    if is_folder:
-        raise UsageError("db", str(path), "is a folder; name a file in it")
-    return path
 
 
 def is_sqlite(url: URL) -> bool:
@@ -121,15 +118,6 @@ def shown_url(url: URL) -> str:
     if is_sqlite(url) and url.database:
         return url.database
     return url.render_as_string(hide_password=True)
-
-
-def make_engine(url: URL) -> Engine:
-    """Connections to the database; nothing is opened yet.
-
-    Raises:
-        StoreError: the library for this kind of database is not installed, or is too old.
-    """
-    return _sqlite_engine(url) if is_sqlite(url) else _postgresql_engine(url)
 
 
 class Transactions:
@@ -179,28 +167,53 @@ def _sqlite_engine(url: URL) -> Engine:
     arguments = {"timeout": BUSY_TIMEOUT_S, "uri": True}
     engine = create_engine(url, connect_args=arguments)
 
+    def identity() -> tuple[int, int] | None:
+        try:
+            found = path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
     def open_it(dialect: object, record: object, args: list[str], named: object) -> None:
         args[0] = f"{path.as_uri()}?mode=rw"
 
     def set_up(connection: Any, record: ConnectionPoolEntry) -> None:
-        record.info["file"] = _file_at(path)
+        record.info["file"] = identity()
         # The driver would open transactions late, and none around DDL: "begin" events do it.
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys = ON")
 
     def look(connection: object, record: ConnectionPoolEntry, proxy: object) -> None:
-        if record.info["file"] != _file_at(path):
+        if record.info["file"] != identity():
             raise DisconnectionError("the file is another one")
+
+    def begin_it(connection: Connection) -> None:
+        options = connection.get_execution_options()
+        if not (begin := options.get(BEGIN_OPTION, "BEGIN")):
+            return
+        # Under NORMAL, which the write-ahead log keeps from damage all the same, a commit waits for
+        # nothing. It can be said outside transactions alone.
+        how = DURABLY if options.get(DURABLE_OPTION, True) else "NORMAL"
+        if connection.info.get("synchronous") != how:
+            connection.exec_driver_sql(f"PRAGMA synchronous = {how}")
+            connection.info["synchronous"] = how
+        connection.exec_driver_sql(begin)
 
     event.listen(engine, "do_connect", open_it)
     event.listen(engine, "connect", set_up)
     event.listen(engine, "checkout", look)
-    event.listen(engine, "begin", _begin_sqlite)
+    event.listen(engine, "begin", begin_it)
     return engine
 
 
-def _postgresql_engine(url: URL) -> Engine:
-    """Connections to a server."""
+def make_engine(url: URL) -> Engine:
+    """Connections to the database; nothing is opened yet.
+
+    Raises:
+        StoreError: the library for this kind of database is not installed, or is too old.
+    """
+    if is_sqlite(url):
+        return _sqlite_engine(url)
     # When an idle one does not work any more, as after the server's restart, all are made anew.
     wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
     given = {name: value for name, value in wanted.items() if name not in url.query}
@@ -209,6 +222,11 @@ def _postgresql_engine(url: URL) -> Engine:
     except ImportError as error:
         needed = "PostgreSQL needs psycopg: pip install 'tuner[postgres]'"
         raise StoreError(f"db: {needed} ({one_line(error)})") from error
+
+    def set_up(connection: Any, record: object) -> None:
+        connection.autocommit = True
+        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
+        connection.autocommit = False
 
     def note(connection: object, record: ConnectionPoolEntry) -> None:
         record.info["used_at"] = time.monotonic()
@@ -222,37 +240,10 @@ def _postgresql_engine(url: URL) -> Engine:
         except engine.dialect.loaded_dbapi.Error as error:
             raise InvalidatePoolError(f"the server is gone: {error}") from error
 
-    event.listen(engine, "connect", _set_up_postgresql)
+    event.listen(engine, "connect", set_up)
     event.listen(engine, "checkin", note)
     event.listen(engine, "checkout", look)
     return engine
-
-
-def _file_at(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
-
-
-def _set_up_postgresql(connection: Any, record: object) -> None:
-    connection.autocommit = True
-    connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
-    connection.autocommit = False
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    options = connection.get_execution_options()
-    if not (begin := options.get(BEGIN_OPTION, "BEGIN")):
-        return
-    # Under NORMAL, which the write-ahead log keeps from damage all the same, a commit waits for
-    # nothing. It can be said outside transactions alone.
-    how = DURABLY if options.get(DURABLE_OPTION, True) else "NORMAL"
-    if connection.info.get("synchronous") != how:
-        connection.exec_driver_sql(f"PRAGMA synchronous = {how}")
-        connection.info["synchronous"] = how
-    connection.exec_driver_sql(begin)
 
 
 @contextmanager
@@ -269,27 +260,20 @@ def translated(url: URL) -> Iterator[None]:
     except IntegrityError:
         raise
     except DBAPIError as error:
-        raise _translation(error, url) from error
-
-
-def _translation(error: DBAPIError, url: URL) -> TunerError:
-    cause = error.orig
-    code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
-    shown = shown_url(url)
-    unusable = f"the database {shown} cannot be used: "
-    if code == "SQLITE_CANTOPEN" and not Path(shown).exists():
-        return AwayError(unusable + "there is no such file")
-    if code.startswith(_WRITE_REFUSED):
-        return UsageError("db", shown, f"cannot be written: {one_line(cause)}")
-    if code == "SQLITE_NOTADB":
-        return UsageError("db", shown, "is not a database")
-    if code.startswith("SQLITE_CORRUPT"):
-        restore = "the file is damaged; put a copy of it back, or name another with --db"
-        return StoreError(unusable + restore)
-    for prefix, meaning in _PASSING.items():
-        if code.startswith(prefix):
-            return AwayError(unusable + meaning)
-    return AwayError(unusable + one_line(cause))
+        cause = error.orig
+        code = getattr(cause, "sqlite_errorname", None) or getattr(cause, "sqlstate", None) or ""
+        shown = shown_url(url)
+        unusable = f"the database {shown} cannot be used: "
+        if code.startswith(_WRITE_REFUSED) and (code != "SQLITE_CANTOPEN" or Path(shown).exists()):
+            refused = f"cannot be written: {one_line(cause)}"
+            raise UsageError("db", shown, refused) from error
+        if code == "SQLITE_NOTADB":
+            raise UsageError("db", shown, "is not a database") from error
+        if code.startswith("SQLITE_CORRUPT"):
+            restore = "the file is damaged; put a copy of it back, or name another with --db"
+            raise StoreError(unusable + restore) from error
+        meanings = (meaning for prefix, meaning in _PASSING.items() if code.startswith(prefix))
+        raise AwayError(unusable + next(meanings, one_line(cause))) from error
 
 
 def one_line(error: object, most: int = 200) -> str:

@@ -79,10 +79,8 @@ def prepare(engine: Engine) -> None:
 
 
 def upgrade(url: str) -> list[str]:
-    """Migrates the database to this version's schema, making a SQLite file that is absent.
-
-    Returns:
-        The revisions that were applied, oldest first; none when it was there already.
+    """Migrates the database to this version's schema, making a SQLite file that is absent; the
+    revisions that were applied, oldest first.
 
     Raises:
         UsageError: the address is wrong, or the database cannot be written, or is not ours.
@@ -144,9 +142,6 @@ def why_not_ready(transactions: Transactions) -> str:
     """The reason why this version cannot use an open database now; empty when it can.
 
     It costs one query, and looks for neither damage nor differences as :func:`check` does.
-
-    Raises:
-        StoreError: the database cannot be read.
     """
     with transactions.read() as session:
         revision = session.scalar(_VERSION)
@@ -156,38 +151,25 @@ def why_not_ready(transactions: Transactions) -> str:
 
 
 def make_file(path: str) -> None:
-    """Makes a SQLite file that is absent, empty, and its folder.
-
-    Raises:
-        UsageError: it cannot be made.
-    """
+    """Makes a SQLite file that is absent, empty, and its folder; UsageError if it cannot."""
+    what = "its folder cannot be made"
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError("db", path, f"its folder cannot be made: {error.strerror}") from error
-    try:
+        what = "cannot be written"
         if not Path(path).exists():
             Path(path).touch()
     except OSError as error:
-        raise UsageError("db", path, f"cannot be written: {error.strerror}") from error
+        raise UsageError("db", path, f"{what}: {error.strerror}") from error
 
 
 def require_file(path: str) -> None:
-    """Refuses a SQLite file that is absent.
-
-    Raises:
-        UsageError: it is.
-    """
+    """Raises UsageError for a SQLite file that is absent."""
     if not Path(path).exists():
         raise UsageError("db", path, "there is no such database yet; `tuner suggest` makes it")
 
 
 def alembic_config(connection: Connection) -> "Config":
-    """The configuration with which Alembic's commands work on ``connection``.
-
-    Raises:
-        StoreError: the migration scripts are missing.
-    """
+    """The configuration with which Alembic's commands work on ``connection``."""
     from alembic.config import Config
 
     # In an installed package they are inside it, in a checkout beside it.

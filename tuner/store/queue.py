@@ -38,7 +38,7 @@ from tuner.core.study import (
     StudyState,
 )
 from tuner.store.caches import keep_failure
-from tuner.store.claims import Claim, come_to_study, run_oldest, start_attempt
+from tuner.store.claims import COME_TO_STUDY, HOLD_DEVICES, NEW_ATTEMPT, Claim, run_oldest
 from tuner.store.engine import Transactions, one_line
 from tuner.store.events import add_event
 from tuner.store.rows import locked_study, measurement_row, probe_of
@@ -73,11 +73,7 @@ class Queue:
     ) -> Probe | None:
         """Enters a probe that was planned at ``revision``; ``None`` when the study moved on.
 
-        Args:
-            measurement: its result, if a kept dry run has it: it is done at once then.
-
-        Raises:
-            UsageError: there is no such study.
+        With a ``measurement``, which a kept dry run has, it is done at once.
         """
         with self.transactions.write() as session:
             study = locked_study(session, study_id)
@@ -111,7 +107,8 @@ class Queue:
         fidelity: Fidelity | None = None,
         devices: Collection[str] = (),
     ) -> Claim | None:
-        """Claims the study's oldest queued probe, and the devices to run it on.
+        """Claims the study's oldest queued probe, and the devices to run it on; ``None`` when none
+        is queued, or the study is at its end, or a device is held.
 
         Args:
             devices: names of what it will run on, unique in the world: UUIDs of GPUs, or the id
@@ -119,30 +116,37 @@ class Queue:
                 ends. A probe that lost one of them is left to workers with none of those that were
                 lost, or with none of all where it is not known which; after a lease's time in which
                 nobody took it, it ends as ``device_lost``.
-
-        Returns:
-            ``None`` when none is queued, or the study is at its end, or a device is held.
         """
-        wanted = sorted(set(devices))
+        wanted = sorted(set(devices))  # so that no two claims wait for each other
         try:
             # Not durable: a power cut ends the worker too.
             with self.transactions.write(durable=False) as session:
                 connection = session.connection()
                 # The lock comes first: whoever ends the study finds each probe claimed, or queued.
-                found = come_to_study(connection, study_id, worker)
-                if found is None:
+                by = {"study": study_id, "by": worker.as_dict()}
+                if (come := connection.execute(COME_TO_STUDY, by).first()) is None:
                     return None
-                state, now = found
-                probe, lost_id = run_oldest(connection, study_id, fidelity, wanted, now)
+                probe, lost_id = run_oldest(connection, study_id, fidelity, wanted, come.now)
                 if probe is None:
                     session.rollback()  # the worker is not at this study
                 else:
-                    if state is not StudyState.RUNNING:
+                    if come.state is not StudyState.RUNNING:
                         study = session.get_one(StudyRow, study_id)
-                        move_study(session, study, StudyState.RUNNING, "", now)
+                        move_study(session, study, StudyState.RUNNING, "", come.now)
                         session.flush()
-                    made = start_attempt(connection, probe, worker, wanted, now)
-                    _tell(session, probe, now, {"attempt": made.number, "worker": worker.name})
+                    values = {
+                        "probe": probe.id,
+                        "worker": worker.as_dict(),
+                        "devices": wanted,
+                        "started_at": come.now,
+                        "lease_until": come.now + timedelta(seconds=lease.LEASE_S),
+                    }
+                    made = connection.execute(NEW_ATTEMPT, values).one()
+                    if wanted:
+                        held = [{"device": one, "attempt_id": made.id} for one in wanted]
+                        connection.execute(HOLD_DEVICES, held)
+                    data = {"attempt": made.number, "worker": worker.name}
+                    _tell(session, probe, come.now, data)
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:
@@ -226,35 +230,28 @@ class Queue:
         """Takes probes from workers that are lost, and puts studies without a worker to queued.
 
         A worker is lost when its lease ran out, or when it ran on this machine and its process
-        is gone. A probe that lost :data:`MOST_LOSSES` workers ends as ``worker_lost``.
-
-        Returns:
-            How many attempts were lost.
+        is gone. A probe that lost :data:`MOST_LOSSES` workers ends as ``worker_lost``. The number
+        of attempts that were lost is returned.
         """
-        return reap(self.transactions)
-
-
-def reap(transactions: Transactions) -> int:
-    """See :meth:`Queue.reap`."""
-    running = select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING)
-    with transactions.read() as session:
-        now = clock(session)
-        rows = session.scalars(running)
-        suspects = [row.id for row in rows if row.lease_until <= now or _is_gone(row.worker)]
-    lost = 0
-    for attempt_id in suspects:  # one transaction each: locks are taken in one order
-        with transactions.write() as session:
-            lost += _lose(session, attempt_id)
-    with transactions.read() as session:
-        at_work = select(StudyRow).where(StudyRow.state == StudyState.RUNNING)
-        orphans = [row.id for row in session.scalars(at_work) if _is_orphan(session, row)]
-    for study_id in orphans:
-        with transactions.write() as session:
-            study = locked_study(session, study_id)
-            if study.state is StudyState.RUNNING and _is_orphan(session, study):
-                gone = "its worker is gone"
-                move_study(session, study, StudyState.QUEUED, gone, clock(session))
-    return lost
+        running = select(AttemptRow).where(AttemptRow.state == AttemptState.RUNNING)
+        with self.transactions.read() as session:
+            now = clock(session)
+            rows = session.scalars(running)
+            suspects = [row.id for row in rows if row.lease_until <= now or _is_gone(row.worker)]
+        lost = 0
+        for attempt_id in suspects:  # one transaction each: locks are taken in one order
+            with self.transactions.write() as session:
+                lost += _lose(session, attempt_id)
+        with self.transactions.read() as session:
+            at_work = select(StudyRow).where(StudyRow.state == StudyState.RUNNING)
+            orphans = [row.id for row in session.scalars(at_work) if _is_orphan(session, row)]
+        for study_id in orphans:
+            with self.transactions.write() as session:
+                study = locked_study(session, study_id)
+                if study.state is StudyState.RUNNING and _is_orphan(session, study):
+                    gone = "its worker is gone"
+                    move_study(session, study, StudyState.QUEUED, gone, clock(session))
+        return lost
 
 
 def _lose(session: Session, attempt_id: int) -> bool:

@@ -41,12 +41,9 @@ def ask_question(
 ) -> StudyRow:
     """Asks a question in a writing transaction; its study's row, locked. See :meth:`Studies.ask`.
 
-    Args:
-        replace: false to leave an open study with other limits as it is.
-
     Raises:
         StoreError: another question has its id.
-        OtherLimitsError: it is open with other limits, which are not to be replaced.
+        OtherLimitsError: it is open with other limits, and these are not to ``replace`` them.
     """
     named = study_id(question)
     study = session.get(StudyRow, named, with_for_update=True)
@@ -144,11 +141,8 @@ class Requests:
         self._transactions = transactions
 
     def answered(self, request: RequestKey) -> str | None:
-        """The id of the study that answered the same request before.
-
-        Raises:
-            UsageError: another request had this key.
-        """
+        """The id of the study that answered the same request before; UsageError if another request
+        had this key."""
         with self._transactions.read() as session:
             return _answered(session, request)
 
@@ -161,19 +155,12 @@ class Requests:
         *,
         replace: bool = True,
     ) -> str:
-        """Asks a question, and remembers its request, both or neither.
-
-        Args:
-            request: to remember; a known one asks nothing.
-            note: for the audit, written if it is asked.
-            replace: false to leave an open study with other limits as it is.
-
-        Returns:
-            The study's id.
+        """Asks a question, and remembers its request and writes the note, all or nothing: the
+        study's id. A known request asks nothing.
 
         Raises:
             UsageError: another request had this key.
-            OtherLimitsError: the study is open with limits that are not to be replaced.
+            OtherLimitsError: the study is open with limits that these are not to ``replace``.
         """
         try:
             with self._transactions.write() as session:
@@ -192,11 +179,7 @@ class Requests:
             return answered
 
     def remember(self, request: RequestKey, study_id: str) -> None:
-        """Remembers a request that a study answered as it was.
-
-        Raises:
-            UsageError: another request had this key.
-        """
+        """Remembers a request that a study answered as it was."""
         with suppress(_TakenError), self._transactions.write() as session:
             if _answered(session, request) is None:
                 _remember(session, request, study_id)

@@ -44,11 +44,7 @@ _FOUND = type_coerce(MeasurementRow.measurement, Text).label("found")
 
 
 def locked_study(session: Session, study_id: str) -> StudyRow:
-    """The study's row, locked until the transaction ends.
-
-    Raises:
-        UsageError: there is none.
-    """
+    """The study's row, locked until the transaction ends; UsageError if there is none."""
     row = session.get(StudyRow, study_id, with_for_update=True)
     if row is None:
         raise unknown_study(session, study_id)

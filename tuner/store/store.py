@@ -7,11 +7,10 @@ from sqlalchemy import Engine
 from tuner.store import migrate
 from tuner.store.caches import Caches
 from tuner.store.engine import Transactions, default_url, is_sqlite, make_engine, parse_url
-from tuner.store.queue import Queue
 from tuner.store.studies import Studies
 
 
-class Store(Studies, Queue, Caches):
+class Store(Studies, Caches):
     """An open database, at this version's schema. A context manager; see :func:`open_store`.
 
     Each method is one short transaction of its own, and any number of processes and threads may

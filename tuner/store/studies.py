@@ -12,9 +12,8 @@ from tuner.core.measurement import Outcome
 from tuner.core.study import OPEN, STUDY_TRANSITIONS, Limits, Question, Study, StudyState
 from tuner.errors import UsageError
 from tuner.store.audit import Action, AuditNote, add_audit
-from tuner.store.engine import Transactions
 from tuner.store.events import Event, read_events
-from tuner.store.queue import move_study, reap, withdraw
+from tuner.store.queue import Queue, move_study, withdraw
 from tuner.store.requests import ID_PREFIX, ask_question
 from tuner.store.rows import MOST_SIMILAR, locked_study, read_study, similar_studies, unknown_study
 from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, clock, iso
@@ -78,10 +77,8 @@ class StudyStatus:
     newest_event: int  # id of the last thing that happened to it
 
 
-class Studies:
-    """The studies of a database. Each method is one transaction."""
-
-    transactions: Transactions
+class Studies(Queue):
+    """The studies of a database, and the queue of their probes. Each method is one transaction."""
 
     def ask(self, question: Question, limits: Limits) -> Study:
         """Asks a question: a new study, or the same question's, with the new limits.
@@ -90,7 +87,7 @@ class Studies:
         queued, unless a worker is at it. With other limits than before, what is queued is
         withdrawn: it was planned with the old ones.
         """
-        reap(self.transactions)  # a study that runs after it has a living worker
+        self.reap()  # a study that runs after it has a living worker
         with self.transactions.write() as session:
             return read_study(session, ask_question(session, question, limits))
 
@@ -101,13 +98,29 @@ class Studies:
             return read_study(session, row) if row else None
 
     def study(self, study_id: str) -> Study:
-        """A study with its probes, by its id or by a beginning of it that no other has.
+        """A study with its probes, by its id or by a beginning of it that no other has; the
+        ``st-`` may be left out.
 
         Raises:
             UsageError: there is none, or several.
         """
+        begin = study_id.strip().lower()
+        begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
         with self.transactions.read() as session:
-            return read_study(session, _named_study(session, study_id))
+            if begin == ID_PREFIX:
+                raise unknown_study(session, study_id)
+            if (whole := session.get(StudyRow, begin)) is not None:
+                return read_study(session, whole)
+            # No index serves this: it is for people, and workers name studies whole.
+            like = StudyRow.id.startswith(begin, autoescape=True)
+            some = select(StudyRow).where(like).order_by(StudyRow.id).limit(5)
+            rows = session.scalars(some).all()
+            if not rows:
+                raise unknown_study(session, study_id)
+            if len(rows) > 1:
+                ids = ", ".join(row.id for row in rows)
+                raise UsageError("study", study_id, f"several begin so: {ids}")
+            return read_study(session, rows[0])
 
     def similar(self, question: Question, limit: int = MOST_SIMILAR) -> tuple[Study, ...]:
         """Earlier studies that may teach something of a question, those asked last first.
@@ -217,17 +230,9 @@ class Studies:
     ) -> bool:
         """Moves a study to another state; at its end, what is still queued is withdrawn.
 
-        Args:
-            expect: states from which alone to move; all that :data:`STUDY_TRANSITIONS` allows
-                unless given.
-            revision: the revision at which this was decided, if another one must prevent it: a
-                study that was asked again meanwhile is not done.
-
-        Returns:
-            ``False`` when it is in a state, or at a revision, that prevents it.
-
-        Raises:
-            UsageError: there is no such study.
+        ``expect`` are states from which alone to move, ``revision`` that at which this was decided,
+        if another one must prevent it: a study that was asked again meanwhile is not done.
+        ``False`` when its state, or its revision, prevents it.
         """
         with self.transactions.write() as session:
             study = locked_study(session, study_id)
@@ -270,11 +275,8 @@ class Studies:
     def changes(
         self, known: Mapping[str, int], limit: int
     ) -> dict[str, tuple[StudyStatus, list[Event]]]:
-        """Studies to which something happened, with their status and the events that led to it.
-
-        Args:
-            known: id of the newest event that is known of each study.
-        """
+        """Studies to which something happened, with their status and the events that led to it;
+        ``known`` is the id of the newest event that is known of each study."""
         found = {}
         with self.transactions.read() as session:
             for study_id, status in _read_statuses(session, known).items():
@@ -294,24 +296,6 @@ class Studies:
         """
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit, last=last)
-
-
-def _named_study(session: Session, given: str) -> StudyRow:
-    """The study whose id begins so; the ``st-`` may be left out."""
-    begin = given.strip().lower()
-    begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
-    if begin != ID_PREFIX:
-        if (whole := session.get(StudyRow, begin)) is not None:
-            return whole
-        # No index serves this: it is for people, and workers name studies whole.
-        like = StudyRow.id.startswith(begin, autoescape=True)
-        rows = session.scalars(select(StudyRow).where(like).order_by(StudyRow.id).limit(5)).all()
-        if len(rows) == 1:
-            return rows[0]
-        if rows:
-            ids = ", ".join(row.id for row in rows)
-            raise UsageError("study", given, f"several begin so: {ids}")
-    raise unknown_study(session, given)
 
 
 def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:

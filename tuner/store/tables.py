@@ -185,8 +185,7 @@ class StudyRow(Base):
 
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     identity: Mapped[str] = mapped_column(String(64), unique=True)
-    kind: Mapped[str] = mapped_column(String(64))
-    """``Question.kind``, equal for studies that may teach something of each other."""
+    kind: Mapped[str] = mapped_column(String(64))  # equal for studies that may teach each other
     model_name: Mapped[str] = mapped_column(Text)
     cluster_name: Mapped[str] = mapped_column(Text)
     question: Mapped[dict[str, Any]] = mapped_column(JsonText)
@@ -197,13 +196,10 @@ class StudyRow(Base):
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]
-    guard_s: Mapped[float] = mapped_column(Double)
-    """Seconds in which replicas were trained since it was last asked."""
+    guard_s: Mapped[float] = mapped_column(Double)  # in training replicas, since it was asked
     guard_before_s: Mapped[float] = mapped_column(Double)
-    """Seconds in which replicas were trained before that."""
     worker: Mapped[dict[str, Any] | None] = mapped_column(JsonText)
     worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
-    """Time when that worker last did something for the study."""
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     asked_at: Mapped[datetime] = mapped_column(UtcTime)
 
@@ -268,7 +264,6 @@ class DeviceRow(Base):
     __tablename__ = "devices"
 
     device: Mapped[str] = mapped_column(String(128), primary_key=True)
-    """A GPU's UUID, or the id of the machine's boot before ``/cpu``."""
     attempt_id: Mapped[int] = mapped_column(_parent("attempts.id"), index=True)
 
 
@@ -290,7 +285,6 @@ class MeasurementRow(Base):
     step_time_s: Mapped[float | None] = mapped_column(Double)
     """Median time of the optimizer steps with the largest accumulation that was run."""
     tokens_per_s: Mapped[float | None] = mapped_column(Double)
-    """Tokens of those steps, over all ranks, by that time."""
     wall_s: Mapped[float] = mapped_column(Double)
     device_s: Mapped[float] = mapped_column(Double)
     measurement: Mapped[dict[str, Any]] = mapped_column(JsonText)
@@ -302,8 +296,7 @@ class DryRunRow(Base):
 
     __tablename__ = "dry_runs"
 
-    key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """SHA-256, in hex, of all that its result depends on."""
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)  # hash of all that it is of
     record: Mapped[dict[str, Any]] = mapped_column(JsonText)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
 
@@ -313,8 +306,7 @@ class CheckRow(Base):
 
     __tablename__ = "checks"
 
-    key: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """SHA-256, in hex, of all that the result depends on."""
+    key: Mapped[str] = mapped_column(String(64), primary_key=True)  # hash of all that it is of
     family: Mapped[str] = mapped_column(String(64), index=True)
     """Hash of the model's structure and the versions; empty for a probe's."""
     result: Mapped[CheckState] = mapped_column(_status(CheckState, "result"))
@@ -330,7 +322,6 @@ class CalibrationRow(Base):
 
     id: Mapped[int] = _row_id()
     hardware: Mapped[str] = mapped_column(String(64))
-    """``hardware_key()`` of the cluster that was measured."""
     torch: Mapped[str] = mapped_column(String(64))
     nodes: Mapped[int]
     gpus_per_node: Mapped[int]
@@ -358,7 +349,6 @@ class SummaryRow(Base):
 
     study_id: Mapped[str] = mapped_column(_parent("studies.id"), primary_key=True)
     newest_event: Mapped[int] = mapped_column(BigInteger)
-    """Id of the study's newest event before the answer was computed."""
     content: Mapped[dict[str, Any]] = mapped_column(JsonText)
     made_at: Mapped[datetime] = mapped_column(UtcTime)
 
@@ -369,7 +359,6 @@ class RequestRow(Base):
     __tablename__ = "requests"
 
     owner: Mapped[str] = mapped_column(String(32), primary_key=True)
-    """Id of the key that it came with; empty where none is needed."""
     idempotency_key: Mapped[str] = mapped_column(String(255), primary_key=True)
     body_hash: Mapped[str] = mapped_column(String(64))
     study_id: Mapped[str] = mapped_column(_parent("studies.id"), index=True)
@@ -385,10 +374,8 @@ class WorkerRow(Base):
     id: Mapped[int] = _row_id()
     identity: Mapped[dict[str, Any]] = mapped_column(JsonText)
     pools: Mapped[list[str]] = mapped_column(JsonText)
-    """Labels of studies that it serves, beside those without one."""
     machine: Mapped[dict[str, Any]] = mapped_column(JsonText)  # `Machine.as_dict()` of its machine
     versions: Mapped[dict[str, str]] = mapped_column(JsonText)
-    """Releases of the packages that probes depend on, by package."""
     started_at: Mapped[datetime] = mapped_column(UtcTime)
     seen_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     stopped_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -402,7 +389,6 @@ class KeyRow(Base):
     id: Mapped[str] = mapped_column(String(32), primary_key=True)
     name: Mapped[str] = mapped_column(String(64))
     hash: Mapped[str] = mapped_column(String(64))
-    """SHA-256, in hex, of its secret, which is 256 random bits."""
     scope: Mapped[Scope] = mapped_column(_status(Scope, "scope"))
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     last_used_at: Mapped[datetime | None] = mapped_column(UtcTime)
@@ -415,7 +401,6 @@ class SessionRow(Base):
     __tablename__ = "sessions"
 
     token_hash: Mapped[str] = mapped_column(String(64), primary_key=True)
-    """SHA-256, in hex, of the token, which is 256 random bits."""
     key_id: Mapped[str] = mapped_column(_parent("keys.id"), index=True)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     expires_at: Mapped[datetime] = mapped_column(UtcTime, index=True)
@@ -431,7 +416,6 @@ class AuditRow(Base):
     id: Mapped[int] = _row_id()
     at: Mapped[datetime] = mapped_column(UtcTime, index=True)
     actor: Mapped[str] = mapped_column(String(64))
-    """Id of a key; or ``local``, with a user's name where a command did it."""
     action: Mapped[str] = mapped_column(String(64))  # such as `tune.submit`
     study_id: Mapped[str] = mapped_column(String(32))
     data: Mapped[dict[str, Any]] = mapped_column(JsonText)

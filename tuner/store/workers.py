@@ -102,11 +102,7 @@ class Workers:
         machine: Mapping[str, Any],
         versions: Mapping[str, str],
     ) -> int:
-        """Adds a worker, and forgets those that gave no sign for a week.
-
-        Returns:
-            Its id, for :meth:`seen` and :meth:`stopped`.
-        """
+        """Adds a worker, and forgets those that gave no sign for a week; its id."""
         with self._transactions.write(durable=False) as session:
             now = clock(session)
             forgotten = WorkerRow.seen_at < now - timedelta(seconds=KEPT_S)
@@ -148,10 +144,8 @@ class Workers:
 
 
 def read_living(session: Session) -> list[RegisteredWorker]:
-    """Workers that gave a sign within a lease's time and did not stop, oldest first.
-
-    One of this machine whose process is gone is not among them.
-    """
+    """Workers that gave a sign within a lease's time and did not stop, oldest first; none of this
+    machine whose process is gone."""
     since = clock(session) - timedelta(seconds=lease.LEASE_S)
     signed = (WorkerRow.seen_at > since, WorkerRow.stopped_at.is_(None))
     found = [

@@ -48,19 +48,15 @@ def rank_environment(
     # ranks on the CPU must not take memory of a GPU, as libraries do that only ask what it can
     if job.device == "cpu":
         own["CUDA_VISIBLE_DEVICES"] = ""
-        if job.nodes == 1 or is_loopback(address):
+        try:
+            is_loopback = ipaddress.ip_address(address).is_loopback
+        except ValueError:
+            is_loopback = address == "localhost"
+        if job.nodes == 1 or is_loopback:
             own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
     elif job.visible:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(job.visible)
     return kept_environment(inherited) | own
-
-
-def is_loopback(address: str) -> bool:
-    """True for an address that is this machine's own, for itself alone."""
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return address == "localhost"
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
@@ -69,20 +65,16 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     Two calls are compared; 0 where nothing counts them. Sources: ``memory.events`` in the
     kernel's admin-guide/cgroup-v2, and ``oom_kill`` of /proc/vmstat.
     """
+    places = [proc / "vmstat"]
     for line in _lines(proc / "self" / "cgroup"):
         if line.startswith("0::/"):
-            events = cgroups / line.removeprefix("0::/") / "memory.events"
-            if (count := _count(events)) is not None:
-                return count
-    return _count(proc / "vmstat") or 0
-
-
-def _count(path: Path) -> int | None:
-    for line in _lines(path):
-        name, _, value = line.partition(" ")
-        if name == "oom_kill":
-            return int(value)
-    return None
+            places.insert(0, cgroups / line.removeprefix("0::/") / "memory.events")
+    for place in places:
+        for line in _lines(place):
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
 
 
 def _lines(path: Path) -> list[str]:

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuner.errors import ProbeError
-from workers.launchers.base import RENDEZVOUS, WATCH_FD, Job, RankEnd, Why
+from workers.launchers.base import RENDEZVOUS, WATCH_FD, Job, RankEnd
 from workers.launchers.environment import oom_kills, rank_environment
 from workers.launchers.supervised import SILENCE_S, SupervisedRun, exit_code
 from workers.measuring.files import log_path
@@ -31,7 +31,12 @@ class LocalLauncher:
         """
         assert job.nodes == 1, job.nodes
         run = LocalRun(job)
-        run.start()
+        try:
+            for rank in range(job.ranks):
+                run.start_rank(rank)
+        except BaseException:
+            list(run.stop())
+            raise
         return run
 
 
@@ -46,21 +51,12 @@ class LocalRun(SupervisedRun):
         super().__init__(job)
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._feeds: list[int] = []
-        self._oom_kills = oom_kills()
+        self._oom_kills_before = oom_kills()
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Process number of each rank; the first one's is the group's."""
         return tuple(rank.pid for rank in self._ranks)
-
-    def start(self) -> None:
-        """Starts the ranks; see :meth:`LocalLauncher.start`."""
-        try:
-            for rank in range(self._job.ranks):
-                self._start_rank(rank)
-        except BaseException:
-            list(self.stop(Why.CANCELLED))
-            raise
 
     def feed(self) -> None:
         for feed in self._feeds:
@@ -72,22 +68,27 @@ class LocalRun(SupervisedRun):
             if rank not in self._ends and (code := exit_code(process.pid)) is not None:
                 yield RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=False)
 
-    def stop(self, why: Why) -> Iterator[RankEnd]:
+    def stop(self) -> Iterator[RankEnd]:
         if len(self._ends) < len(self._ranks):
             self._signal(signal.SIGTERM)
-            self._wait(self._job.term_grace_s)
+            until = time.monotonic() + self._job.term_grace_s
+            while None in map(exit_code, self.pids) and time.monotonic() < until:
+                time.sleep(0.02)
         self._signal(signal.SIGKILL)  # also what ended ranks have left behind
         for feed in self._feeds:
             os.close(feed)
         self._feeds.clear()
         for rank, process in enumerate(self._ranks):
-            code = _reaped(rank, process)
+            try:
+                code = process.wait(REAP_S)
+            except subprocess.TimeoutExpired:
+                pid = process.pid
+                raise ProbeError(f"rank {rank} (process {pid}) cannot be killed") from None
             yield RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=True)
+        self._oom_kills = max(0, oom_kills() - self._oom_kills_before)
 
-    def host_oom_kills(self) -> int:
-        return max(0, oom_kills() - self._oom_kills)
-
-    def _start_rank(self, rank: int) -> None:
+    def start_rank(self, rank: int) -> None:
+        """Starts a rank: the first before all others."""
         read, write = os.pipe()  # neither end survives an exec, but for pass_fds
         self._feeds.append(write)
         os.set_blocking(write, False)
@@ -110,20 +111,6 @@ class LocalRun(SupervisedRun):
         if self._ranks:
             with suppress(ProcessLookupError):
                 os.killpg(self._ranks[0].pid, number)
-
-    def _wait(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if all(exit_code(process.pid) is not None for process in self._ranks):
-                return
-            time.sleep(0.02)
-
-
-def _reaped(rank: int, process: subprocess.Popen[bytes]) -> int:
-    try:
-        return process.wait(REAP_S)
-    except subprocess.TimeoutExpired:
-        raise ProbeError(f"rank {rank} (process {process.pid}) cannot be killed") from None
 
 
 def probe_argv(directory: Path) -> tuple[str, ...]:

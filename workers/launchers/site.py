@@ -84,9 +84,9 @@ def default_launcher() -> LauncherName:
 
     Containers inherit an allocation's variables, and often have no ``srun`` to go with them.
     """
-    from workers.launchers.slurm_site import has_several_nodes
-
-    is_slurm = has_several_nodes(os.environ) and shutil.which("srun") is not None
+    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+    has_several = os.environ.get("SLURM_JOB_ID") and nodes.isdecimal() and int(nodes) > 1
+    is_slurm = has_several and shutil.which("srun") is not None
     return LauncherName.SLURM if is_slurm else LauncherName.LOCAL
 
 
@@ -104,7 +104,7 @@ def open_site(
         ProbeError: it does not answer, when the context is entered.
     """
     if launcher is LauncherName.SLURM:
-        from workers.launchers.slurm_site import slurm_site
+        from workers.launchers.slurm import slurm_site
 
         return slurm_site(stop, folder)
     if launcher is LauncherName.RAY:

@@ -1,31 +1,42 @@
-"""Ranks as tasks of Slurm steps (``srun``) in the allocation that the worker is in.
+"""The Slurm allocation that a worker is in as the place of its probes: ranks as tasks of steps.
 
 One srun for the ranks of a job. Each of its tasks is :mod:`workers.launchers.task`, which hears of
 the supervisor through srun's standard input, and tells of its rank's end by a file. The job's
 folder must be on a file system that all nodes see.
 """
 
+import json
 import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.errors import ProbeError
+from tuner.errors import ProbeError, UsageError
+from tuner.machine import Machine
+from workers.devices import Device
 from workers.launchers.base import Job, RankEnd, Why
 from workers.launchers.environment import kept_environment
-from workers.launchers.slurm_watch import NodeState, Watch
+from workers.launchers.site import Facts, devices_of
+from workers.launchers.slurm_watch import POLL_S, NodeState, NoJobError, Watch
 from workers.launchers.supervised import SupervisedRun
 from workers.launchers.task import ALIVE, STOP, read_end
-from workers.measuring.files import end_path, log_path, log_tail, write_json
+from workers.measuring.files import (
+    end_path,
+    log_path,
+    log_tail,
+    make_folder,
+    remove_folder,
+    write_json,
+)
+from workers.stop import StopRequest
 
 # As here: nodes share what is installed.
 PYTHON = sys.executable
-JOB = "job.json"
 STEP_LOG = "srun.log"
 # Beside a job's grace, that srun gets to end after its tasks were told to; then it is made to.
 END_S = 15.0
@@ -36,6 +47,9 @@ START_S = 180.0
 LINGER_S = 1.0
 # For files of other nodes to be seen here when their tasks have ended.
 FILES_S = 5.0
+# For one look at all nodes: a driver that sleeps takes half a minute to wake, and imports from a
+# file system that thousands of nodes share take as long.
+FACTS_S = 120.0
 KILLED = -9
 # What srun says where there is none to turn off.
 NO_MATTER = "lacks support for cpu binding"
@@ -63,34 +77,28 @@ class SlurmLauncher:
         if len(nodes) < job.nodes:
             up = f"{len(nodes)} of {self.watch.name} {'is' if len(nodes) == 1 else 'are'} up"
             raise ProbeError(f"{job.nodes} nodes are needed, and {up}")
-        chosen = nodes[: job.nodes]
-        addresses = {node.name: node.address for node in chosen}
-        write_json(job.directory / JOB, {"job": job.as_dict(), "addresses": addresses})
-        return SlurmRun(job, self.job_id, self.watch, chosen, self.devices)
+        return SlurmRun(job, self, nodes[: job.nodes])
 
 
 class SlurmRun(SupervisedRun):
     """Ranks of one job, as the tasks of one step."""
 
-    def __init__(
-        self,
-        job: Job,
-        job_id: str,
-        watch: Watch,
-        nodes: Sequence[NodeState],
-        devices: Mapping[str, tuple[str, ...]],
-    ) -> None:
+    def __init__(self, job: Job, launcher: SlurmLauncher, nodes: Sequence[NodeState]) -> None:
         super().__init__(job)
-        self._watch = watch
-        self._devices = devices
+        self._watch = launcher.watch
         self._nodes = tuple(node.name for node in nodes)
-        self._oom_kills = 0
-        self._has_begun = False
-        argv = step_argv(job_id, self._nodes, job.ranks)
-        program = (PYTHON, "-P", "-m", "workers.launchers.task")
-        with (job.directory / STEP_LOG).open("wb") as words:
+        if launcher.devices.keys() >= {*self._nodes}:
+            self._node_devices = tuple(launcher.devices[name] for name in self._nodes)
+        self._log = job.directory / STEP_LOG
+        addresses = {node.name: node.address for node in nodes}
+        order = {"job": job.as_dict(), "addresses": addresses}
+        file = write_json(job.directory / "job.json", order)
+        with self._log.open("wb") as words:
             self._srun = subprocess.Popen(
-                [*argv, *program, str(job.directory / JOB)],
+                [
+                    *step_argv(launcher.job_id, self._nodes, job.ranks),
+                    *(PYTHON, "-P", "-m", "workers.launchers.task", str(file)),
+                ],
                 stdin=subprocess.PIPE,
                 stdout=words,
                 stderr=subprocess.STDOUT,
@@ -108,9 +116,15 @@ class SlurmRun(SupervisedRun):
         folder = self._job.directory
         there = set(folder.glob("*.end.json"))  # at once: ranks may be thousands, and far away
         for rank in range(self._job.ranks):
-            is_new = rank not in self._ends and end_path(folder, rank) in there
-            if is_new and (found := self._read_end(rank)) is not None:
-                yield found
+            if rank in self._ends or end_path(folder, rank) not in there:
+                continue
+            try:
+                found = read_end(folder, rank)
+            except ValueError as error:
+                raise ProbeError(f"a task's end cannot be read: {error}") from error
+            if found is not None:
+                self._oom_kills = max(self._oom_kills, found[1])
+                yield found[0]
 
     def why_lost(self) -> tuple[Why, str] | None:
         """Tells that a node is gone, or that somebody else ends the step.
@@ -118,64 +132,58 @@ class SlurmRun(SupervisedRun):
         Raises:
             ProbeError: srun does not start the ranks.
         """
-        if not self._begins() and time.monotonic() - self._started > START_S:
-            words = first_words(self._job.directory / STEP_LOG) or "it says nothing"
+        has_begun = log_path(self._job.directory, 0).exists()  # rank 0's, even if it cannot start
+        if not has_begun and time.monotonic() - self._started > START_S:
+            words = self._first_words() or "it says nothing"
             raise ProbeError(f"srun has not started the ranks within {START_S:.0f} s: {words}")
-        ended, stopped = self._srun.poll() is not None, self._any_stopped()
+        ended = self._srun.poll() is not None
+        stopped = any(end.stopped for end in self._ends.values())
         if not stopped and len(self._ends) == self._job.ranks:
             return None
-        if why := self._watch.end_if_over():
-            return Why.CANCELLED, why
-        if words := self._lost_nodes():
-            return Why.NODE_LOST, words
+        if outside := self._over_or_down():
+            return outside
         if not stopped and (not ended or self._has_all_files()):
             return None
-        return self._why_taken()
+        self._watch.look()  # the step has ended, or is ending, without us
+        if outside := self._over_or_down():
+            return outside
+        words = self._first_words()
+        if not self._ends and not log_path(self._job.directory, 0).exists():
+            raise ProbeError(f"srun could not start the ranks: {words or 'it says nothing'}")
+        return Why.TAKEN_AWAY, f"the Slurm step was ended from outside{words and f': {words}'}"
 
-    def lost_nodes(self) -> tuple[int, ...]:
-        lost = self._watch.lost(self._nodes)
-        return tuple(place for place, name in enumerate(self._nodes) if name in lost)
-
-    def node_devices(self) -> tuple[tuple[str, ...], ...]:
-        known = self._devices.keys() >= {*self._nodes}
-        return tuple(self._devices[name] for name in self._nodes) if known else ()
-
-    def stop(self, why: Why) -> Iterator[RankEnd]:
+    def stop(self) -> Iterator[RankEnd]:
         self._say(STOP)  # tasks end their ranks, and srun ends with them
-        self._end_step()
+        until = time.monotonic() + self._job.term_grace_s + END_S
+        on_node = self._job.ranks_per_node
+        while self._srun.poll() is None and time.monotonic() < until:
+            self._note_ends()
+            lost = self._watch.lost(self._nodes)
+            left = {*range(self._job.ranks)} - self._ends.keys()
+            if all(self._nodes[rank // on_node] in lost for rank in left):
+                break  # no task is left that srun could wait for
+            time.sleep(0.02)
+        with suppress(subprocess.TimeoutExpired):
+            self._srun.wait(LINGER_S)
+        for force in (self._srun.terminate, self._srun.kill):
+            if self._srun.poll() is None:
+                force()
+                with suppress(subprocess.TimeoutExpired):
+                    self._srun.wait(END_S)
+        if self._srun.poll() is None:
+            raise ProbeError(f"srun (process {self._srun.pid}) cannot be killed")
         with suppress(BrokenPipeError):
             assert self._srun.stdin is not None
             self._srun.stdin.close()
         self._has_all_files()
+        lost = self._watch.lost(self._nodes)
+        self._lost_nodes = tuple(at for at, name in enumerate(self._nodes) if name in lost)
         for rank in range(self._job.ranks):
-            end = self._read_end(rank)
-            yield end or RankEnd(rank=rank, code=KILLED, ended_at=time.time(), stopped=True)
-
-    def host_oom_kills(self) -> int:
-        return self._oom_kills
+            yield RankEnd(rank=rank, code=KILLED, ended_at=time.time(), stopped=True)
 
     def _say(self, what: bytes) -> None:
         with suppress(BrokenPipeError, BlockingIOError):  # ended, or held up for a day
             os.write(self._feed, what)
-
-    def _read_end(self, rank: int) -> RankEnd | None:
-        try:
-            found = read_end(self._job.directory, rank)
-        except ValueError as error:
-            raise ProbeError(f"a task's end cannot be read: {error}") from error
-        if found is None:
-            return None
-        end, kills = found
-        self._oom_kills = max(self._oom_kills, kills)
-        return end
-
-    def _begins(self) -> bool:
-        """True once rank 0 was started, or tried to be."""
-        self._has_begun = self._has_begun or log_path(self._job.directory, 0).exists()
-        return self._has_begun
-
-    def _any_stopped(self) -> bool:
-        return any(end.stopped for end in self._ends.values())
 
     def _has_all_files(self) -> bool:
         """True once all tasks have told of their ends; the file system has a moment for it."""
@@ -188,65 +196,33 @@ class SlurmRun(SupervisedRun):
                 return False
             time.sleep(0.05)
 
-    def _why_taken(self) -> tuple[Why, str]:
-        """Why the step has ended, or is ending, without us."""
-        self._watch.look()
-        if why := self._watch.end_if_over():
-            return Why.CANCELLED, why
-        if words := self._lost_nodes():
-            return Why.NODE_LOST, words
-        self._srun.poll()
-        words = first_words(self._job.directory / STEP_LOG)
-        if not self._ends and not self._begins():
-            raise ProbeError(f"srun could not start the ranks: {words or 'it says nothing'}")
-        return Why.TAKEN_AWAY, f"the Slurm step was ended from outside{words and f': {words}'}"
-
-    def _lost_nodes(self) -> str:
-        """Names the nodes that have gone down; empty if none has.
+    def _over_or_down(self) -> tuple[Why, str] | None:
+        """Tells that the allocation is over, or which of the job's nodes went down.
 
         Where too few are left for such ranks, the worker has nothing more to do.
         """
+        if why := self._watch.end_if_over():
+            return Why.CANCELLED, why
         lost = self._watch.lost(self._nodes)
         if not lost:
-            return ""
-        words = f"{node_words(lost)} of {self._watch.name} went down"
-        left = len(self._watch.nodes)
+            return None
+        names = f"node{'s' if len(lost) > 1 else ''} {', '.join(lost)}"
+        words, left = f"{names} of {self._watch.name} went down", len(self._watch.nodes)
         if left < self._job.nodes:
-            self._watch.give_up(f"{words}, and {left} of the {self._job.nodes} needed are left")
-        return words
+            needed = f"{left} of the {self._job.nodes} needed are left"
+            self._watch.stop.request(f"{words}, and {needed}")
+        return Why.NODE_LOST, words
 
-    def _end_step(self) -> None:
-        """Waits until srun has ended, and make it."""
-        self._wait_for_srun(self._job.term_grace_s + END_S)
-        for force in (self._srun.terminate, self._srun.kill):
-            if self._srun.poll() is None:
-                force()
-                with suppress(subprocess.TimeoutExpired):
-                    self._srun.wait(END_S)
-        if self._srun.poll() is None:
-            raise ProbeError(f"srun (process {self._srun.pid}) cannot be killed")
-
-    def _wait_for_srun(self, seconds: float) -> None:
-        """Waits for its end, but not for long when no task is left that it could wait for."""
-        until = time.monotonic() + seconds
-        while self._srun.poll() is None and time.monotonic() < until:
-            self._note_ends()
-            if all(rank in self._ends or self._is_lost(rank) for rank in range(self._job.ranks)):
-                break
-            time.sleep(0.02)
-        with suppress(subprocess.TimeoutExpired):
-            self._srun.wait(LINGER_S)
-
-    def _is_lost(self, rank: int) -> bool:
-        return bool(self._watch.lost((self._nodes[rank // self._job.ranks_per_node],)))
+    def _first_words(self) -> str:
+        """The first words of srun, nearest to the cause, in a line of at most 300 characters."""
+        lines = (line.strip() for line in log_tail(self._log).splitlines())
+        return "; ".join(line for line in lines if line and not line.endswith(NO_MATTER))[:300]
 
 
 def step_argv(job_id: str, nodes: Sequence[str], tasks: int) -> tuple[str, ...]:
-    """The start of an srun command whose tasks are spread over nodes of an allocation.
-
-    All that the nodes' share of the allocation has is theirs: the worker's own step, and another
-    one, may run beside them. Who binds them to cores or GPUs is the probe program, as elsewhere.
-    """
+    """The start of an srun command whose tasks are spread over nodes of an allocation."""
+    # All that the nodes' share of the allocation has is theirs: the worker's own step, and another
+    # one, may run beside them. The probe program binds ranks to cores and GPUs, as elsewhere.
     return (
         "srun",
         f"--jobid={job_id}",
@@ -255,26 +231,16 @@ def step_argv(job_id: str, nodes: Sequence[str], tasks: int) -> tuple[str, ...]:
         f"--nodelist={','.join(nodes)}",
         f"--ntasks={tasks}",
         f"--ntasks-per-node={tasks // len(nodes)}",
-        "--distribution=block",
-        "--overlap",
-        "--overcommit",
-        "--mem=0",
-        "--cpu-bind=none",
-        "--gpu-bind=none",
-        "--mpi=none",
-        "--input=all",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--quiet",
+        *("--distribution=block", "--overlap", "--overcommit", "--mem=0"),
+        *("--cpu-bind=none", "--gpu-bind=none", "--mpi=none", "--input=all"),
+        *("--kill-on-bad-exit=0", "--wait=0", "--quiet"),
     )
 
 
 def step_environment() -> dict[str, str]:
-    """The environment of srun and its tasks: no secrets, and not the allocation's shape.
-
-    Options of an allocation come as variables that srun takes for its own, such as
-    SLURM_CPUS_PER_TASK; the job's number, and where Slurm is configured, stay.
-    """
+    """The environment of srun and its tasks: no secrets, and not the allocation's shape."""
+    # Options of an allocation come as variables that srun takes for its own, such as
+    # SLURM_CPUS_PER_TASK; the job's number, and where Slurm is configured, stay.
     kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")
     return {
         name: value
@@ -283,12 +249,101 @@ def step_environment() -> dict[str, str]:
     }
 
 
-def node_words(names: Sequence[str]) -> str:
-    """``node n1``, or ``nodes n1, n2``."""
-    return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
+class SlurmSite:
+    """Nodes of an allocation, of which those that go down are left out."""
+
+    is_here = False
+
+    def __init__(self, job_id: str, watch: Watch, facts: Mapping[str, Facts]) -> None:
+        """A site."""
+        self.name = watch.name
+        devices = {name: node.devices for name, node in facts.items()}
+        self.launcher = SlurmLauncher(job_id=job_id, watch=watch, devices=devices)
+        self._watch = watch
+        self._facts = facts
+
+    @property
+    def left_s(self) -> float:
+        return self._watch.left_s
+
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(facts.machine for facts in self._up())
+
+    def devices(self) -> tuple[Device, ...]:
+        return devices_of(self._up())
+
+    def _up(self) -> Sequence[Facts]:
+        up = [self._facts[node.name] for node in self._watch.nodes]
+        if not up:
+            raise ProbeError(f"no node of {self.name} is up")
+        return up
 
 
-def first_words(path: Path) -> str:
-    """The first words of srun, nearest to the cause, in a line of at most 300 characters."""
-    lines = (line.strip() for line in log_tail(path).splitlines())
-    return "; ".join(line for line in lines if line and not line.endswith(NO_MATTER))[:300]
+@contextmanager
+def slurm_site(stop: StopRequest, folder: Path, *, poll_s: float = POLL_S) -> Iterator[SlurmSite]:
+    """The allocation that this process is inside, as a site.
+
+    Raises:
+        UsageError: this process is inside no allocation.
+        ProbeError: Slurm does not answer, or a node does not see the folder.
+    """
+    job_id = os.environ.get("SLURM_JOB_ID", "")
+    if not job_id:
+        allowed = "is for workers inside an allocation: under sbatch or salloc, or with --slurm"
+        raise UsageError("launcher", "slurm", allowed)
+    try:
+        watched = Watch(job_id, stop, poll_s=poll_s)
+    except NoJobError as error:
+        raise ProbeError(
+            f"{error}: where SLURM_JOB_ID={job_id} is left over from an allocation that has"
+            " ended, unset it"
+        ) from error
+    with watched as watch:
+        if restarts := os.environ.get("SLURM_RESTART_COUNT"):
+            log.info("%s was started before, and queued again (%s)", watch.name, restarts)
+        yield SlurmSite(job_id, watch, facts_of(job_id, watch, folder))
+
+
+def facts_of(job_id: str, watch: Watch, folder: Path) -> dict[str, Facts]:
+    """Has each node that is up look at itself, by one step.
+
+    Raises:
+        ProbeError: none is up, or one does not tell, or does not see the folder.
+    """
+    names = [node.name for node in watch.nodes]
+    if not names:
+        raise ProbeError(f"no node of {watch.name} is up")
+    shared = make_folder(folder, "nodes")
+    program = (sys.executable, "-P", "-m", "workers.launchers.site", str(shared))
+    try:
+        done = subprocess.run(
+            [*step_argv(job_id, names, len(names)), *program],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=FACTS_S,
+            env=step_environment(),
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        why = f"srun took {FACTS_S:.0f} s" if late else str(error)
+        raise ProbeError(f"the nodes of {watch.name} do not tell what they have: {why}") from error
+    finally:
+        remove_folder(shared)
+    told = {}
+    for line in done.stdout.splitlines():
+        # others may print too, such as a login script
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            values = json.loads(line)
+            name = values.pop("node")
+            told[name] = Facts.from_dict(values)
+    if silent := [name for name in names if name not in told]:
+        words = " ".join(done.stderr.split())[-300:]
+        raise ProbeError(f"{', '.join(silent)} of {watch.name} does not tell what it has: {words}")
+    if blind := [name for name in names if not told[name].sees_folder]:
+        raise ProbeError(
+            f"{', '.join(blind)} of {watch.name} does not see {folder}: name a folder on a file"
+            " system that all nodes share (--probes)"
+        )
+    return {name: told[name] for name in names}

@@ -5,7 +5,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,27 +16,11 @@ from workers.stop import StopRequest
 TIMEOUT_S = 20.0
 # States of a job that has nodes no more, or not for long: it ends, or waits, since it was queued
 # again (squeue(1)).
-OVER = frozenset(
-    {
-        "BOOT_FAIL",
-        "CANCELLED",
-        "COMPLETED",
-        "COMPLETING",
-        "DEADLINE",
-        "FAILED",
-        "NODE_FAIL",
-        "OUT_OF_MEMORY",
-        "PENDING",
-        "PREEMPTED",
-        "REQUEUED",
-        "REQUEUE_HOLD",
-        "REVOKED",
-        "SPECIAL_EXIT",
-        "SUSPENDED",
-        "STOPPED",
-        "TIMEOUT",
-    }
-)
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "COMPLETING", "DEADLINE", "FAILED", "NODE_FAIL",
+    "OUT_OF_MEMORY", "PENDING", "PREEMPTED", "REQUEUED", "REQUEUE_HOLD", "REVOKED", "SPECIAL_EXIT",
+    "SUSPENDED", "STOPPED", "TIMEOUT",
+})  # fmt: skip
 JOB_FORMAT = "%A|%T|%e|%N|%r"
 # How states of nodes begin on which nothing runs any more (sinfo(1)); ``drain`` is not one.
 LOST = ("down", "fail", "error", "unk", "power")
@@ -112,18 +96,11 @@ def node_states(nodes: str) -> dict[str, NodeState]:
     return {name: found[name] for name in names if name in found}
 
 
-def slurm_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The environment of Slurm's commands, without what changes whom they ask, or the answer."""
-    kept = {
-        name: value
-        for name, value in inherited.items()
-        if not name.startswith(("SQUEUE_", "SINFO_", "SLURM_CLUSTERS", "SLURM_JSON"))
-    }
-    return {**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
-
-
 def _ask(*argv: str) -> Sequence[str]:
     """The lines of an answer."""
+    # without what changes whom the commands ask, or the answer
+    others = ("SQUEUE_", "SINFO_", "SLURM_CLUSTERS", "SLURM_JSON")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     try:
         done = subprocess.run(
             argv,
@@ -131,7 +108,7 @@ def _ask(*argv: str) -> Sequence[str]:
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            env=slurm_environment(os.environ),
+            env={**kept, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"},
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -168,7 +145,7 @@ class Watch:
         """
         self.name = f"Slurm job {job_id}"
         self._job_id = job_id
-        self._stop = stop
+        self.stop = stop
         self._poll_s = poll_s
         self._done = threading.Event()
         self._looking = threading.Lock()
@@ -202,10 +179,6 @@ class Watch:
         """Picks those on which nothing runs any more, as far as Slurm has found out."""
         return tuple(name for name in names if name not in self._nodes)
 
-    def give_up(self, why: str) -> None:
-        """Has the worker end: the allocation is of no use to it any more."""
-        self._stop.request(why)
-
     def look(self) -> None:
         """Asks Slurm now; what it says is told to whoever must know. Trouble is logged, once."""
         with self._looking:
@@ -215,42 +188,34 @@ class Watch:
             except NoJobError as error:
                 self._gone = str(error)
             except ProbeError as error:
-                self._tell(str(error))
+                if str(error) != self._told:
+                    log.warning("%s", error)
+                self._told = str(error)
             else:
                 self._told = ""
-                self._note(found)
+                for name in self._nodes:
+                    if name not in found:
+                        log.warning("node %s is not of %s any more", name, self.name)
+                    elif found[name].is_lost:
+                        log.warning("node %s of %s is %s", name, self.name, found[name].state)
+                # one that went down is not the job's any more, though it may come back
+                self._nodes = {
+                    name: node
+                    for name, node in found.items()
+                    if name in self._nodes and not node.is_lost
+                }
         self.end_if_over()
 
     def end_if_over(self) -> str:
-        """Asks the worker to end if the allocation is over: why it is."""
-        if why := self.over:
-            self._stop.request(why)
+        """Asks the worker to end if nothing is to be run here any more: why; empty otherwise."""
+        why = self._gone
+        if not why and self._job.is_over:
+            why = f"{self.name} is {self._job.state}"
+        if not why and self.left_s <= 0:
+            why = f"the time of {self.name} is nearly over"
+        if why:
+            self.stop.request(why)
         return why
-
-    @property
-    def over(self) -> str:
-        """Why nothing is to be run in the allocation any more; empty while something is."""
-        if self._gone:
-            return self._gone
-        if self._job.is_over:
-            return f"{self.name} is {self._job.state}"
-        return f"the time of {self.name} is nearly over" if self.left_s <= 0 else ""
-
-    def _note(self, found: Mapping[str, NodeState]) -> None:
-        """Keeps the nodes that are still there: one that went down is not the job's any more."""
-        for name in self._nodes:
-            if name not in found:
-                log.warning("node %s is not of %s any more", name, self.name)
-            elif found[name].is_lost:
-                log.warning("node %s of %s is %s", name, self.name, found[name].state)
-        self._nodes = {
-            name: node for name, node in found.items() if name in self._nodes and not node.is_lost
-        }
-
-    def _tell(self, trouble: str) -> None:
-        if trouble != self._told:
-            log.warning("%s", trouble)
-        self._told = trouble
 
     def _keep(self) -> None:
         while not self._done.wait(min(self._poll_s, max(0.1, self.left_s + 0.1))):

@@ -17,11 +17,7 @@ SILENCE_S = lease.LEASE_S / 3
 
 
 class SupervisedRun(ABC):
-    """A job that was started; how ranks are reached is a launcher's matter.
-
-    Subclasses start the ranks, tell which have ended (:meth:`look`), feed their watches
-    (:meth:`feed`), and end what is left (:meth:`stop`).
-    """
+    """A job that was started; how ranks are reached is a launcher's matter."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -29,6 +25,10 @@ class SupervisedRun(ABC):
         self._ended: Ended | None = None
         self._started = self._fed = time.monotonic()
         self._failed: float | None = None
+        # Of :class:`workers.launchers.base.Ended`, as known when nothing of the job is left.
+        self._oom_kills = 0
+        self._lost_nodes: tuple[int, ...] = ()
+        self._node_devices: tuple[tuple[str, ...], ...] = ()
 
     @abstractmethod
     def feed(self) -> None:
@@ -39,26 +39,16 @@ class SupervisedRun(ABC):
         """Ranks that have ended, those that were told before among them or not."""
 
     @abstractmethod
-    def stop(self, why: Why) -> Iterable[RankEnd]:
+    def stop(self) -> Iterable[RankEnd]:
         """Ends what is left: how those ended whose end was not told before. Nothing is left then.
 
         Raises:
             ProbeError: a rank cannot be killed.
         """
 
-    @abstractmethod
-    def host_oom_kills(self) -> int:
-        """The kills of :class:`workers.launchers.base.Ended`; called when nothing is left."""
-
     def why_lost(self) -> tuple[Why, str] | None:
         """Tells that others than we or the ranks end the job, with the detail; else ``None``."""
         return None
-
-    def lost_nodes(self) -> tuple[int, ...]:
-        return ()
-
-    def node_devices(self) -> tuple[tuple[str, ...], ...]:
-        return ()
 
     def poll(self) -> Ended | None:
         """Feeds the ranks' watches, and end the job when it is over or must be."""
@@ -102,16 +92,16 @@ class SupervisedRun(ABC):
 
     def _finish(self, why: Why, detail: str = "") -> Ended:
         """Ends what is left of the job, and tell how it ended."""
-        for end in self.stop(why):
+        for end in self.stop():
             self._ends.setdefault(end.rank, end)
         self._ended = Ended(
             why=why,
             ranks=tuple(self._ends[rank] for rank in range(self._job.ranks)),
             wall_s=time.monotonic() - self._started,
-            host_oom_kills=self.host_oom_kills(),
+            host_oom_kills=self._oom_kills,
             detail=detail,
-            lost_nodes=self.lost_nodes(),
-            node_devices=self.node_devices(),
+            lost_nodes=self._lost_nodes,
+            node_devices=self._node_devices,
         )
         return self._ended
 

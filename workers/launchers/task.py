@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -55,12 +54,25 @@ class RankTask:
 
     def start(self) -> None:
         """Starts the rank. Why it could not be started stands in its log, and it has ended then."""
+        job = self._job
+        environment = rank_environment(job, self._rank, os.environ, address=self._address)
+        if job.device == "cuda" and not job.visible:
+            own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), job.ranks_per_node)
+            environment["CUDA_VISIBLE_DEVICES"] = own
         read, self._feed = os.pipe()
         os.set_blocking(self._feed, False)
         try:
-            with log_path(self._job.directory, self._rank).open("wb") as log:
+            with log_path(job.directory, self._rank).open("wb") as log:
                 try:
-                    self._process = self._popen(read, log.fileno())
+                    self._process = subprocess.Popen(
+                        job.command(read),
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=environment,
+                        pass_fds=(read,),
+                        process_group=0,
+                    )
                 except OSError as error:
                     log.write(f"{error}\n".encode())
                     self._close(stopped=False)
@@ -90,21 +102,6 @@ class RankTask:
         while exit_code(self._process.pid) is None and time.monotonic() < until:
             time.sleep(0.02)
         return self._close(stopped=True)
-
-    def _popen(self, read: int, log: int) -> subprocess.Popen[bytes]:
-        environment = rank_environment(self._job, self._rank, os.environ, address=self._address)
-        if self._job.device == "cuda" and not self._job.visible:
-            own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), self._job.ranks_per_node)
-            environment["CUDA_VISIBLE_DEVICES"] = own
-        return subprocess.Popen(
-            self._job.command(read),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment,
-            pass_fds=(read,),
-            process_group=0,
-        )
 
     def _signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -157,8 +154,19 @@ def read_end(directory: Path, rank: int) -> tuple[RankEnd, int] | None:
         raise ValueError(f"{end_path(directory, rank).name}: {error!r}") from error
 
 
-def run(task: RankTask, feed: int) -> None:
-    """Runs a rank to its end, which comes early when the supervisor says so or is gone."""
+def main() -> int:
+    """Runs this task's rank to its end; 0 when that is told."""
+    parser = argparse.ArgumentParser(prog="python -m workers.launchers.task", description=__doc__)
+    parser.add_argument("job", type=Path, help="the job, as its launcher has written it")
+    values = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))
+    job = Job.from_dict(values["job"])
+    rank = int(os.environ["SLURM_PROCID"])
+    local = int(os.environ["SLURM_LOCALID"])
+    if local != rank % job.ranks_per_node:
+        sys.exit(f"rank {rank} was started as number {local} of its node")
+    # Its own: only rank 0's is used, whatever the order in which Slurm has the nodes.
+    address = values["addresses"].get(os.environ["SLURMD_NODENAME"], "")
+    task, feed = RankTask(job, rank, address=address), sys.stdin.fileno()
     noted: list[int] = []
     for number in SIGNALS:
         signal.signal(number, lambda number, frame: noted.append(number))
@@ -168,24 +176,9 @@ def run(task: RankTask, feed: int) -> None:
     while task.poll() is None:
         said = os.read(feed, 4096) if news.poll(POLL_S * 1000) else None
         if noted or said == b"" or STOP in (said or b""):
-            task.stop()
+            task.stop()  # a signal has come, the supervisor is gone, or it says so
         elif said:
             task.feed()
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs this task's rank; 0 when its end is told."""
-    parser = argparse.ArgumentParser(prog="python -m workers.launchers.task", description=__doc__)
-    parser.add_argument("job", type=Path, help="the job, as its launcher has written it")
-    values = json.loads(parser.parse_args(arguments).job.read_text(encoding="utf-8"))
-    job = Job.from_dict(values["job"])
-    rank = int(os.environ["SLURM_PROCID"])
-    local = int(os.environ["SLURM_LOCALID"])
-    if local != rank % job.ranks_per_node:
-        sys.exit(f"rank {rank} was started as number {local} of its node")
-    # Its own: only rank 0's is used, whatever the order in which Slurm has the nodes.
-    address = values["addresses"].get(os.environ["SLURMD_NODENAME"], "")
-    run(RankTask(job, rank, address=address), sys.stdin.fileno())
     return 0
 
 

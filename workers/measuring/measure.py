@@ -10,12 +10,11 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Question, Study
-from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.device import device_terms
 from tuner.cost.time.emulated import Rates, priced, rates_of
 from tuner.dryrun.plan import rank_spec
 from tuner.guard.counts import inactive_knob
-from tuner.space.inactive import show
+from tuner.space.rules import show
 from workers.measuring.ranks import Kind, WarmRanks
 from workers.measuring.records import RankEmulation, RankRecord
 from workers.probe.giving_up import computing
@@ -58,15 +57,8 @@ def measure(
     first = probed.records[0] if probed.records else None
     if request.fidelity is Fidelity.EMULATED and isinstance(first, RankRecord):
         rates = rates_of(study.calibration, study.question.workload.precision, cluster)
-        found = with_communication(
-            found,
-            first.emulation,
-            request.settings,
-            rates.cluster,
-            stands_in=stands_in,
-            costs=rates.costs,
-            at=rates.at,
-        )
+        alone, settings = first.emulation, request.settings
+        found = with_communication(found, alone, settings, rates, stands_in=stands_in)
     if found.outcome is Outcome.STOPPED_EARLY and give_up_above_s is not None:
         detail = f"a step takes more than {give_up_above_s:.3g} s: the fastest so far is surely"
         found = replace(found, detail=f"{detail} faster")
@@ -114,32 +106,25 @@ def with_communication(
     measurement: Measurement,
     found: RankEmulation | None,
     settings: Settings,
-    cluster: Cluster,
+    rates: Rates,
     *,
     stands_in: bool,
-    costs: Costs | None = None,
-    at: str = "",
 ) -> Measurement:
     """The measurement of an emulated probe, with step times and memory as on the cluster.
 
     A step takes its computing and the communication that it waits for. Beside the device's own
     overhead are the buffers of the communicators that are not there.
-
-    Args:
-        at: when cluster and constants were calibrated, where they are.
     """
     if measurement.outcome not in RAN or found is None or measurement.memory is None:
         return measurement
-    compute = {
-        count: tuple(sum(computing(step, found.copies_s[count]).values()) for step in steps)
-        for count, steps in found.phase_times_s.items()
-    }
-    phases = {}
+    compute, phases = {}, {}
     for count, steps in found.phase_times_s.items():
         each = [computing(step, found.copies_s[count]) for step in steps]
+        compute[count] = tuple(sum(one.values()) for one in each)
         phases[count] = {p: median(step.get(p, 0.0) for step in each) for p in each[0]}
     memory = measurement.memory
-    buffers = device_terms(settings, cluster, memory.allocated_bytes).communicators.value or 0.0
+    terms = device_terms(settings, rates.cluster, memory.allocated_bytes)
+    buffers = terms.communicators.value or 0.0
     alone = replace(
         measurement,
         memory=replace(
@@ -156,7 +141,6 @@ def with_communication(
             copies_left_out=found.copies_left_out,
         ),
     )
-    rates = Rates(cluster=cluster, costs=default_costs() if costs is None else costs, at=at)
     return priced(alone, settings, rates)
 
 

@@ -9,7 +9,7 @@ hangs in it. So the earliest failure is the outcome, among those that are causes
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import takewhile
 from typing import Any
 
@@ -30,6 +30,11 @@ LOST = {Why.NODE_LOST: Outcome.DEVICE_LOST, Why.TAKEN_AWAY: Outcome.CRASHED}
 SLOWED_BY = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 # Part of the fastest rank's SM clock by which the slowest's may be lower without a note.
 CLOCK_SPREAD = 0.05
+# Of a rank's record, that a measurement has too.
+FINDINGS = (
+    "collectives", "tracked_accumulation", "reducing_micro_batches", "recomputed_layers",
+    "attention", "optimizer_steps", "expected_optimizer_steps", "versions", "hardware",
+)  # fmt: skip
 # Characters; the whole message is in the log's tail.
 LONGEST_DETAIL = 400
 
@@ -52,32 +57,39 @@ def merge(
     *,
     deadline_s: float,
 ) -> Measurement:
-    """The measurement of a probe that is over.
-
-    Args:
-        ended: how its ranks ended.
-        records: what each rank wrote, by rank.
-        log_tails: the end of each rank's log; kept unless all ranks are well.
-        deadline_s: the deadline that it ran under.
-    """
+    """The measurement of a probe that is over."""
     assert len(records) == len(ended.ranks), (len(records), len(ended.ranks))
     known = [record for record in records if isinstance(record, RankRecord)]
     outcome, detail, guilty = _outcome(ended, records, known, deadline_s)
+    # the findings of one rank are told for all: of the one that failed, or the first
     evidence = next((r for r in known if r.rank == guilty), known[0] if known else None)
     complete = outcome in RAN or outcome is Outcome.WRONG_RESULT
-    seen_in = next((r.phase for r in known if r.rank == guilty), "")
-    return Measurement(
-        outcome=outcome,
-        detail=_one_line(detail),
-        phase="" if complete else seen_in,
-        oom=_out_of_memory(evidence) if outcome is Outcome.OOM else None,
-        lost_devices=_lost_devices(ended, known) if outcome is Outcome.DEVICE_LOST else (),
-        log_tails={} if outcome in RAN else dict(log_tails),
-        wall_s=ended.wall_s,
-        device_s=ended.wall_s * len(ended.ranks),
-        **(_steps(known) if complete else {}),
-        **(_findings(evidence) if evidence is not None else {}),
-    )
+    line = " ".join(detail.split())
+    found: dict[str, Any] = {
+        "outcome": outcome,
+        "detail": line if len(line) <= LONGEST_DETAIL else line[: LONGEST_DETAIL - 3] + "...",
+        "phase": "" if complete else next((r.phase for r in known if r.rank == guilty), ""),
+        "lost_devices": _lost_devices(ended, known) if outcome is Outcome.DEVICE_LOST else (),
+        "log_tails": {} if outcome in RAN else dict(log_tails),
+        "wall_s": ended.wall_s,
+        "device_s": ended.wall_s * len(ended.ranks),
+    }
+    if complete:
+        found |= {
+            "memory": _worst_memory([r.memory for r in known if r.memory is not None]),
+            "step_times_s": {
+                count: tuple(map(max, zip(*(r.step_times_s[count] for r in known), strict=True)))
+                for count in known[0].step_times_s
+            },
+            "notes": tuple(_clock_notes({r.rank: r.hardware.get("clocks", {}) for r in known})),
+        }
+    if evidence is not None:
+        found |= {name: getattr(evidence, name) for name in FINDINGS}
+        for name in ("losses", "gradient_norms"):
+            found[name] = tuple(takewhile(math.isfinite, getattr(evidence, name)))
+        if outcome is Outcome.OOM and evidence.oom is not None:
+            found["oom"] = OutOfMemory(rank=evidence.rank, **asdict(evidence.oom))
+    return Measurement(**found)
 
 
 def _outcome(
@@ -98,7 +110,9 @@ def _outcome(
         return LOST[ended.why], ended.detail, 0
     if failures:
         first = min(failures, key=_causality)
-        return first.outcome, first.detail + _others(first, failures), first.rank
+        others = [failure.rank for failure in failures if failure is not first]
+        more = f" ({_ranks(others)} failed too)" if others else ""
+        return first.outcome, first.detail + more, first.rank
     if len(known) < len(records):
         assert ended.why is Why.DEADLINE, "a rank without a record failed, or was stopped"
         late = [end.rank for end, record in zip(ended.ranks, records, strict=True) if end.stopped]
@@ -118,20 +132,37 @@ def _lost_devices(ended: Ended, records: Sequence[RankRecord]) -> tuple[str, ...
 
 
 def _failure(end: RankEnd, record: RankRecord | BadRecord, ended: Ended) -> _Failure | None:
+    rank = end.rank
     if isinstance(record, RankRecord) and record.outcome not in RAN:
-        return _Failure(
-            rank=end.rank, outcome=record.outcome, at=record.ended_at, detail=_reported(record)
-        )
+        detail = f"rank {rank} in {record.phase}: {record.error or record.outcome}"
+        if short := record.oom:
+            more, used = size_text(short.requested_bytes), size_text(short.allocated_bytes)
+            detail = (
+                f"rank {rank} ran out of memory in {short.phase}: {more} more than {used} in use,"
+                f" of {size_text(short.limit_bytes)} allowed"
+            )
+        return _Failure(rank=rank, outcome=record.outcome, at=record.ended_at, detail=detail)
     if isinstance(record, RankRecord) and (end.stopped or end.code == 0):
         return None
     if isinstance(record, BadRecord) and end.stopped and record.missing:
         return None  # it waited for a rank that had failed, or the deadline passed
+    # a failure that the rank itself did not report
+    written = f"; its record {record.why}" if isinstance(record, BadRecord) else " after its steps"
+    detail = f"rank {rank} ended with exit code {end.code}{written}"
+    if end.code == SUPERVISOR_GONE:
+        detail = f"rank {rank} ended because its worker was stopped or too slow to be heard"
+    elif end.code < 0:
+        try:
+            name = signal.Signals(-end.code).name
+        except ValueError:
+            name = f"signal {-end.code}"
+        detail = f"rank {rank} was ended by {name}{written}"
     killed = end.code == -signal.SIGKILL and not end.stopped
     return _Failure(
-        rank=end.rank,
+        rank=rank,
         outcome=Outcome.HOST_OOM if killed and ended.host_oom_kills else Outcome.CRASHED,
         at=end.ended_at,
-        detail=_seen(end, record),
+        detail=detail,
         signal=0 if end.stopped else max(0, -end.code),
     )
 
@@ -152,11 +183,12 @@ def _causality(failure: _Failure) -> tuple[int, float, int]:
 
 def _agreed(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
     """The outcome of ranks that have all done their steps, or have all agreed to end early."""
-    for record in records:
+    timed = [{count: len(times) for count, times in r.step_times_s.items()} for r in records]
+    for record, steps in zip(records, timed, strict=True):
         if record.outcome is not records[0].outcome:
             detail = f"rank {record.rank} ended as {record.outcome}, rank 0 as {records[0].outcome}"
             return Outcome.CRASHED, detail, record.rank
-        if _shape(record) != _shape(records[0]):
+        if steps != timed[0]:
             detail = f"rank {record.rank} timed other steps than rank 0"
             return Outcome.CRASHED, detail, record.rank
     for record in records:
@@ -165,23 +197,6 @@ def _agreed(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
             detail = f"rank {record.rank}: the optimizer stepped {did} times instead of {had}"
             return Outcome.WRONG_RESULT, detail, record.rank
     return records[0].outcome, "", 0
-
-
-def _shape(record: RankRecord) -> dict[int, int]:
-    return {count: len(times) for count, times in record.step_times_s.items()}
-
-
-def _steps(records: Sequence[RankRecord]) -> dict[str, Any]:
-    """Memory and times of complete ranks: the worst of each; and what slowed their GPUs."""
-    memories = [record.memory for record in records if record.memory is not None]
-    return {
-        "memory": _memory(memories),
-        "step_times_s": {
-            count: tuple(map(max, zip(*(r.step_times_s[count] for r in records), strict=True)))
-            for count in records[0].step_times_s
-        },
-        "notes": tuple(_clock_notes({r.rank: r.hardware.get("clocks", {}) for r in records})),
-    }
 
 
 def _clock_notes(clocks: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
@@ -207,7 +222,7 @@ def _clock_notes(clocks: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def _memory(ranks: Sequence[RankMemory]) -> Memory:
+def _worst_memory(ranks: Sequence[RankMemory]) -> Memory:
     worst = max(ranks, key=lambda m: m.peak_allocated_bytes + m.overhead_bytes)
     return Memory(
         allocated_bytes=worst.peak_allocated_bytes,
@@ -222,76 +237,8 @@ def _memory(ranks: Sequence[RankMemory]) -> Memory:
     )
 
 
-def _findings(record: RankRecord) -> dict[str, Any]:
-    """Findings of one rank for all: rank 0, or the one that failed."""
-    return {
-        "collectives": record.collectives,
-        "tracked_accumulation": record.tracked_accumulation,
-        "reducing_micro_batches": record.reducing_micro_batches,
-        "recomputed_layers": record.recomputed_layers,
-        "attention": record.attention,
-        "losses": tuple(takewhile(math.isfinite, record.losses)),
-        "gradient_norms": tuple(takewhile(math.isfinite, record.gradient_norms)),
-        "optimizer_steps": record.optimizer_steps,
-        "expected_optimizer_steps": record.expected_optimizer_steps,
-        "versions": record.versions,
-        "hardware": record.hardware,
-    }
-
-
-def _out_of_memory(record: RankRecord | None) -> OutOfMemory | None:
-    if record is None or record.oom is None:
-        return None
-    return OutOfMemory(
-        rank=record.rank,
-        phase=record.oom.phase,
-        requested_bytes=record.oom.requested_bytes,
-        allocated_bytes=record.oom.allocated_bytes,
-        reserved_bytes=record.oom.reserved_bytes,
-        limit_bytes=record.oom.limit_bytes,
-    )
-
-
-def _reported(record: RankRecord) -> str:
-    if record.oom is not None:
-        more = size_text(record.oom.requested_bytes)
-        used = size_text(record.oom.allocated_bytes)
-        return (
-            f"rank {record.rank} ran out of memory in {record.oom.phase}: {more} more than {used}"
-            f" in use, of {size_text(record.oom.limit_bytes)} allowed"
-        )
-    return f"rank {record.rank} in {record.phase}: {record.error or record.outcome}"
-
-
-def _seen(end: RankEnd, record: RankRecord | BadRecord) -> str:
-    """A failure that the rank itself did not report."""
-    written = f"; its record {record.why}" if isinstance(record, BadRecord) else " after its steps"
-    if end.code < 0:
-        return f"rank {end.rank} was ended by {_signal_name(-end.code)}{written}"
-    if end.code == SUPERVISOR_GONE:
-        return f"rank {end.rank} ended because its worker was stopped or too slow to be heard"
-    return f"rank {end.rank} ended with exit code {end.code}{written}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def _others(first: _Failure, failures: Sequence[_Failure]) -> str:
-    others = [failure.rank for failure in failures if failure is not first]
-    return f" ({_ranks(others)} failed too)" if others else ""
-
-
 def _ranks(ranks: Sequence[int]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0]}"
     shown = ", ".join(map(str, ranks[:4]))
     return f"ranks {shown}{', ...' if len(ranks) > 4 else ''}"
-
-
-def _one_line(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= LONGEST_DETAIL else line[: LONGEST_DETAIL - 3] + "..."

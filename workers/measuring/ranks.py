@@ -223,11 +223,7 @@ class WarmRanks:
     # A probe
 
     def _measure(
-        self,
-        kind: Kind,
-        spec: Mapping[str, Any],
-        deadline_s: float,
-        pause: Callable[[float], str],
+        self, kind: Kind, spec: Mapping[str, Any], deadline_s: float, pause: Callable[[float], str]
     ) -> Probed:
         given_up = Measurement(
             outcome=Outcome.CANCELLED, detail="it was given up while the devices were looked at"
@@ -252,7 +248,11 @@ class WarmRanks:
             self._end()
         self._lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
         remove_folder(order)
-        if self._may_be_others(kind, measurement) and not self._are_well(kind, pause):
+        # Memory may have run out because others had taken some of it meanwhile, unless tensors
+        # alone, without the context and communicators, would have gone over the limit.
+        short = measurement.oom if self.checked is not None and kind.device == "cuda" else None
+        in_doubt = short and short.allocated_bytes + short.requested_bytes <= short.limit_bytes
+        if in_doubt and not self._are_well(kind, pause):
             return Probed(measurement=given_up)
         return Probed(measurement=measurement, records=records)
 
@@ -328,16 +328,6 @@ class WarmRanks:
     def _wants_look(self, kind: Kind) -> bool:
         is_new = self.checked is not None and not self.checked.are_well(kind.devices)
         return self._lost_a_device or (is_new and kind.device == "cuda")
-
-    def _may_be_others(self, kind: Kind, found: Measurement) -> bool:
-        """True if memory may have run out because others had taken some of it meanwhile.
-
-        It cannot where tensors alone, without the context and communicators, would have gone over
-        the limit.
-        """
-        if self.checked is None or kind.device != "cuda" or found.oom is None:
-            return False
-        return found.oom.allocated_bytes + found.oom.requested_bytes <= found.oom.limit_bytes
 
     def _are_well(self, kind: Kind, pause: Callable[[float], str]) -> bool:
         """Has new ranks look at their devices; false if that was given up."""

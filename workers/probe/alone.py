@@ -49,10 +49,8 @@ class StepClock:
 class Alone:
     """Findings of a rank without peers."""
 
-    device: Device
-    """Its device."""
-    axes: Mapping[str, str]
-    """Name of the mesh axis of each process group."""
+    device: Device  # its device
+    axes: Mapping[str, str]  # name of the mesh axis of each process group
     seconds: dict[int, list[dict[str, float]]] = field(default_factory=dict)
     """Seconds of each phase in each timed step, by accumulation count."""
     calls: dict[int, list[Call]] = field(default_factory=dict)

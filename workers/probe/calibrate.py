@@ -42,20 +42,13 @@ Case = Mapping[str, Any]
 class CalibrationSpec:
     """The cases of one calibration, in the order in which they are timed."""
 
-    format: int
-    """Version of this file's form."""
-    device: str
-    """cpu or cuda."""
-    world_size: int
-    """Ranks."""
-    gpus_per_node: int
-    """Ranks that share a node, real or not."""
-    cases: list[dict[str, Any]]
-    """Each with its ``kind`` and sizes, as :func:`work_of` takes them."""
-    case_s: float
-    """Seconds for the repetitions of one case, about."""
-    budget_s: float
-    """Seconds after which no further case is begun."""
+    format: int  # version of this file's form
+    device: str  # cpu or cuda
+    world_size: int  # ranks
+    gpus_per_node: int  # ranks that share a node, real or not
+    cases: list[dict[str, Any]]  # each with its `kind` and sizes, as :func:`work_of` takes them
+    case_s: float  # seconds for the repetitions of one case, about
+    budget_s: float  # seconds after which no further case is begun
 
     def __post_init__(self) -> None:
         if self.format != FORMAT:

@@ -46,8 +46,7 @@ class Call:
     phase: str
     micro_batch: int
     bytes: int
-    dtype: torch.dtype = torch.uint8
-    """The dtype of the largest tensor of it."""
+    dtype: torch.dtype = torch.uint8  # the dtype of the largest tensor of it
 
 
 class Overlap(StrEnum):

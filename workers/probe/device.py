@@ -40,14 +40,11 @@ class OutOfMemory:
 class Peaks:
     """Peaks of the steps so far, in bytes."""
 
-    allocated: int = 0
-    """Highest allocated peak of a step."""
+    allocated: int = 0  # highest allocated peak of a step
     lowest_step: int | None = None
     """Lowest allocated peak of a step in steady state (from the second on)."""
-    reserved: int = 0
-    """Highest that the caching allocator held."""
-    by_phase: Counter[str] = field(default_factory=Counter)
-    """Highest allocated of each phase."""
+    reserved: int = 0  # highest that the caching allocator held
+    by_phase: Counter[str] = field(default_factory=Counter)  # highest allocated of each phase
 
     def take_step(self, peak: int, by_phase: Mapping[str, int]) -> None:
         if self.allocated:  # the first makes the optimizer's state, others find it
@@ -61,10 +58,8 @@ class Peaks:
 class TensorPlace(Protocol):
     """The place of a stack's tensors: a device, or one without memory."""
 
-    torch_device: torch.device
-    """The device of parameters."""
-    is_fake: bool
-    """True if tensors have shapes and no values: nothing is filled or sent."""
+    torch_device: torch.device  # the device of parameters
+    is_fake: bool  # true if tensors have shapes and no values: nothing is filled or sent
     foreach: bool | None
     """The optimizers' ``foreach``; ``None`` leaves it to torch, which looks at the device."""
 

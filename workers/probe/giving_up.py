@@ -11,10 +11,6 @@ def least_s(times_s: Mapping[int, Sequence[float]], accumulation: int) -> float:
 
     That of the shortest step with the most micro-batches that were run; where those are fewer,
     with the line through two counts, as steep as the steps at least make it.
-
-    Args:
-        times_s: seconds of each timed step (slowest rank), by accumulation count.
-        accumulation: micro-batches of the step that is asked for.
     """
     few, many = min(times_s), max(times_s)
     longest_s = min(times_s[many])

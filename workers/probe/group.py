@@ -113,11 +113,7 @@ def join(
     # It is not told the device, as accelerate does not tell it: NCCL would split a communicator for
     # each group at once, also for those of a mesh that are never used, with memory for each.
     dist.init_process_group(
-        backend,
-        **where,
-        rank=rank,
-        world_size=world_size,
-        timeout=COLLECTIVE_TIMEOUT,
+        backend, **where, rank=rank, world_size=world_size, timeout=COLLECTIVE_TIMEOUT
     )
     # NCCL first looks for its peers when ranks first communicate. That is here, so that where it
     # cannot reach them this is no failure of a step, and the group of all ranks has its buffers in

@@ -151,12 +151,6 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
     rows, so that every configuration trains on the same sequences in some order. A rank that runs
     alone draws its own only: nothing is compared with other ranks.
 
-    Args:
-        spec: the probe.
-        step: optimizer step, from 0.
-        count: micro-batches in the step (fewer than the configuration's own see its first rows).
-        data_rank: this rank's place among the data-parallel ranks.
-
     Returns:
         ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
     """

@@ -31,12 +31,6 @@ def ask(
 ) -> dict[str, dict[str, str]]:
     """Asks for figures of some GPUs.
 
-    Args:
-        uuids: of the GPUs, without the leading ``GPU-``, as torch has them.
-        figures: names of ``nvidia-smi --help-query-gpu``. A driver that does not know one of them
-            answers none.
-        timeout_s: seconds to wait.
-
     Returns:
         By UUID, for the GPUs that it answers for, the figures that are known, by name, as written:
         without units.

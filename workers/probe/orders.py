@@ -61,13 +61,6 @@ def watch_supervisor(fd: int, silence_s: float) -> threading.Thread:
 
     The supervisor writes a byte every second. A closed pipe means that it died, a silent one
     that it is stopped or its machine slept: its devices may be another worker's by now.
-
-    Args:
-        fd: read end of the pipe; the supervisor alone holds the write end.
-        silence_s: seconds without a byte after which the supervisor counts as gone.
-
-    Returns:
-        The thread, already started.
     """
 
     def read() -> bytes:

@@ -79,14 +79,10 @@ class Record:
 
 @dataclass(slots=True, kw_only=True)
 class Recording:
-    rank: int
-    """Its number among all ranks, from 0."""
-    record: Record
-    """Its findings."""
-    phase: Phase = field(default_factory=Phase)
-    """Its present phase, for the record of a failure."""
-    device: Device | None = None
-    """Its device; ``None`` until it is opened."""
+    rank: int  # its number among all ranks, from 0
+    record: Record  # its findings
+    phase: Phase = field(default_factory=Phase)  # its present phase, for the record of a failure
+    device: Device | None = None  # its device; `None` until it is opened
 
     def open_device(
         self, device_type: str, *, limit_bytes: int | None = None, alone: bool = False

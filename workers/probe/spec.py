@@ -12,70 +12,43 @@ FIDELITIES = ("measured", "emulated")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knobs:
-    sharding: str
-    """ddp, shard_grad_op, full_shard or hybrid_shard."""
-    tp_size: int
-    """Ranks that split each layer."""
-    tp_recompute_allgather: bool
-    """True: backward gathers activations again."""
-    micro_batch_size: int
-    """Sequences of one forward pass of one data-parallel rank."""
-    gradient_accumulation_steps: int
-    """Micro-batches in one optimizer step of one rank."""
-    sync_each_batch: bool
-    """True: gradients are reduced after every micro-batch."""
-    activation_checkpointing: str
-    """none or full."""
-    cpu_offload: bool
-    """True: sharded state lives in host memory."""
-    pp_size: int = 1
-    """Pipeline stages; the probe program runs one."""
+    sharding: str  # ddp, shard_grad_op, full_shard or hybrid_shard
+    tp_size: int  # ranks that split each layer
+    tp_recompute_allgather: bool  # true: backward gathers activations again
+    micro_batch_size: int  # sequences of one forward pass of one data-parallel rank
+    gradient_accumulation_steps: int  # micro-batches in one optimizer step of one rank
+    sync_each_batch: bool  # true: gradients are reduced after every micro-batch
+    activation_checkpointing: str  # none or full
+    cpu_offload: bool  # true: sharded state lives in host memory
+    pp_size: int = 1  # pipeline stages; the probe program runs one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """One probe. Every rank reads the same file."""
 
-    format: int
-    """Version of this file's form."""
-    model: dict[str, Any]
-    """Fields of the model's configuration, ``model_type`` among them."""
-    settings: Knobs
-    """The configuration."""
-    sequence_length: int
-    """Tokens of one sequence."""
+    format: int  # version of this file's form
+    model: dict[str, Any]  # fields of the model's configuration, `model_type` among them
+    settings: Knobs  # the configuration
+    sequence_length: int  # tokens of one sequence
     global_batch_size: int
     """Sequences of one optimizer step at the configuration's own accumulation."""
-    optimizer: str
-    """adamw, adamw_8bit or sgd."""
-    precision: str
-    """bf16, bf16_mixed or fp32."""
-    reduce_dtype: str
-    """bf16 or fp32."""
-    world_size: int
-    """Ranks."""
-    gpus_per_node: int
-    """Ranks that share a node; hybrid_shard shards within it."""
-    device: str
-    """cpu or cuda."""
-    memory_limit_bytes: int | None
-    """Bytes one rank may allocate on its device."""
-    seed: int
-    """Seed of weights and tokens."""
+    optimizer: str  # adamw, adamw_8bit or sgd
+    precision: str  # bf16, bf16_mixed or fp32
+    reduce_dtype: str  # bf16 or fp32
+    world_size: int  # ranks
+    gpus_per_node: int  # ranks that share a node; hybrid_shard shards within it
+    device: str  # cpu or cuda
+    memory_limit_bytes: int | None  # bytes one rank may allocate on its device
+    seed: int  # seed of weights and tokens
     accumulation_counts: list[int]
     """Micro-batches per optimizer step that are run, one after the other; the last is tracked."""
-    warmup_steps: int
-    """Steps before time is taken, at each count; the tracked ones are among them."""
-    tracked_steps: int
-    """Steps whose memory and collectives are tracked, at the last count."""
-    measured_steps: int
-    """Steps whose time is taken."""
-    minimum_steps: int
-    """Steps whose time is taken even when the time budget is short."""
-    time_budget_s: float
-    """Seconds for the measured steps of all counts."""
-    fidelity: str = "measured"
-    """One of ``FIDELITIES``; of no meaning to a dry run."""
+    warmup_steps: int  # steps before time is taken, at each count; the tracked ones are among them
+    tracked_steps: int  # steps whose memory and collectives are tracked, at the last count
+    measured_steps: int  # steps whose time is taken
+    minimum_steps: int  # steps whose time is taken even when the time budget is short
+    time_budget_s: float  # seconds for the measured steps of all counts
+    fidelity: str = "measured"  # one of `FIDELITIES`; of no meaning to a dry run
     give_up_above_s: float | None = None
     """Seconds of an optimizer step at the configuration's own accumulation: one that takes more is
     not timed further. ``None`` where all steps are to be timed."""

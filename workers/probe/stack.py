@@ -55,11 +55,9 @@ class Stack:
     spec: Spec
     accelerator: Accelerator
     model: nn.Module
-    optimizer: Any
-    """An ``AcceleratedOptimizer``, which steps only where gradients are synchronised."""
+    optimizer: Any  # an `AcceleratedOptimizer`, which steps only where gradients are synchronised
     mesh: DeviceMesh | None
-    optimizer_steps: int = 0
-    """Times that the inner optimizer really stepped, by its own hook."""
+    optimizer_steps: int = 0  # times that the inner optimizer really stepped, by its own hook
 
     def set_accumulation(self, count: int) -> None:
         self.accelerator.gradient_accumulation_steps = count

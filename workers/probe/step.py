@@ -18,12 +18,6 @@ def optimizer_step(
 ) -> torch.Tensor:
     """Train on ``batches`` and step the optimizer once.
 
-    Args:
-        stack: what is trained, set to ``len(batches)`` micro-batches per step.
-        batches: int64 tokens of shape (micro_batch_size, sequence_length), on the device.
-        enter: told each phase as it begins.
-        before_optimizer: called once, with all gradients ready.
-
     Returns:
         The mean loss of this rank's micro-batches, a scalar on the device, detached.
     """

@@ -53,8 +53,7 @@ class MemoryLimitError(RuntimeError):
 class Phase:
     """The present phase of a step; shared by all who record."""
 
-    name: str = "start"
-    """start, build, forward, backward, optimizer, instrument, time or finish."""
+    name: str = "start"  # start, build, forward, backward, optimizer, instrument, time or finish
     micro_batch: int = 0
     """Number of the micro-batch in the optimizer step, from 1; 0 before the first."""
 

@@ -17,11 +17,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import psutil
 
@@ -63,16 +61,11 @@ class _Watch:
     def __init__(self, fd: int, silence_s: float) -> None:
         self._fd, self._silence_s = fd, silence_s
         self._heard = time.monotonic()
-        self._stopped = False
+        self.is_stopped = False
         self._news = select.poll()
         self._news.register(fd, select.POLLIN)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._stop)
-
-    @property
-    def is_stopped(self) -> bool:
-        """True once a signal has come."""
-        return self._stopped
 
     def wait(self, seconds: float) -> bool:
         """Waits for so long; whether to go on."""
@@ -80,15 +73,19 @@ class _Watch:
             self._heard = time.monotonic()
             if not os.read(self._fd, 4096):
                 return False
-        return not self._stopped and time.monotonic() - self._heard < self._silence_s
+        return not self.is_stopped and time.monotonic() - self._heard < self._silence_s
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._stopped = True
+        self.is_stopped = True
 
 
 def main() -> int:
     """Runs the launcher; its exit code."""
-    options = _options()
+    parser = argparse.ArgumentParser(prog="python -m workers.scripts.host", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the probe's folder")
+    parser.add_argument("--watch-fd", type=int, required=True, help="pipe to the supervisor")
+    parser.add_argument("--silence-s", type=float, required=True, help="until it counts as gone")
+    options = parser.parse_args()
     watch = _Watch(options.watch_fd, options.silence_s)
     path = options.out / HOST
     order = json.loads(path.read_text(encoding="utf-8"))
@@ -103,16 +100,9 @@ def main() -> int:
             stdout=copier.pipe,
             stderr=copier.pipe,
         )
-        code = _supervised(launcher, watch)
-    finally:
-        end_all(options.out)
-        copier.close()
-    return code
-
-
-def _supervised(launcher: "subprocess.Popen[Any]", watch: _Watch) -> int:
-    while (code := launcher.poll()) is None:
-        if not watch.wait(POLL_S):
+        while (code := launcher.poll()) is None:
+            if watch.wait(POLL_S):
+                continue
             launcher.terminate()
             try:
                 launcher.wait(TERM_S)
@@ -120,7 +110,10 @@ def _supervised(launcher: "subprocess.Popen[Any]", watch: _Watch) -> int:
                 launcher.kill()
                 launcher.wait()
             return 128 + signal.SIGTERM if watch.is_stopped else SUPERVISOR_GONE
-    return code if code >= 0 else 128 - code
+        return code if code >= 0 else 128 - code
+    finally:
+        end_all(options.out)
+        copier.close()
 
 
 class BoundedLog:
@@ -147,16 +140,12 @@ class BoundedLog:
         self._begun += len(first)
         self._end += more
         _write(self._fd, first)
-        if len(self._end) > 2 * self._kept:
-            self._shorten()
-        else:
+        if len(self._end) <= 2 * self._kept:
             _write(self._fd, more)
-
-    def _shorten(self) -> None:
-        """Leaves out what lies between the beginning and the end."""
-        more = len(self._end) - self._kept
-        self._left_out += more
-        del self._end[:more]
+            return
+        too_much = len(self._end) - self._kept
+        self._left_out += too_much
+        del self._end[:too_much]
         os.lseek(self._fd, self._kept, os.SEEK_SET)
         os.ftruncate(self._fd, self._kept)
         _write(self._fd, f"\n[{self._left_out:,} bytes are left out]\n".encode() + self._end)
@@ -202,28 +191,20 @@ def end_all(folder: Path) -> None:
         ProbeError: one cannot be killed.
     """
     until = time.monotonic() + GONE_S
-    while left := list(_processes(folder)):
+    while True:
+        left = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # gone by now, or somebody else's
+                if process.pid != os.getpid() and process.environ().get(PROBE) == str(folder):
+                    left.append(process)
+        if not left:
+            return
         if time.monotonic() > until:
             raise ProbeError(f"process {left[0].pid} of a script's probe cannot be killed")
         for process in left:
             with suppress(psutil.Error):
                 process.kill()
         time.sleep(END_LOOK_S)
-
-
-def _processes(folder: Path) -> Iterator[psutil.Process]:
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):  # gone by now, or somebody else's
-            if process.pid != os.getpid() and process.environ().get(PROBE) == str(folder):
-                yield process
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m workers.scripts.host", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the probe's folder")
-    parser.add_argument("--watch-fd", type=int, required=True, help="pipe to the supervisor")
-    parser.add_argument("--silence-s", type=float, required=True, help="until it counts as gone")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -86,47 +85,75 @@ class ScriptRun:
         ):
             return Measurement(outcome=Outcome.INVALID, detail=why)
         folder = make_folder(self.folder, "script")
+        ranks = question.cluster.world_size
         try:
-            return self._measured(question, settings, folder, pause)
+            self._write_order(question, settings, folder)
+            host = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(folder))
+            job = Job(
+                argv=(*host, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}"),
+                directory=folder,
+                ranks=1,
+                device=str(question.cluster.gpu.device),
+                deadline_s=self.deadline_s,
+                visible=self.visible,
+                term_grace_s=TERM_GRACE_S,
+            )
+            try:
+                run = self.launcher.start(job)
+            except OSError as error:
+                detail = f"the script could not be started: {error}"
+                return Measurement(outcome=Outcome.CRASHED, detail=detail)
+            ended = self._supervise(run, folder, ranks, pause)
+            records = read_records(folder, ranks)
+            is_known = any(
+                isinstance(one, RankRecord) or seen_path(folder, rank).exists()
+                for rank, one in enumerate(records)
+            )
+            if ended.why is not Why.CANCELLED and not is_known:
+                raise ProbeError(_why_silent(script.path, ended, run.logs(), self.deadline_s))
+            ends = replace(ended, ranks=tuple(_ends(ended, records)))
+            found = merge(ends, records, run.logs(), deadline_s=self.deadline_s)
+            return check_sequences(settings, records, replace(found, device_s=found.wall_s * ranks))
         finally:
             end_all(folder)
             remove_folder(folder)
 
-    def _measured(
-        self, question: Question, settings: Settings, folder: Path, pause: Callable[[float], str]
-    ) -> Measurement:
-        command, script = _write_files(question, settings, folder), question.script
+    def _write_order(self, question: Question, settings: Settings, folder: Path) -> None:
+        """Writes what the host runs, and what its ranks and their launcher read."""
+        script = question.script
         assert script is not None
-        environment = _environment(question, command.environment, self.visible, folder)
-        write_order(folder, self.argv(command, folder / "launcher"), environment, script.folder)
-        ranks = question.cluster.world_size
-        host = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(folder))
-        job = Job(
-            argv=(*host, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}"),
-            directory=folder,
-            ranks=1,
-            device=str(question.cluster.gpu.device),
-            deadline_s=self.deadline_s,
-            visible=self.visible,
-            term_grace_s=TERM_GRACE_S,
-        )
-        try:
-            run = self.launcher.start(job)
-        except OSError as error:
-            detail = f"the script could not be started: {error}"
-            return Measurement(outcome=Outcome.CRASHED, detail=detail)
-        ended = self._supervise(run, folder, ranks, pause)
-        records = read_records(folder, ranks)
-        is_known = any(
-            isinstance(one, RankRecord) or seen_path(folder, rank).exists()
-            for rank, one in enumerate(records)
-        )
-        if ended.why is not Why.CANCELLED and not is_known:
-            raise ProbeError(_why_silent(question, ended, run.logs(), self.deadline_s))
-        ends = replace(ended, ranks=tuple(_ends(ended, records)))
-        found = merge(ends, records, run.logs(), deadline_s=self.deadline_s)
-        found = replace(found, device_s=found.wall_s * ranks)
-        return check_sequences(settings, records, found)
+        plan = {
+            "accumulation": settings.gradient_accumulation_steps,
+            "warmup_steps": WARMUP_STEPS,
+            "measured_steps": MEASURED_STEPS,
+            "minimum_steps": MINIMUM_STEPS,
+            "time_budget_s": TIME_BUDGET_S,
+        }
+        write_json(folder / PLAN, plan)
+        template = ""
+        if script.template:  # the rendered file has the user's name, and so a folder of its own
+            (folder / "template").mkdir()
+            template = str(folder / "template" / script.template.name)
+        own_file = str(folder / CONFIGURATION)
+        command = command_of(question, settings, template=template, configuration=own_file)
+        if template:
+            Path(template).write_text(command.template, encoding="utf-8")
+        if script.launch is Launch.ACCELERATE:
+            values = {**configuration(question, settings), "main_process_port": 0}
+            text = yaml.safe_dump(values, sort_keys=False)
+            (folder / CONFIGURATION).write_text(text, encoding="utf-8")
+        # the user's environment, without what is tuner's or another launcher's, and the probe's
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not RESERVED.fullmatch(name) or name == "CUDA_VISIBLE_DEVICES"
+        }
+        if question.cluster.gpu.device is Device.CPU:
+            kept.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
+        if self.visible:
+            kept["CUDA_VISIBLE_DEVICES"] = ",".join(self.visible)
+        own = {"PYTHONUNBUFFERED": "1", **command.environment, PROBE: str(folder)}
+        write_order(folder, self.argv(command, folder / "launcher"), kept | own, script.folder)
 
     def _supervise(
         self, run: Run, folder: Path, ranks: int, pause: Callable[[float], str]
@@ -170,12 +197,9 @@ def _ends(ended: Ended, records: Sequence[Record]) -> list[RankEnd]:
     ]
 
 
-def _why_silent(
-    question: Question, ended: Ended, logs: Mapping[int, str], deadline_s: float
-) -> str:
+def _why_silent(path: str, ended: Ended, logs: Mapping[int, str], deadline_s: float) -> str:
     """The reason why a script that knows nothing of probes cannot be probed."""
-    assert question.script is not None
-    path, (host,) = question.script.path, ended.ranks
+    (host,) = ended.ranks
     if ended.why is not Why.DEADLINE and host.code:
         log = logs.get(0, "")
         own = LAUNCHERS_WORDS.split(log, maxsplit=1)[0]  # the launcher's where it had none
@@ -186,50 +210,6 @@ def _why_silent(
         )
     when = f"in {deadline_s:.0f} s" if ended.why is Why.DEADLINE else "before its end"
     return f"{path} reported no step {when}: {HOW_TO_REPORT}"
-
-
-def _write_files(question: Question, settings: Settings, folder: Path) -> Command:
-    """Writes what the ranks are told, and what their launcher reads."""
-    plan = {
-        "accumulation": settings.gradient_accumulation_steps,
-        "warmup_steps": WARMUP_STEPS,
-        "measured_steps": MEASURED_STEPS,
-        "minimum_steps": MINIMUM_STEPS,
-        "time_budget_s": TIME_BUDGET_S,
-    }
-    write_json(folder / PLAN, plan)
-    script = question.script
-    assert script is not None
-    template = ""
-    if script.template:  # the rendered file has the user's name, and so a folder of its own
-        (folder / "template").mkdir()
-        template = str(folder / "template" / script.template.name)
-    command = command_of(
-        question, settings, template=template, configuration=str(folder / CONFIGURATION)
-    )
-    if template:
-        Path(template).write_text(command.template, encoding="utf-8")
-    if script.launch is Launch.ACCELERATE:
-        values = {**configuration(question, settings), "main_process_port": 0}
-        text = yaml.safe_dump(values, sort_keys=False)
-        (folder / CONFIGURATION).write_text(text, encoding="utf-8")
-    return command
-
-
-def _environment(
-    question: Question, own: Mapping[str, str], visible: Sequence[str], folder: Path
-) -> dict[str, str]:
-    """The user's environment, without what is tuner's or another launcher's, and the probe's."""
-    kept: dict[str, Any] = {
-        name: value
-        for name, value in os.environ.items()
-        if not RESERVED.fullmatch(name) or name == "CUDA_VISIBLE_DEVICES"
-    }
-    if question.cluster.gpu.device is Device.CPU:
-        kept.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
-    if visible:
-        kept["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
-    return {**kept, "PYTHONUNBUFFERED": "1", **own, PROBE: str(folder)}
 
 
 def check_script_probe(study: Study, settings: Settings, found: Measurement) -> Measurement:

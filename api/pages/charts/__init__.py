@@ -7,7 +7,6 @@ unique in a page.
 
 from api.pages.charts.knobs import small_multiples
 from api.pages.charts.memory import memory_bar
-from api.pages.charts.progress import progress
-from api.pages.charts.scatter import scatter
+from api.pages.charts.speeds import progress, scatter
 
 __all__ = ["memory_bar", "progress", "scatter", "small_multiples"]

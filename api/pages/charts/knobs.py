@@ -34,7 +34,7 @@ from api.pages.charts.svg import (
 )
 from tuner.core.evaluation import GIB
 from tuner.core.quantity import Provenance
-from tuner.results import KnobEffect, KnobValue
+from tuner.results import KnobEffect
 from tuner.text import size_unit
 
 _ROW_PX = 26.0
@@ -82,7 +82,6 @@ class _Row:
     provenance: Provenance
     is_best: bool
     top: float
-    """Pixels from the panel's top."""
 
     @property
     def end(self) -> float:
@@ -120,23 +119,17 @@ def small_multiples(effects: Sequence[KnobEffect], *, per: str, prefix: str = "k
     empty = element("p", "No knob has been tried yet.", class_="chart-nothing")
     grid = element("div", *drawn, class_="chart-panels") if drawn else empty
     named = {"role": "group", "aria_label": _TITLE}
-    keys = _legend(panels, values)
-    return element("div", keys, grid, class_="chart chart-knobs", **named)
-
-
-def _legend(panels: _Panels, values: Sequence[KnobValue]) -> Markup:
-    """Keys of all panels; the symbols are defined here, once."""
     timed = {v.provenance for v in values if interval_of(v.tokens_per_s_per_gpu)}
     shapes = [provenance for provenance in Provenance if provenance in timed]
-    if not shapes and not any(interval_of(v.memory_gib) for v in values):
-        return Markup()
-    keys = [
-        (symbol_key(f"{panels.prefix}-{shape}", "chart-is-other"), f"{panels.speed_label}, {shape}")
-        for shape in shapes
-    ]
-    keys.append((line_key("chart-memory-line"), panels.memory_label))
-    hidden = {"width": 0, "height": 0, "class_": "chart-defs", "aria_hidden": "true"}
-    return element("svg", symbols(panels.prefix, shapes), **hidden) + legend(keys)
+    keys = Markup()
+    if shapes or any(interval_of(v.memory_gib) for v in values):
+        # The symbols are defined here, once, for all panels.
+        hidden = {"width": 0, "height": 0, "class_": "chart-defs", "aria_hidden": "true"}
+        words = [(f"{prefix}-{shape}", f"{panels.speed_label}, {shape}") for shape in shapes]
+        drawn_keys = [(symbol_key(name, "chart-is-other"), said) for name, said in words]
+        drawn_keys.append((line_key("chart-memory-line"), panels.memory_label))
+        keys = element("svg", symbols(prefix, shapes), **hidden) + legend(drawn_keys)
+    return element("div", keys, grid, class_="chart chart-knobs", **named)
 
 
 def _panel(panels: _Panels, number: int, effect: KnobEffect) -> Markup:

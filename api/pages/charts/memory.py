@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from math import fsum
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -67,7 +68,6 @@ class Part(NamedTuple):
     """One category of a bar."""
 
     name: str
-    """As the legend has it."""
     value: float
     """Its size in the bar's unit; parts of 0 or less are left out."""
     tone: int = 0
@@ -112,7 +112,7 @@ def stacked_bar(
     assert limit > 0, limit
     assert headroom >= 0, headroom
     parts = [part for part in parts if part.value > 0]
-    total = sum(part.value for part in parts)
+    total = fsum(part.value for part in parts)  # the same with every Python: 3.12 changed sum
     scale = Scale(low=0.0, high=max(total, limit + headroom))
     at, end = scale.at(limit), scale.at(limit + headroom)
     pattern = {"id": f"{prefix}-hatch", "width": 6, "height": 6, "patternUnits": "userSpaceOnUse"}

@@ -146,7 +146,6 @@ def shortened(words: str, most_px: float) -> str:
 
 
 def cut(words: str, most: int) -> str:
-    """Words cut to a number of characters."""
     return words if len(words) <= most else words[: most - 1].rstrip() + "…"
 
 

@@ -82,7 +82,6 @@ def percent(fraction: float) -> str:
 
 
 def text(words: str, x: object, y: object, **attributes: object) -> Markup:
-    """Words at a place."""
     return element("text", words, x=x, y=y, **attributes)
 
 
@@ -98,7 +97,6 @@ def nothing(words: str, height: float) -> Markup:
 
 
 def line(x1: object, y1: float, x2: object, y2: float, class_: str) -> Markup:
-    """A straight line."""
     return element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=class_)
 
 
@@ -121,7 +119,6 @@ def symbols(
 
 
 def use(shape: str, x: object, y: object, *children: Markup) -> Markup:
-    """A defined symbol at a place."""
     return element("use", *children, href=f"#{shape}", x=x, y=y)
 
 
@@ -168,7 +165,6 @@ def plot_svg(
 
 
 def chart(name: str, *drawn: Markup) -> Markup:
-    """The whole chart with its legend."""
     return element("div", *drawn, class_=f"chart chart-{name}")
 
 
@@ -262,20 +258,16 @@ def legend(items: Sequence[tuple[Markup, str]]) -> Markup:
 
 
 def key(width: int, *drawing: Markup) -> Markup:
-    """A small drawing in a legend."""
     return element("svg", *drawing, class_="chart-key", width=width, height=16, aria_hidden="true")
 
 
 def symbol_key(symbol: str, class_: str | None = None, *, x: float = 9) -> Markup:
-    """A legend's key: a symbol of the chart, with the class of its marks' group."""
     return element("span", key(18, use(symbol, x, 8)), class_=class_)
 
 
 def line_key(class_: str) -> Markup:
-    """A legend's key: a line of the chart."""
     return key(24, line(1, 8.5, 23, 8.5, class_))
 
 
 def area_key(class_: str, fill: str | None = None) -> Markup:
-    """A legend's key: an area of the chart."""
     return key(24, element("rect", x=1, y=1, width=22, height=14, class_=class_, fill=fill))

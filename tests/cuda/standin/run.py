@@ -110,8 +110,7 @@ def _compile(out: Path, torch: Path, headers: Path) -> None:
     subprocess.run([*COMPILE, *includes, *own, rest, *target], check=True)
     (library.parent / "libcuda.so").symlink_to(library.name)
     subprocess.run(
-        [*COMPILE, *includes, SOURCES / "nvml.c", SOURCES / "options.c", "-o", nvml],
-        check=True,
+        [*COMPILE, *includes, SOURCES / "nvml.c", SOURCES / "options.c", "-o", nvml], check=True
     )
 
 

@@ -11,7 +11,6 @@ from fastapi import FastAPI
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
-    """Serves in a thread of this process; its URL."""
     config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -1,12 +1,11 @@
 """Event streams, from a service that really listens."""
 
-import http.client
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -40,7 +39,6 @@ def study_id(store: Store) -> str:
 
 
 def blocks(response: httpx.Response) -> Iterator[dict[str, str]]:
-    """Events of a stream as they come in."""
     block: dict[str, str] = {}
     for line in response.iter_lines():
         if not line and block:
@@ -74,15 +72,9 @@ def test_events_come_as_they_happen_until_the_end(live: str, store: Store, study
         data = json.loads(one["data"])
         EventSent.model_validate(data)
         assert (str(data["id"]), data["kind"]) == (one["id"], one["event"])
-
-
-def test_what_is_no_stream_is_a_problem(live: str, study_id: str) -> None:
-    events = f"{live}/tune/{study_id}/events"
-    for last in ("x", "-1", "9" * 30):
-        response = httpx.get(events, headers={"Last-Event-ID": last})
-        assert response.status_code == 422
-        assert response.headers["content-type"] == "application/problem+json"
-    assert httpx.get(f"{live}/tune/st-000000000000/events").status_code == 404
+    for known, later in pairwise(told):  # who comes back misses nothing
+        with stream(live, study_id, **{"Last-Event-ID": known["id"]}) as response:
+            assert next(blocks(response)) == later
 
 
 # -- of a key that is revoked, or a session that is over
@@ -95,7 +87,6 @@ def keys(store: Store) -> Keys:
 
 @pytest.fixture
 def watches() -> list[Revocation]:
-    """What watches over the requests of the service."""
     return []
 
 
@@ -103,7 +94,6 @@ def watches() -> list[Revocation]:
 def service(
     store: Store, watches: list[Revocation], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """A service that asks for keys."""
 
     def watch(keys: Keys, sessions: Sessions) -> Revocation:
         watches.append(Revocation(keys, sessions, look_s=LOOK_S))
@@ -174,18 +164,3 @@ def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
 
 
 # -- HEAD
-
-
-def test_a_server_sends_no_body_and_a_stream_ends(app: FastAPI, store: Store) -> None:
-    study_id = store.ask(question_of(MEASURED), Limits()).id
-    with serving(app) as url:
-        caller = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
-        for path in (f"/tune/{study_id}/events", f"/tune/{study_id}", "/healthz", "/nowhere"):
-            caller.request("HEAD", path)  # on one connection: nothing of a body stands between
-            found = caller.getresponse()
-            assert found.read() == b""
-            assert found.status == (404 if path == "/nowhere" else 200)
-            kind = "text/event-stream; charset=utf-8" if "events" in path else None
-            assert kind in (None, found.getheader("content-type"))
-        caller.close()
-        assert not app.state.context.poller._feeds, "nobody listens"

@@ -59,33 +59,3 @@ def test_rates_are_measured_shown_and_used(db: str, capsys: pytest.CaptureFixtur
     answer = json.loads(out)
     assert answer["best"]["step_time_s"]["provenance"] == "predicted"
     assert any("calibrated rates" in sentence for sentence in answer["explanation"])
-
-
-@pytest.mark.long
-def test_json_has_everything_that_was_timed(db: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "calibrate", "--cluster", "cpu:1", "--json", "--db", db)
-    assert code == 0
-    found = json.loads(out)
-    assert found["links"] == {}
-    assert {reading["case"]["kind"] for reading in found["readings"]} >= {"copy", "layers"}
-    assert found["catalogue"]["gpu"]["name"] == "cpu"
-
-
-@pytest.mark.parametrize("cluster", ["8xh100-80gb", "nonsense"])
-def test_a_cluster_that_is_not_here_is_a_wrong_option(
-    cluster: str, db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run(capsys, "calibrate", "--cluster", cluster, "--db", db)
-    assert code == 2
-    assert "cluster" in err
-    assert not (tmp_path / "tuner.db").exists()
-
-
-def test_a_failure_of_the_worker_is_told(
-    db: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing = ["python", "-c", "raise SystemExit('the device is busy')"]
-    monkeypatch.setattr(calibrate, "calibrate_argv", lambda cluster: failing)
-    code, _, err = run(capsys, "calibrate", *CPU, "--db", db)
-    assert code == 1
-    assert "the device is busy" in err

@@ -92,6 +92,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.usefixtures("judged")
+@pytest.mark.smoke
 def test_suggest_probes_answers_and_is_continued(
     command: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -127,6 +128,7 @@ def test_suggest_probes_answers_and_is_continued(
     assert f"\nStudy    {found['study_id']}\n" in again.stdout
 
 
+@pytest.mark.long
 def test_probe_measures_repeats_and_runs_out_of_memory(
     command: Command, environment: dict[str, str]
 ) -> None:

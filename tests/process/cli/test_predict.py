@@ -1,7 +1,6 @@
 """``tuner predict --cases`` as a process: lines in, lines out, signals, and a real dry run."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from typing import Any
 import pytest
 
 CLUSTER = "8xa100-80gb"
-GIVEN = ("--sequence-length", "64", "--global-batch-size", "32", "--cluster", CLUSTER)
 SETTINGS = "sharding=full_shard,micro_batch_size=2"
 MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
 
@@ -76,21 +74,6 @@ def test_ctrl_c_leaves_what_was_answered(case: dict[str, Any], environment: dict
         assert process.wait(120) == 130
 
 
-@pytest.mark.long
-def test_a_real_dry_run_is_made_and_kept(
-    case: dict[str, Any], tmp_path: Path, environment: dict[str, str]
-) -> None:
-    path = tmp_path / "one.jsonl"
-    path.write_text(json.dumps(case) + "\n" + json.dumps({**case, "settings": SETTINGS[:-1] + "4"}))
-    made = _run("predict", "--cases", str(path), env=environment)
-    kept = _run("predict", "--cases", str(path), "--dry-runs", "none", env=environment)
-    assert (made.returncode, made.stderr) == (0, b"")
-    assert made.stdout == kept.stdout
-    memories = [json.loads(line)["memory"] for line in made.stdout.splitlines()]
-    assert {memory["basis"] for memory in memories} == {"dry_run"}
-    assert memories[0]["allocated_gib"]["value"] < memories[1]["allocated_gib"]["value"]
-
-
 def _start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
     pipe = subprocess.PIPE
     argv = [sys.executable, "-P", "-c", MAIN, *arguments]
@@ -103,11 +86,3 @@ def _start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
         # A shell starts what it runs in the background with the signal ignored, for good.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-
-
-def _run(
-    *arguments: str, env: dict[str, str], stdin: Path | None = None
-) -> subprocess.CompletedProcess[bytes]:
-    argv = [sys.executable, "-P", "-c", MAIN, *arguments]
-    with (stdin or Path(os.devnull)).open("rb") as file:
-        return subprocess.run(argv, stdin=file, capture_output=True, env=env, check=False)

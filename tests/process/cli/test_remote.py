@@ -17,7 +17,7 @@ from tests.process.api.live import serving
 from tests.unit.api.studies import TINY, finish, probe
 from tuner.client import remote
 from tuner.client.answered import PlainLines
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import Measurement
 from tuner.core.study import Study, StudyState
 from tuner.store import Store, open_store
 
@@ -132,29 +132,6 @@ def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
     assert "replace: " in here.err
 
 
-def test_what_is_answered_is_shown_at_once(
-    cli: Any, asked: list[str], store: Store, working: Any
-) -> None:
-    working(lambda study_id: finish(store, study_id))
-    first = cli(*asked, "--json")
-    again = cli(*asked, "--json")
-    assert (first.code, again.code) == (0, 0), again.err
-    assert again.json == first.json
-    assert again.json["best"]["provenance"] == "measured"
-    assert "pareto" in again.json
-    assert again.json["launch"]["argv"][0] == "accelerate"
-
-
-def test_a_study_without_an_answer_has_its_exit_code(
-    cli: Any, asked: list[str], store: Store, working: Any
-) -> None:
-    crash = Measurement(outcome=Outcome.INVALID, detail="the stack refuses it")
-    working(lambda study_id: store.move(study_id, StudyState.CANCELLED, "enough"), crash)
-    found = cli(*asked)
-    assert found.code == 1
-    assert "tuner: error: " in found.err
-
-
 def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(
     cli: Any, asked: list[str], store: Store, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -182,17 +159,3 @@ def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(
     again = cli(*command.split()[1:])
     assert again.code == 1
     assert "cancelled already" in again.err
-
-
-def test_what_is_wrong_is_a_usage_error(cli: Any, asked: list[str], store: Store) -> None:
-    for change, said in (
-        (["--model", "lama"], "model: got 'lama'"),
-        (["--db", "sqlite:///x.db"], "db: "),
-        (["--headroom", "2"], "headroom: got '2'"),
-        (["--write", "nothing=x"], "write: "),
-        (["--pool", "a b"], "pool: "),
-        (["--server", "nowhere"], "server: "),
-    ):
-        found = cli(*asked, *change)
-        assert (found.code, said in found.err) == (2, True), found.err
-    assert store.studies() == []

@@ -45,15 +45,6 @@ def test_what_is_refused(cli: Cli, tiny: str, more: tuple[str, ...], said: str) 
     assert result.out == ""
 
 
-def test_what_belongs_to_a_script_needs_one(cli: Cli, tiny: str) -> None:
-    plain = asked(tiny)[:-2]
-    for option in ("launch", "script_env", "template"):
-        result = cli("suggest", *plain, f"--{option.replace('_', '-')}", "x")
-        assert result.code == 2
-        assert f"{option}: got" in result.err
-        assert "needs --script" in result.err
-
-
 @pytest.mark.slow
 def test_a_script_is_tuned_and_its_command_told(tiny: str, tmp_path: Path) -> None:
     more = ("--max-probes", "2", "--db", f"sqlite:///{tmp_path / 'studies.db'}", "--json")
@@ -74,17 +65,3 @@ def test_a_script_is_tuned_and_its_command_told(tiny: str, tmp_path: Path) -> No
         "--accumulation", str(settings["gradient_accumulation_steps"]),
     ]  # fmt: skip
     assert "{sharding} is used nowhere" in json.dumps(found["dead_knobs"])
-
-
-@pytest.mark.slow
-def test_one_settings_of_a_script_is_probed(tiny: str, tmp_path: Path) -> None:
-    more = ("--db", f"sqlite:///{tmp_path / 'studies.db'}", "--settings", "micro_batch_size=2")
-    done = subprocess.run(
-        [*PROGRAM, "probe", *asked(tiny, *more, "--json", "--", *BATCH)],
-        capture_output=True,
-        text=True,
-        timeout=LONGEST_S,
-    )
-    assert done.returncode == 0, done.stderr
-    probe = json.loads(done.stdout)["probe"]
-    assert probe["outcome"] == "ok"

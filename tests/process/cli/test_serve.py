@@ -46,10 +46,3 @@ def test_a_database_with_its_password_is_no_argument(
     (argv,) = became
     assert "secret" not in str(argv)
     assert os.environ["TUNER_DB"] == "postgresql://user:secret@host/tuner"
-
-
-def test_a_port_is_a_number(cli: Any, became: list[list[str]]) -> None:
-    result = cli("serve", "--port", "http")
-    assert result.code == 2
-    assert "--port" in result.err
-    assert became == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
+from tuner.client.worker_process import Signals, Worker, worker_argv
 
 PATIENT = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -56,20 +56,6 @@ def test_a_worker_is_told_every_second_that_we_are_here(monkeypatch: pytest.Monk
     with Worker(script(text), {}) as worker:
         until(lambda: worker.poll() is not None)
         assert worker.poll() == 3
-
-
-def test_a_worker_that_does_not_listen_blocks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.client.worker_process.FEED_S", 0.0)
-    with Worker(script("import time; time.sleep(60)"), {}) as worker:
-        for _ in range(70_000):  # more than a pipe holds
-            assert worker.poll() is None
-
-
-def test_its_last_words_are_kept() -> None:
-    text = "print('x' * 9000, file=sys.stderr); print('it is over\\n ', file=sys.stderr)"
-    with Worker(script(text), {}) as worker:
-        until(lambda: worker.poll() is not None)
-        assert worker.last_words() == "it is over"
 
 
 def test_a_worker_is_asked_to_end() -> None:
@@ -121,21 +107,3 @@ def test_its_pipe_closes_when_we_are_killed(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"up\n"
         process.kill()
     until(mark.exists)
-
-
-def test_signals_are_noted_and_given_back() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with Signals() as signals:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGTERM)
-        until(lambda: len(signals.noted) == 2)
-        assert set(signals.noted) == {signal.SIGINT, signal.SIGTERM}
-    assert signal.getsignal(signal.SIGINT) is before
-
-
-def test_signals_of_others_are_left_as_they_are() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    with NoSignals() as signals:
-        assert signal.getsignal(signal.SIGINT) is before
-        assert signals.noted == []
-    assert signal.getsignal(signal.SIGINT) is before

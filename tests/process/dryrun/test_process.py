@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
@@ -49,14 +48,6 @@ def test_answers_come_in_any_order() -> None:
     assert [answer["id"] for answer in found] == ["c", "b", "a"]
 
 
-def test_nothing_is_asked_of_nobody() -> None:
-    assert ask() == []
-
-
-def test_what_is_no_answer_is_passed_over() -> None:
-    assert [answer["id"] for answer in ask({"id": "a", "do": "noise"}, {"id": "b"})] == ["a", "b"]
-
-
 def test_large_requests_and_answers_do_not_wait_for_each_other() -> None:
     requests = [{"id": str(i), "do": "large", "more": "y" * 300_000} for i in range(4)]
     found = ask(*requests)
@@ -68,13 +59,6 @@ def test_one_process_answers_again_and_again_and_ends_with_its_context() -> None
         pids = {next(known.ask([{"id": name}]))["trace"]["pid"] for name in "abc"}
         assert len(pids) == 1
     assert gone(pids.pop())
-
-
-def test_answers_to_what_was_given_up_are_not_taken_for_others() -> None:
-    with runner() as known:
-        for _ in known.ask([{"id": "a"}, {"id": "b"}]):
-            break
-        assert [answer["id"] for answer in known.ask([{"id": "c"}])] == ["c"]
 
 
 def test_a_reason_to_stop_ends_the_process_and_the_next_one_answers() -> None:
@@ -93,11 +77,6 @@ def test_a_process_that_dies_is_an_error_and_the_next_one_answers(do: str) -> No
         with pytest.raises(ProbeError, match="the dry-run program ended"):
             list(known.ask([{"id": "a", "do": do}]))
         assert [answer["id"] for answer in known.ask([{"id": "b"}])] == ["b"]
-
-
-def test_the_last_words_are_told() -> None:
-    with pytest.raises(ProbeError, match="No module named 'torch'"):
-        ask({"id": "a", "do": "die"})
 
 
 def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,18 +98,15 @@ def test_an_exception_ends_the_process() -> None:
     assert gone(raised.value.args[0])
 
 
-def test_a_program_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(ProbeError, match="cannot be started"), DryRunner(command=("/nowhere",)):
-        pass
-
-
-def test_the_real_program_dry_runs_a_tiny_model(preloaded: Preloaded) -> None:
+@pytest.mark.smoke
+def test_the_real_program_dry_runs_a_tiny_model() -> None:
     workload = Workload(model=read("stories15m"), sequence_length=16, global_batch_size=4)
     settings = parse_settings("sharding=full_shard")
     plan = plan_dry_runs(
         workload, parse_cluster("cpu:2"), framework("torch"), settings, dry_run_versions()
     )
-    command = preloaded((sys.executable, "-P", "-m", "workers.probe.dry"))
+    # started as users start it: CUDA builds of torch do not compute in backward after a fork
+    command = (sys.executable, "-P", "-m", "workers.probe.dry")
     with DryRunner(limit_s=300.0, command=command) as known:
         record = DryRun.from_answers(plan, known.ask(plan.requests))
     assert record.error == ""

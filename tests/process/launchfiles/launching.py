@@ -35,11 +35,6 @@ def all_json(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
 
 
-def last_json(out: str) -> dict[str, Any]:
-    """The last of them."""
-    return all_json(out)[-1]
-
-
 def save_tiny_llama(folder: Path, *, tied: bool, std: float = 0.02) -> Path:
     """A checkpoint of a Llama with 2 layers, in fp32; ``std`` is of its random weights."""
     import torch

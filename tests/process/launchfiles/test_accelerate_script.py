@@ -1,7 +1,6 @@
 """The code in files for ``accelerate launch``: checked, executed, and launched."""
 
 import itertools
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,39 +9,11 @@ import pytest
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, CASES, Case
-from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.core.workload import Precision, ReduceDtype
 from tuner.launchfiles import export
 from tuner.launchfiles.accelerate import script
 
 SCRIPT = Path(__file__).parent / "launched.py"
-
-
-def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
-    knobs = itertools.product(
-        ("cpu:2", "2xl4", "l4"), ("ddp", "full_shard"), ("none", "full"), Precision, ReduceDtype
-    )
-    for number, (cluster, sharding, checkpointing, precision, reduce_dtype) in enumerate(knobs):
-        question, settings = Case(
-            model="stories15m",
-            cluster=cluster,
-            sequence_length=8,
-            settings=f"sharding={sharding},activation_checkpointing={checkpointing}",
-            workload={
-                "precision": precision,
-                "reduce_dtype": reduce_dtype,
-                "optimizer": list(Optimizer)[number % len(Optimizer)],
-            },
-        ).parts()
-        file = tmp_path / f"script{number}.py"
-        file.write_text(script(question, settings) + "\n", encoding="utf-8")
-    own = 'builtins = ["MODEL", "DATASET", "LEARNING_RATE"]'
-    check = [sys.executable, "-m", "ruff", "check", "--isolated", "--no-cache", "--config", own]
-    checked = subprocess.run(
-        [*check, "--select=F,E9,E302,E303", "--preview", str(tmp_path)],
-        capture_output=True,
-        text=True,
-    )
-    assert checked.returncode == 0, checked.stdout
 
 
 def test_number_formats_are_the_probes() -> None:
@@ -51,13 +22,9 @@ def test_number_formats_are_the_probes() -> None:
 
 
 def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str) -> None:
-    question, settings = Case(
-        model="llama-3.1-8b",
-        cluster="8xa100-80gb",
-        settings=f"sharding={sharding}",
-        workload={"precision": precision, "reduce_dtype": reduce_dtype},
-    ).parts()
-    code, dtype = script(question, settings), {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
+    workload = {"precision": precision, "reduce_dtype": reduce_dtype}
+    code = script(*Case(settings=f"sharding={sharding}", workload=workload).parts())
+    dtype = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
     own = "bf16" if precision is Precision.BF16 else "fp32"
     assert f"from_pretrained(\n    MODEL, dtype={dtype[own]}," in code
     hook = f"bucket.buffer().to({dtype[reduce_dtype]})"
@@ -73,7 +40,7 @@ def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:
 
     launched_environment("full_shard_cpu")
     try:
-        with pytest.raises(AssertionError, match="on GPUs only"):
+        with pytest.raises(AssertionError, match="GPUs"):
             exec(script(*CASES["full_shard_cpu"].parts()), {})
     finally:
         AcceleratorState._reset_state(reset_partial_state=True)
@@ -123,9 +90,10 @@ def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_mo
     assert each["loss"] == pytest.approx(deferred["loss"], rel=1e-3)
 
 
-def test_two_launched_processes_shard_as_the_file_says(written: Any, tiny_model: Path) -> None:
+def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
     """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded."""
-    file = written("full_shard_cpu")
+    file = tmp_path / "full_shard_cpu.yaml"
+    file.write_text(export("accelerate", *CASES["full_shard_cpu"].parts(), ABOUT))
     (found,) = _launch(file, tiny_model, "--fsdp-on-cpu", file)
     expected = {
         "processes": 2,

@@ -17,29 +17,17 @@ from tuner.model.fields import ARCHITECTURES
 FULL = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=true"
 
 
-def test_accelerate_loads_the_file(written: Any) -> None:
+@pytest.mark.smoke
+def test_accelerate_loads_the_file(tmp_path: Path) -> None:
     from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 
-    for name, case in CASES.items():
-        question, settings = case.parts()
-        loaded = load_config_from_file(str(written(name)))
+    path = tmp_path / "accelerate.yaml"
+    for case in CASES.values():
+        path.write_text(export("accelerate", *case.parts(), ABOUT), encoding="utf-8")
+        loaded = load_config_from_file(str(path))
         assert isinstance(loaded, ClusterConfig)
-        values = configuration(question, settings)
+        values = configuration(*case.parts())
         assert {field: getattr(loaded, field) for field in values} == values
-        assert loaded.num_processes == question.cluster.world_size
-
-
-def test_layer_classes_are_what_transformers_would_not_split() -> None:
-    import torch
-
-    from workers.probe.model import build_on_meta, decoder_layers
-
-    assert set(LAYER_CLASSES) == set(ARCHITECTURES)
-    for model_type, layer in LAYER_CLASSES.items():
-        fields = {"model_type": model_type, "num_hidden_layers": 2}
-        model = build_on_meta(read_model_config(fields, model_type).as_config(), torch.float32)
-        assert layer in model._no_split_modules
-        assert type(decoder_layers(model)[0]).__name__ == layer
 
 
 @pytest.mark.parametrize(
@@ -62,8 +50,7 @@ def test_what_the_launcher_hands_on_and_the_plugin_reads(
     from accelerate import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import CPUOffloadPolicy
 
-    environment = launched_environment(name)
-    assert environment["ACCELERATE_USE_FSDP"] == "true"
+    assert launched_environment(name)["ACCELERATE_USE_FSDP"] == "true"
     plugin = FullyShardedDataParallelPlugin()
     assert plugin.fsdp_version == 2
     assert plugin.reshard_after_forward is reshard
@@ -85,6 +72,19 @@ def test_ddp_hands_nothing_of_fsdp_on(launched_environment: Any) -> None:
     environment = launched_environment("ddp_cpu")
     assert "ACCELERATE_USE_FSDP" not in environment
     assert environment["ACCELERATE_MIXED_PRECISION"] == "no"
+
+
+def test_layer_classes_are_what_transformers_would_not_split() -> None:
+    import torch
+
+    from workers.probe.model import build_on_meta, decoder_layers
+
+    assert set(LAYER_CLASSES) == set(ARCHITECTURES)
+    for model_type, layer in LAYER_CLASSES.items():
+        fields = {"model_type": model_type, "num_hidden_layers": 2}
+        model = build_on_meta(read_model_config(fields, model_type).as_config(), torch.float32)
+        assert layer in model._no_split_modules
+        assert type(decoder_layers(model)[0]).__name__ == layer
 
 
 def _read(path: Path, text: str, **more: object) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.launchfiles.launching import all_json, last_json, launched, save_tiny_llama
+from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, Case, trainer
 from tests.unit.launchfiles.readers import variables_in
 from tuner.core.workload import Precision
@@ -91,7 +91,7 @@ os._exit(0)  # threads of libraries that still run can abort an orderly end
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
     save_tiny_llama(tmp_path / "model", tied=True)
@@ -108,6 +108,6 @@ def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
         else:
             (tmp_path / "trainer.sh").write_text(text, encoding="utf-8")
             command = ["sh", "trainer.sh", "train.py", str(tmp_path)]
-        found = last_json(launched(command, cwd=tmp_path))
+        found = all_json(launched(command, cwd=tmp_path))[-1]
         assert found["steps"] == 2
         assert found["collectives"]["allreduce torch.float32"] == reductions

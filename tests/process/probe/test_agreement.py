@@ -140,6 +140,7 @@ def hold_training(
         assert bits.setdefault(others, trained(record)) == trained(record), name
 
 
+@pytest.mark.long
 def test_two_ranks_train_what_one_process_trains(
     alone: dict[str, Record], preloaded: Preloaded, tmp_path: Path
 ) -> None:

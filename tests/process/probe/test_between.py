@@ -1,6 +1,5 @@
 """A process is brought back to what it was before a probe, and what stays behind is counted."""
 
-import functools
 import os
 
 import pytest
@@ -36,18 +35,6 @@ def test_variables_are_as_they_were(device: CpuDevice, monkeypatch: pytest.Monke
     between.clean_up(device)
     assert os.environ["KEPT"] == "1"
     assert "FSDP_NEW" not in os.environ
-
-
-def test_caches_by_mesh_are_emptied(device: CpuDevice) -> None:
-    from torch.distributed.tensor import _redistribute
-
-    caches = [functools.cache(lambda x: x) for _ in range(2)]
-    caches[0].__module__ = _redistribute.__name__
-    for cache in caches:
-        cache(1)
-    Between().clean_up(device)
-    assert [cache.cache_info().currsize for cache in caches] == [0, 1]
-    assert type(_redistribute._gen_transform_infos) is functools._lru_cache_wrapper
 
 
 def test_bytes_outside_of_the_allocator_are_held_to_the_first_probe(

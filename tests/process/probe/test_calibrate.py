@@ -1,22 +1,16 @@
 """The program that times cases: its spec, its clock, and what there is time for."""
 
 import inspect
-import json
 import math
 import time
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import torch
 
 from workers.probe.calibrate import (
     DTYPES,
     REPETITIONS,
     CalibrationSpec,
-    Stopwatch,
-    read_calibration_spec,
     time_cases,
     work_of,
 )
@@ -35,16 +29,6 @@ def device(phase: Phase | None = None) -> CpuDevice:
     return CpuDevice(phase or Phase(), local_rank=0, limit_bytes=None)
 
 
-def test_a_spec_is_read_strictly(tmp_path: Path) -> None:
-    path = tmp_path / "spec.json"
-    for values in ({**SPEC, "format": 2}, {**SPEC, "more": 1}, {"format": 1}):
-        path.write_text(json.dumps(values))
-        with pytest.raises(ValueError, match=r"format|fields"):
-            read_calibration_spec(path)
-    path.write_text(json.dumps(SPEC))
-    assert read_calibration_spec(path).cases[0] == COPY
-
-
 def test_every_case_is_timed_as_it_was_asked_for() -> None:
     phase = Phase()
     readings = time_cases(CalibrationSpec(**SPEC), 0, device(phase), phase, until=math.inf)
@@ -56,39 +40,6 @@ def test_every_case_is_timed_as_it_was_asked_for() -> None:
     assert phase.name.startswith("matrix")  # what a failure would be told with
     past = time.monotonic() - 1
     assert time_cases(CalibrationSpec(**SPEC), 0, device(phase), phase, until=past) == []
-
-
-class Clocked(CpuDevice):
-    """A device whose work is waited for."""
-
-    waits = 0
-
-    def synchronize(self) -> None:
-        """Counted."""
-        self.waits += 1
-
-
-def test_quick_work_is_queued_before_it_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Clocked(Phase(), local_rank=0, limit_bytes=None)
-    calls: list[int] = []
-    clock = SimpleNamespace(perf_counter=lambda: 1e-5 * len(calls))
-    monkeypatch.setattr("workers.probe.calibrate.time", clock)
-    times = Stopwatch(place, 0.01).seconds_of(lambda: calls.append(1))
-    batches = len(times) + 3  # two to warm up, one to see how long it takes
-    assert place.waits == 2 * batches
-    assert len(calls) > 10 * batches
-
-
-def test_slow_work_is_repeated_no_more_than_there_is_time_for() -> None:
-    calls = []
-
-    def work() -> None:
-        calls.append(1)
-        time.sleep(0.02)
-
-    least, _ = REPETITIONS
-    assert len(Stopwatch(device(), 0.01).seconds_of(work)) == least
-    assert len(calls) == least + 1  # one to warm up
 
 
 def test_layers_are_forward_and_backward_of_a_whole_model() -> None:

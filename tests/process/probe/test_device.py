@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from workers.probe import device as devices
-from workers.probe import nvidia_smi, run
+from workers.probe import nvidia_smi
 from workers.probe.device import CudaDevice
 from workers.probe.record import Record
-from workers.probe.run import Rank, local_bytes
+from workers.probe.run import local_bytes
 from workers.probe.tracker import INSTRUMENT, Phase
 
 MIB = 2**20
@@ -145,19 +145,6 @@ def test_memory_that_cuda_itself_wants(allocator: Allocator, code: int, is_short
     assert (device.out_of_memory(error) is not None) is is_shortage
 
 
-def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator: Allocator) -> None:
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
-    allocator.hold(70 * MIB)
-    allocator.hold(5 * MIB)  # tensors died while the error rose, and no observer was told before
-    record = Record(rank=0)
-    where = '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165'
-    refused = f"NVML_SUCCESS == r INTERNAL ASSERT FAILED at {where}, please report a bug to PyTorch"
-    record.fail(RuntimeError(refused), "backward", device)
-    assert record.outcome == "oom"
-    sizes = {"requested_bytes": 0, "allocated_bytes": 70 * MIB, "reserved_bytes": 70 * MIB}
-    assert record.oom == {"phase": "backward", **sizes, "limit_bytes": 80 * MIB}
-
-
 def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator: Allocator) -> None:
     allocator.hold(60 * MIB)
     allocator.hold(MIB)
@@ -180,6 +167,33 @@ def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator: Allocator) -
 
 
 NCCL = "NCCL error in: NCCLUtils.cpp:96, unhandled cuda error\nLast error:\n"
+
+
+def test_where_nvml_refuses_a_shortage_is_the_peak_of_its_phase(allocator: Allocator) -> None:
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(70 * MIB)
+    allocator.hold(5 * MIB)  # tensors died while the error rose, and no observer was told before
+    record = Record(rank=0)
+    where = '"/pytorch/c10/cuda/CUDACachingAllocator.cpp":1165'
+    refused = f"NVML_SUCCESS == r INTERNAL ASSERT FAILED at {where}, please report a bug to PyTorch"
+    record.fail(RuntimeError(refused), "backward", device)
+    assert record.outcome == "oom"
+    sizes = {"requested_bytes": 0, "allocated_bytes": 70 * MIB, "reserved_bytes": 70 * MIB}
+    assert record.oom == {"phase": "backward", **sizes, "limit_bytes": 80 * MIB}
+
+
+def test_an_allocator_without_an_observer_runs_probes(
+    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Any) -> None:
+        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
+
+    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
+    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
+    allocator.hold(30 * MIB)
+    shortage = device.out_of_memory(torch.OutOfMemoryError())
+    assert shortage is not None
+    assert (shortage.requested_bytes, shortage.allocated_bytes) == (0, 30 * MIB)
 
 
 @pytest.mark.parametrize(
@@ -255,53 +269,6 @@ def test_a_context_is_not_taken_for_others_memory(
     allocator.set_device(0)
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     assert device.overhead_bytes() == MIB
-
-
-def test_the_allocators_configuration_is_noted(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in devices.ALLOCATOR_CONF:
-        monkeypatch.delenv(name, raising=False)
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
-    assert device.hardware()["allocator"] == "native"
-    assert "allocator_conf" not in device.hardware()
-    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    assert device.hardware()["allocator_conf"] == "expandable_segments:True"
-
-
-def test_a_rank_notes_the_clocks_of_its_own_gpu_after_the_steps(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[str] = []
-    mine = {"sm_mhz": 1980.0}
-
-    def clocks(uuids: list[str]) -> dict[str, dict[str, object]]:
-        asked.extend(uuids)
-        return {"5c9d": mine, "other": {"sm_mhz": 1700.0}}
-
-    monkeypatch.setattr(nvidia_smi, "clocks", clocks)
-    monkeypatch.setattr(run, "of_first_on_node", lambda name, rank, ask: ask())
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
-    assert "clocks" not in device.hardware()
-    record = Record(rank=0)
-    spec: Any = None
-    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record)._note_clocks()
-    assert record.hardware == {"clocks": mine}
-    assert asked == ["5c9d"]
-
-
-def test_an_allocator_without_an_observer_runs_probes(
-    allocator: Allocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(_: Any) -> None:
-        raise RuntimeError("cudaMallocAsync does not yet support attachOutOfMemoryObserver")
-
-    monkeypatch.setattr(torch._C, "_cuda_attach_out_of_memory_observer", refuse, raising=False)
-    device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
-    allocator.hold(30 * MIB)
-    shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
-    assert (shortage.requested_bytes, shortage.allocated_bytes) == (0, 30 * MIB)
 
 
 def test_bytes_on_another_device_are_not_held_by_this_one() -> None:

@@ -6,11 +6,8 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import answers
-from workers.probe.dry.request import id_and_class
 
 ANSWERS = """
 import json, os, sys, time
@@ -97,40 +94,16 @@ def test_a_dry_run_that_waits_for_ever_leaves_the_others_alone(preloaded: Preloa
     hold(found, bad={"sleep": ("time_limit", 0.0)}, good=["first"])
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded, jobs: int) -> None:
+def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded) -> None:
     words = ["slow:1", "slow:2", "slow:3", "slow:4", "slow:5"]
     asked = lines(*words, **{"class": "c"}) + lines("slow:6")
-    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=jobs)
+    found = served(preloaded, asked, limit_s=0.5, wall_s=100.0, jobs=2)
     assert "trace" in found["slow:1"]
     assert "trace" in found["slow:6"]
     assert "error" in found["slow:3"]
     for last in ("slow:4", "slow:5"):  # never begun
         error = found[last]["error"]
         assert (error["rule"], error["limit_s"], error["operator"]) == ("time_limit", 0.5, "")
-
-
-def test_the_dry_runs_of_a_class_share_their_wall_time(preloaded: Preloaded) -> None:
-    words = ["sleep:1", "sleep:2", "sleep:3"]
-    asked = lines(*words, **{"class": "c"})
-    found = served(preloaded, asked, limit_s=1.0, wall_s=2.0, jobs=1)
-    assert [found[word]["error"]["operator"] for word in words] == ["aten.sleep", "", ""]
-
-
-def test_a_class_that_is_asked_for_again_has_its_time_again(preloaded: Preloaded) -> None:
-    asked = lines("spin", **{"class": "c"}) + lines("sleep", **{"class": "d"})
-    program = subprocess.Popen(
-        preloaded([sys.executable, "-P", "-c", SERVE, "0.8", "3.0", "2"]),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert program.stdin is not None
-    assert program.stdout is not None
-    program.stdin.write(asked)
-    program.stdin.flush()
-    assert "error" in json.loads(program.stdout.readline())
-    assert "error" in json.loads(program.stdout.readline())
-    said, _ = program.communicate(lines("good", **{"class": "c"}), timeout=120)
-    assert "trace" in json.loads(said)
 
 
 def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
@@ -147,31 +120,9 @@ def test_nothing_is_left_of_a_program_whose_starter_is_killed() -> None:
     assert "Traceback" not in said
 
 
-def test_nothing_is_left_when_nobody_reads_the_answers(preloaded: Preloaded) -> None:
-    program = subprocess.Popen(
-        preloaded([sys.executable, "-P", "-c", PROGRAM, "--jobs", "2"]),
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert program.stdin is not None
-    assert program.stdout is not None
-    with program.stdin as requests:
-        requests.write(lines("first", "sleep", "sleep", "sleep"))
-    with program.stdout as answers:
-        assert json.loads(answers.readline())["id"] == "first"
-    program.stdin = program.stdout = None
-    _, said = program.communicate(timeout=120)  # until the last holder of stderr has ended
-    assert program.returncode == 1, said
-
-
 def test_nothing_is_imported_that_few_dry_runs_need() -> None:
     ended = subprocess.run(
         [sys.executable, "-P", "-c", PRELOAD], capture_output=True, text=True, timeout=600,
         check=True,
     )  # fmt: skip
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
-
-
-def test_a_wrong_line_keeps_its_id_if_it_has_one() -> None:
-    assert id_and_class('{"id": "x", "spec": 3}') == ("x", "x")
-    assert id_and_class('{"id": "x", "class": "c"}') == ("x", "c")
-    assert id_and_class("{") == id_and_class("[1]") == ("", "")

@@ -18,7 +18,6 @@ from workers.probe.group import (
     heed_peer_access,
     name_interface,
     of_first_on_node,
-    one_copy_gathers,
     own_part_of,
     rendezvous,
 )
@@ -31,10 +30,6 @@ def no_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is named; one that is named in the test is taken off again."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "is put back afterwards")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
-
-
-def test_ranks_of_one_node_meet_at_a_file(tmp_path: Path) -> None:
-    assert rendezvous(tmp_path, "file") == f"file://{tmp_path}/rendezvous"
 
 
 @pytest.mark.usefixtures("no_interface")
@@ -138,13 +133,6 @@ def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(
             assert torch.equal(output.view(torch.uint8), bits.repeat(3)), (dtype, size, offset)
             wide = size * dtype.itemsize % 16 == 0 and not offset
             assert seen.pop() == (torch.complex128 if wide else dtype)
-
-
-def test_gathers_are_torchs_own_again_afterwards() -> None:
-    before = dist.all_gather_into_tensor
-    with one_copy_gathers():
-        assert dist.all_gather_into_tensor is gather_own
-    assert dist.all_gather_into_tensor is before
 
 
 def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(

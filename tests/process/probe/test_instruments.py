@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from workers.probe.collectives import Call, overlaps
 from workers.probe.instruments import recomputing, total_gradient_norm
@@ -32,41 +31,6 @@ def test_the_norm_of_all_gradients_together(gradients: list[Tensor | None], norm
     found = total_gradient_norm(parameter for parameter in parameters)
     assert (found.dtype, found.shape) == (torch.float64, ())
     assert found.item() == pytest.approx(norm, rel=1e-6)
-
-
-class Layer(nn.Module):
-    """Checkpoints what is in it; its own hooks are run once."""
-
-    def __init__(self, *, checkpoints: bool) -> None:
-        super().__init__()
-        self.checkpoints = checkpoints
-        self.first, self.last = nn.Linear(4, 4), nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inner, x, use_reentrant=False) if self.checkpoints else self.inner(x)
-
-    def inner(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
-def step(layers: list[Layer], phase: Phase) -> None:
-    phase.name, x = "forward", torch.ones(2, 4, requires_grad=True)
-    for layer in layers:
-        x = layer(x)
-    phase.name = "backward"
-    x.sum().backward()
-
-
-@pytest.mark.parametrize("checkpointed", [0, 1, 3])
-def test_each_layer_that_is_computed_again_counts(checkpointed: int) -> None:
-    layers = [Layer(checkpoints=number < checkpointed) for number in range(3)]
-    phase = Phase()
-    with recomputing(layers, phase) as found:
-        step(layers, phase)
-        step(layers, phase)
-    assert found.calls == 2 * checkpointed
-    step(layers, phase)  # no hooks are left
-    assert found.calls == 2 * checkpointed
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")

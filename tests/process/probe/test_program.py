@@ -174,6 +174,7 @@ def emulated(preloaded: Preloaded, tmp_path_factory: pytest.TempPathFactory) -> 
     return {name: one for name, (one,) in warm(preloaded, folder, EMULATED, 1).items()}
 
 
+@pytest.mark.smoke
 def test_a_probe_measures_memory_time_and_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +209,7 @@ def test_measured_probes_after_others(
     hold_alike(preloaded, tmp_path, MEASURED, measured, 2)
 
 
+@pytest.mark.long
 def test_emulated_probes_after_others(
     emulated: dict[str, Record], preloaded: Preloaded, tmp_path: Path
 ) -> None:
@@ -336,31 +338,6 @@ def test_a_process_with_memory_left_behind_waits_for_nothing(
     assert codes(ended) == [0]
     assert records(place, 1)[0]["outcome"] == "ok"
     assert (tmp_path / SPENT).exists()
-
-
-@pytest.mark.long
-def test_measured_probes_on_two_axes_after_others(preloaded: Preloaded, tmp_path: Path) -> None:
-    both = {"sharding": "full_shard", **SPLIT}
-    specs = {
-        "both": spec(4, **both),
-        "hybrid": spec(4, sharding="hybrid_shard"),
-        "shard_grad_op": spec(4, sharding="shard_grad_op", precision="bf16_mixed"),
-        "hybrid deferred": spec(4, sharding="hybrid_shard", sync_each_batch=False),
-        "both again": spec(4, **both),
-    }
-    hold_alike(preloaded, tmp_path, specs, warm(preloaded, tmp_path / "warm", specs, 4), 4)
-
-
-@pytest.mark.long
-def test_compiled_optimizers_after_others(preloaded: Preloaded, tmp_path: Path) -> None:
-    """The second finds nothing compiled, and compiles for its own shapes."""
-    pytest.importorskip("torchao", reason="adamw_8bit needs torchao")
-    specs = {
-        str(width): spec(model={**GPT2, "n_embd": width}, optimizer="adamw_8bit")
-        for width in (64, 96)
-    }
-    found = warm(preloaded, tmp_path / "warm", specs, 1)
-    hold_alike(preloaded, tmp_path, specs, found, 1)
 
 
 @pytest.mark.long

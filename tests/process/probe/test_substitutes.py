@@ -59,15 +59,3 @@ def test_torchs_own_operators_keep_probabilities_in_fp32(p: float) -> None:
     expected = [(torch.float32, whole), (torch.float32, folded), *mask]
     assert sorted(map(str, scores)) == sorted(map(str, expected))
     assert not any(shape == whole for shape, _ in kept("cpu", 0.0, attends=True, backend="math"))
-
-
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_other_dropout_is_left_as_it_is(p: float) -> None:
-    assert kept("cuda", p) == kept("cpu", p)
-
-
-def test_functions_are_put_back() -> None:
-    before = functional.dropout, functional.scaled_dot_product_attention
-    with pytest.raises(RuntimeError), substituted("cuda", {}):
-        raise RuntimeError
-    assert (functional.dropout, functional.scaled_dot_product_attention) == before

@@ -8,11 +8,7 @@ import pytest
 
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import run_program
-from workers.probe.tensor_parallel import (
-    VERIFIED_MODEL_TYPES,
-    UnsupportedByTensorParallel,
-    check,
-)
+from workers.probe.tensor_parallel import VERIFIED_MODEL_TYPES, UnsupportedByTensorParallel, check
 
 # One gathered activation of the tiny models: micro-batch, sequence, hidden, float32.
 GATHERED_BYTES = 2 * 16 * 32 * 4

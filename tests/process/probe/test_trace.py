@@ -38,11 +38,6 @@ def test_moments_are_kept_before_memory_falls_and_at_a_segments_ends() -> None:
     assert [sum(p) for p in points[BACKWARD]] == [110, 103]
 
 
-def test_a_segment_without_changes_has_what_is_held() -> None:
-    points = turning_points([Change(block(Category.OPTIMIZER_STATE), 7), FORWARD, BACKWARD])
-    assert [of(p) for p in points[FORWARD] + points[BACKWARD]] == [{"optimizer_state": 7}] * 2
-
-
 def test_a_category_that_becomes_known_late_holds_from_birth() -> None:
     gradient = block(phase="backward")
     log = [BACKWARD, Change(gradient, 8), Change(gradient, -8)]

@@ -24,6 +24,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "optuna_study.py"
 DEADLINE_S = 120.0
 
 
+@pytest.mark.smoke
 def test_the_example_finds_a_configuration_that_fits() -> None:
     done = subprocess.run(
         [sys.executable, str(EXAMPLE)], capture_output=True, text=True, timeout=DEADLINE_S

@@ -43,9 +43,7 @@ def make_job(tmp_path: Path, stand_in_argv: Callable[..., tuple[str, ...]]) -> M
     Its folder is ``name`` in the test's own: a job that follows another one needs its own.
     """
 
-    def job(
-        script: dict[str, list[str]], *, silence_s: float = 120.0, name: str = "", **fields: object
-    ) -> Job:
+    def job(script, *, silence_s=120.0, name="", **fields) -> Job:
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         known = {

@@ -32,14 +32,6 @@ def ignores_sync_each_batch() -> None:
     )
 
 
-def always_syncs() -> None:
-    """As accelerate's FSDP2 before 1.11 (accelerate PR 3762)."""
-    plugin = stack.GradientAccumulationPlugin
-    stack.GradientAccumulationPlugin = lambda sync_each_batch, **named: plugin(
-        sync_each_batch=True, **named
-    )
-
-
 def reuses_a_gathered_buffer() -> None:
     """One buffer for all gathered activations of a shape, written again before backward reads."""
     buffers: dict[Any, Tensor] = {}

@@ -5,7 +5,6 @@ import textwrap
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -33,9 +32,7 @@ def as_torchrun(command: Command, logs: Path) -> tuple[str, ...]:
     return (sys.executable, str(STAND_IN), ranks, *script)
 
 
-def asking_script(
-    question: Question, folder: Path, step: str = "pass", *, whole: str = "", **more: Any
-) -> Question:
+def asking_script(question, folder, step="pass", *, whole="", **more) -> Question:
     """The question about a script in a folder: one that does ``step`` in each, or the whole."""
     text = textwrap.dedent(whole or REPORTS.format(step=step))
     (folder / "train.py").write_text(text)

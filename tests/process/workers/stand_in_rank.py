@@ -17,55 +17,18 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[3]))
+
+from tests.records import rank_record
 from workers.probe.orders import SPEC, checked_device, header, orders, watch_supervisor
 
 RANK = int(os.environ["RANK"])
 OUT = Path(sys.argv[1])
 
 
-def record(out: Path, outcome: str, **more: object) -> None:
-    ok = outcome in ("ok", "stopped_early")
-    memory = {
-        "peak_allocated_bytes": 1000 + RANK,
-        "low_peak_bytes": 900,
-        "peak_reserved_bytes": 1000 + RANK,
-        "device_bytes": 5000,
-        "overhead_bytes": 0,
-        "by_phase": {"forward": 1000},
-        "by_category": {"parameters": 10},
-        "allocation_retries": 0,
-    }
-    shortage = {
-        "phase": "forward",
-        "requested_bytes": 10,
-        "allocated_bytes": 95,
-        "reserved_bytes": 95,
-        "limit_bytes": 100,
-    }
-    values = {
-        "format": 1,
-        "rank": RANK,
-        "outcome": outcome,
-        "phase": "time" if ok else "forward",
-        "error": None if ok else {"type": "Error", "message": outcome, "traceback": ""},
-        "ended_at": time.time(),
-        "oom": shortage if outcome == "oom" else None,
-        "memory": memory if ok else None,
-        "step_times_s": {"1": [0.2, 0.1 + RANK / 10]} if ok else {},
-        "collectives": [],
-        "tracked_accumulation": 0,
-        "reducing_micro_batches": 1,
-        "losses": [2.0],
-        "gradient_norms": [1.0],
-        "optimizer_steps": 3,
-        "expected_optimizer_steps": 3,
-        "versions": {"python": "3"},
-        "hardware": {"device": "cpu"},
-        "emulation": None,
-        **more,
-    }
+def record(out: Path, outcome: str) -> None:
     partial = record_path(out).with_suffix(".partial")
-    partial.write_text(json.dumps(values))
+    partial.write_text(json.dumps(rank_record(RANK, outcome)))
     partial.replace(record_path(out))
 
 
@@ -80,67 +43,35 @@ def act(word: str, out: Path) -> None:
     elif name == "environment":
         names = argument.split(",") if argument else list(os.environ)
         print(json.dumps({n: os.environ[n] for n in names if n in os.environ}), flush=True)
-    elif name in ("sleep", "until", "meet"):
-        wait(name, argument, out)
+    elif name == "sleep":
+        time.sleep(float(argument))
     elif name == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif name == "child":
         nap = f"import time; time.sleep(600)  # {argument}"
-        child = subprocess.Popen([sys.executable, "-c", nap], env={**os.environ})
-        (out / "child.pid").write_text(str(child.pid))
-    elif name in ("ready", "cut", "spent", "begin", "end"):
+        subprocess.Popen([sys.executable, "-c", nap], env={**os.environ})
+    elif name in ("ready", "begin", "end"):
         leave(name, out)
-    elif name == "shortage":
-        record(out, "oom", oom=json.loads(argument))
-        follow_no_more(out, 10)
     elif name == "exit":
         os._exit(int(argument))
     elif name == "signal":
         os.kill(os.getpid(), getattr(signal, argument))
         time.sleep(600)
-    elif name in ("hang", "tick"):
-        hang(out, ticks=name == "tick")
+    elif name == "hang":
+        time.sleep(3600)
     else:
         record(out, name)
         if name not in ("ok", "stopped_early"):
             follow_no_more(out, 10)
 
 
-def wait(name: str, argument: str, out: Path) -> None:
-    """For some seconds, for a file beside the records, or until so many ranks have begun."""
-    if name == "sleep":
-        time.sleep(float(argument))
-    while name == "until" and not (out / argument).exists():
-        time.sleep(0.01)
-    while name == "meet" and len(begun()) < int(argument):
-        time.sleep(0.01)
-
-
-def begun() -> set[int]:
-    """Ranks that have noted something."""
-    lines = Path(os.environ["STAND_IN_NOTES"]).read_text().splitlines(keepends=True)
-    return {json.loads(line)["pid"] for line in lines if line.endswith("\n")}
-
-
-def hang(out: Path, *, ticks: bool) -> None:
-    while True:
-        if ticks:
-            leave("begin", out)
-            leave("end", out)
-        time.sleep(0.1 if ticks else 600)
-
-
 def leave(name: str, out: Path) -> None:
     if name == "ready":
         (out / f"ready-{RANK}").touch()
-    elif name in ("begin", "end"):
+    else:
         note = {"what": name, "at": time.monotonic(), "gpu": os.environ["CUDA_VISIBLE_DEVICES"]}
         with Path(os.environ["STAND_IN_NOTES"]).open("a") as file:
             file.write(json.dumps({**note, "pid": os.getpid()}) + "\n")
-    elif name == "cut":
-        record_path(out).write_text('{"format": 1, "rank"')
-    else:
-        (OUT / "spent").touch()
 
 
 def follow_no_more(place: Path, code: int) -> None:

@@ -1,10 +1,7 @@
 """A calibration of this machine's CPU ranks, in seconds, and what becomes of failures."""
 
-import json
 import os
-import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +26,10 @@ FAILING = (
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> Options:
+def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+    """Small cases, for which a busy machine has time enough."""
+    monkeypatch.setattr(program, "BUDGET_S", 900.0)
+    monkeypatch.setattr(program, "DEADLINE_S", 1000.0)
     return Options(folder=tmp_path / "folders", lock=tmp_path / "lock", quick=True)
 
 
@@ -37,7 +37,7 @@ def options(tmp_path: Path) -> Options:
     "name",
     ["cpu:2", *(pytest.param(name, marks=pytest.mark.long) for name in ("cpu:1", "2x1xcpu"))],
 )
-def test_cpu_ranks_are_calibrated(name: str, options: Options) -> None:
+def test_cpu_ranks_are_calibrated(name, options) -> None:
     found = calibrate(parse_cluster(name), StopRequest(), options=options)
     links = {"cpu:1": set(), "2x1xcpu": {"inter"}, "cpu:2": {"intra"}}
     assert set(found.links) == links[name]
@@ -50,7 +50,7 @@ def test_cpu_ranks_are_calibrated(name: str, options: Options) -> None:
     assert DeviceLocks(options.lock, [d.name for d in devices_here()]).acquire()
 
 
-def test_a_cluster_that_is_not_here_is_refused(options: Options) -> None:
+def test_a_cluster_that_is_not_here_is_refused(options) -> None:
     with pytest.raises(ProbeError, match="8xh100-80gb is asked about"):
         calibrate(parse_cluster("8xh100-80gb"), StopRequest(), options=options)
 
@@ -59,35 +59,14 @@ def failing_argv(folder: Path) -> tuple[str, ...]:
     return (sys.executable, "-c", FAILING, str(folder))
 
 
-def test_the_failure_of_a_rank_is_told(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_failure_of_a_rank_is_told(options, monkeypatch) -> None:
     monkeypatch.setattr(program, "probe_argv", failing_argv)
     with pytest.raises(ProbeError, match="rank 1 failed in copy elements=1: RuntimeError: no such"):
         calibrate(parse_cluster("cpu:2"), StopRequest(), options=options)
     assert not list(options.folder.iterdir())
 
 
-def test_a_rank_without_a_record_is_told_with_its_last_words(
-    options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = (sys.executable, "-c", "raise SystemExit('lost my way')")
-    monkeypatch.setattr(program, "probe_argv", lambda folder: words)
-    with pytest.raises(ProbeError, match="rank 0 ended with exit code 1: lost my way"):
-        calibrate(parse_cluster("cpu:1"), StopRequest(), options=options)
-
-
-def test_readings_that_are_none_are_told(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = {"outcome": "ok", "readings": [{"kind": "copy"}], "versions": {}}
-    write = f"import sys; open(sys.argv[1] + '/rank-00000.json', 'w').write({json.dumps(record)!r})"
-    argv: Callable[[Path], tuple[str, ...]] = lambda folder: (  # noqa: E731
-        sys.executable, "-c", write, str(folder))  # fmt: skip
-    monkeypatch.setattr(program, "probe_argv", argv)
-    with pytest.raises(ProbeError, match="what the ranks timed cannot be used"):
-        calibrate(parse_cluster("cpu:1"), StopRequest(), options=options)
-
-
-def test_a_stop_ends_the_ranks_and_frees_the_machine(
-    options: Options, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stop_ends_the_ranks_and_frees_the_machine(options, monkeypatch) -> None:
     sleep = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(program, "probe_argv", lambda folder: sleep)
     read, write = os.pipe()
@@ -98,13 +77,3 @@ def test_a_stop_ends_the_ranks_and_frees_the_machine(
     os.close(read)
     assert not list(options.folder.iterdir())
     assert DeviceLocks(options.lock, [d.name for d in devices_here()]).acquire()
-
-
-def test_it_waits_for_its_turn(options: Options) -> None:
-    turn = DeviceLocks(options.lock, [d.name for d in devices_here()])
-    assert turn.acquire()
-    stop = StopRequest()
-    stop._note(signal.SIGTERM, None)
-    with pytest.raises(StoppedError, match="SIGTERM"):
-        calibrate(parse_cluster("cpu:1"), stop, options=options)
-    turn.release()

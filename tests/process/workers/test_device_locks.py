@@ -22,7 +22,6 @@ WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
 def test_a_lock_ends_with_the_process_that_has_it(tmp_path) -> None:
     argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
         assert holder.stdout.readline() == b"taken\n"
         lock = DeviceLocks(tmp_path / "lock", ONE)
         assert not lock.acquire()
@@ -37,7 +36,6 @@ def test_a_waiter_that_dies_waits_no_more(tmp_path) -> None:
     assert lock.acquire()
     argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as waiter:
-        assert waiter.stdout is not None
         assert waiter.stdout.readline() == b"waiting\n"
         assert lock.wanted
         waiter.kill()

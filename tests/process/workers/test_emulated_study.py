@@ -64,24 +64,20 @@ def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
     return run
 
 
-def test_a_probe_of_eight_ranks_on_two_nodes(emulate: Emulate, asked: Question) -> None:
+def test_a_probe_of_eight_ranks_on_two_nodes(emulate, asked) -> None:
     text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2"
     study = emulate(asked, text)
     assert study.state is StudyState.DONE
     (probe,) = study.probes
     found = probe.measurement
-    assert found is not None
     assert found.outcome is Outcome.OK, found.detail
-    assert found.memory is not None
     assert len(found.memory.per_rank_bytes) == 1
     assert found.device_s == found.wall_s
-    assert found.emulation is not None
     assert not found.emulation.stands_in
     exposed = found.emulation.exposed_s[2]
     compute = found.emulation.compute_s[2]
     assert found.step_times_s[2] == pytest.approx([one + exposed.value_s for one in compute])
     suggestion = answer(study)
-    assert suggestion.best is not None
     assert suggestion.best.allocated_gib.provenance is Provenance.EMULATED
     assert suggestion.best.step_time_s.provenance is Provenance.EMULATED
     assert any(c.overlap == "prefetched" for c in found.collectives)

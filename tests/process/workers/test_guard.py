@@ -53,12 +53,7 @@ def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:
 def check(tmp_path: Path, preloaded: Preloaded) -> Check:
     """``check(fault, *texts)``: the verdicts on settings in a stack with a fault."""
 
-    def run(
-        fault: str,
-        *texts: str,
-        precision: Precision = Precision.FP32,
-        optimizer: Optimizer = Optimizer.ADAMW,
-    ) -> list[GuardCheck]:
+    def run(fault, *texts, precision=Precision.FP32, optimizer=Optimizer.ADAMW) -> list[GuardCheck]:
         def pause(seconds: float) -> str:
             time.sleep(seconds)
             return ""
@@ -84,7 +79,7 @@ def check(tmp_path: Path, preloaded: Preloaded) -> Check:
     return run
 
 
-def test_the_stack_as_it_is_passes(check: Check) -> None:
+def test_the_stack_as_it_is_passes(check) -> None:
     checkpoints = f"{SYNC}=true,activation_checkpointing=full"
     verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true", checkpoints)
     # without a detail: the collectives are those of the cost model's list, to the last one
@@ -96,7 +91,7 @@ def test_the_stack_as_it_is_passes(check: Check) -> None:
 
 
 @pytest.mark.long
-def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
+def test_bf16_passes_within_its_own_tolerance(check) -> None:
     for precision in (Precision.BF16, Precision.BF16_MIXED):
         (verdict,) = check("", f"{SYNC}=false", precision=precision)
         assert verdict.ruling is CheckState.PASSED
@@ -105,14 +100,15 @@ def test_bf16_passes_within_its_own_tolerance(check: Check) -> None:
 
 
 @pytest.mark.long
-def test_an_optimizer_that_steps_on_every_micro_batch(check: Check) -> None:
+def test_an_optimizer_that_steps_on_every_micro_batch(check) -> None:
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
     assert "the optimizer stepped 18 times instead of 6" in each.detail
     assert last.ruling is CheckState.PASSED
 
 
-def test_a_knob_that_is_ignored(check: Check) -> None:
+@pytest.mark.long
+def test_a_knob_that_is_ignored(check) -> None:
     each, last = check("ignores_sync_each_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert each.detail.startswith("sync_each_batch acts as false: ")
@@ -120,16 +116,8 @@ def test_a_knob_that_is_ignored(check: Check) -> None:
     assert last.ruling is CheckState.PASSED
 
 
-@pytest.mark.long
-def test_a_knob_that_always_acts(check: Check) -> None:
-    each, last = check("always_syncs", f"{SYNC}=true", f"{SYNC}=false")
-    assert each.ruling is CheckState.PASSED
-    assert (last.ruling, last.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
-    assert last.detail.startswith("sync_each_batch acts as true: ")
-
-
 @pytest.mark.slow
-def test_buffers_that_are_used_again_before_backward_reads_them(check: Check) -> None:
+def test_buffers_that_are_used_again_before_backward_reads_them(check) -> None:
     texts = (f"{TENSOR}={recomputes},activation_checkpointing=none" for recomputes in (True, False))
     verdicts = check("reuses_buffers", *texts)
     assert [bool(v.settings["tp_recompute_allgather"]) for v in verdicts] == [True, False]
@@ -146,9 +134,7 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check: Check) ->
     ("fault", "recomputes"),
     [("overwrites_the_saved_shard", True), ("reuses_a_gathered_buffer", False)],
 )
-def test_each_fault_of_buffers_is_one_settings_own(
-    check: Check, fault: str, recomputes: bool
-) -> None:
+def test_each_fault_of_buffers_is_one_settings_own(check, fault, recomputes) -> None:
     off, on = check(fault, *(f"{TENSOR}={value}" for value in (False, True)))
     wrong, right = (on, off) if recomputes else (off, on)
     assert (wrong.ruling, wrong.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
@@ -156,17 +142,9 @@ def test_each_fault_of_buffers_is_one_settings_own(
 
 
 @pytest.mark.long
-def test_checkpointing_that_does_not_act(check: Check) -> None:
+def test_checkpointing_that_does_not_act(check) -> None:
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)
     assert (full.ruling, full.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert full.detail.startswith("activation_checkpointing acts as none: backward computed 0 of ")
     assert none.ruling is CheckState.PASSED
-
-
-@pytest.mark.long
-def test_another_optimizer_passes_within_the_same_tolerance(check: Check) -> None:
-    (verdict,) = check("", f"{SYNC}=true", optimizer=Optimizer.SGD)
-    assert verdict.ruling is CheckState.PASSED
-    assert verdict.worst is not None
-    assert verdict.worst < TOLERANCE[Precision.FP32] / 10

@@ -2,20 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.dryrun.plan import rank_spec
-from tuner.errors import ProbeError
 from workers.launchers.local import series_argv
 from workers.measuring.ranks import Kind, Probed, WarmRanks
 
@@ -47,15 +42,6 @@ run.optimizer_step = step
 main()
 """
 """The probe program, whose second rank fails in the second step's backward; the first waits."""
-GONE = """
-import torch
-from workers.probe import check
-from workers.probe.__main__ import main
-def no_device(*given, **named):
-    raise RuntimeError("No CUDA GPUs are available")
-check.torch.ones = no_device
-main()
-"""
 
 
 def in_place(argv: tuple[str, ...], text: str) -> tuple[str, ...]:
@@ -97,48 +83,13 @@ def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -
     ],
 )
 def test_a_rank_that_fails_while_the_other_waits(
-    tmp_path: Path,
-    spec: dict[str, Any],
-    alive: Callable[[str], list[psutil.Process]],
-    fault: str,
-    deadline_s: float,
-    outcome: Outcome,
-    detail: str,
+    tmp_path, spec, alive, fault, deadline_s, outcome, detail
 ) -> None:
     with WarmRanks(
-        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)),
-        folder=tmp_path,
+        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)), folder=tmp_path
     ) as ranks:
         found = measure(ranks, spec, deadline_s).measurement
         assert found.outcome is outcome, found.detail
         assert detail in found.detail
         assert not ranks.alive
         assert not alive(str(tmp_path))
-
-
-@pytest.mark.long
-def test_a_device_lost_in_mid_step_ends_the_probe_and_what_comes_after(
-    tmp_path: Path,
-    spec: dict[str, Any],
-    preloaded: Preloaded,
-    alive: Callable[[str], list[psutil.Process]],
-) -> None:
-    programs = iter((BREAKS.format(fault="lose_device"), GONE))
-    with WarmRanks(
-        argv=lambda place: preloaded(in_place(series_argv(place), next(programs))),
-        folder=tmp_path,
-    ) as ranks:
-        found = measure(ranks, spec).measurement
-        assert found.outcome is Outcome.DEVICE_LOST, found.detail
-        assert found.detail.startswith(
-            "rank 1 in backward: AcceleratorError: CUDA error: unspecified launch failure"
-        )
-        assert not ranks.alive
-        assert not alive(str(tmp_path))
-        with pytest.raises(ProbeError) as raised:
-            measure(ranks, spec)
-        assert str(raised.value) == (
-            "a device was lost, and is not there again: RuntimeError: No CUDA GPUs are available"
-        )
-        assert not alive(str(tmp_path))
-    assert not list(tmp_path.iterdir())

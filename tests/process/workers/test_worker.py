@@ -9,8 +9,7 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
-from tuner.store import Store
+from tuner.core.study import Limits, ProbeState, Study, StudyState
 from workers.devices import Device
 from workers.executor import WorkerOptions
 from workers.launchers.site import LocalSite
@@ -22,9 +21,7 @@ GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
 
 @pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.long)])
-def study(
-    request: pytest.FixtureRequest, store: Store, question: Question, monkeypatch, tmp_path: Path
-) -> Study:
+def study(request, store, question, monkeypatch, tmp_path) -> Study:
     """Of two ranks that talk, or of three probes at once on GPUs that are made up."""
     monkeypatch.setenv("STAND_IN_LEASE_S", "600")  # ranks would bear a long silence
     if request.param == 1:

@@ -77,7 +77,7 @@ def of_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
         yield client
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
     store: Store,
     question: Question,

@@ -18,17 +18,14 @@ FLAGS = (
     "--disable-sync",
 )
 WITHIN_MS = 120_000
-"""Milliseconds that anything may take on a busy machine."""
 
 
 def find_chromium() -> str | None:
-    """Where it is installed; ``None`` where it is not."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 @contextmanager
 def chromium(path: str) -> Iterator[Browser]:
-    """A browser; each context of it is somebody else's."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=list(FLAGS), timeout=WITHIN_MS

@@ -23,7 +23,6 @@ OpenTab = Callable[..., Tab]
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests here share one browser, so one process runs them."""
     for item in items:
         if str(item.path).startswith(HERE):
             item.add_marker(pytest.mark.browser)
@@ -35,13 +34,9 @@ class Service:
     """A service that listens."""
 
     url: str
-    """Its address."""
     database: str
-    """Its database's."""
     store: Store
-    """The same, opened."""
     app: FastAPI
-    """The application."""
 
 
 @contextmanager
@@ -55,7 +50,6 @@ def _serving(database: str, **more: Any) -> Iterator[Service]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """The system's Chromium."""
     path = find_chromium()
     if path is None:
         pytest.skip("there is no Chromium on this machine")
@@ -68,14 +62,12 @@ def browser() -> Iterator[Browser]:
 def service(
     make_database: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Service]:
-    """A service of this machine only, which needs no keys."""
     with _serving(make_database(tmp_path_factory.mktemp("pages") / "studies.db")) as found:
         yield found
 
 
 @pytest.fixture(scope="package")
 def prepared(service: Service) -> Prepared:
-    """Its studies. Tests only look at them."""
     return prepare(service.store)
 
 

@@ -15,7 +15,6 @@ NAMES = {
     "right_to_left": "\N{HEBREW LETTER ALEF}\N{HEBREW LETTER BET} \N{ARABIC LETTER BEH} 7b",
     "emoji": "\N{LLAMA}\N{FIRE} 7b {{ 7 * 7 }}",
 }
-"""Names of models that users may give, by what is bad about them."""
 TURNED = "\N{RIGHT-TO-LEFT OVERRIDE}desrever <b>bold</b> " + "x" * 300
 
 
@@ -24,21 +23,14 @@ class Prepared:
     """Ids of the studies."""
 
     done: str
-    """Measured on GPUs: fast and slow probes, one out of memory, one that crashed."""
     other: str
-    """Another to compare it with."""
     many: str
-    """With 120 probes."""
     failed: str
-    """Without an answer."""
     running: str
-    """Open, with one probe done; nothing happens to it."""
     hostile: dict[str, str]
-    """By what is bad about their names."""
 
 
 def prepare(store: Store) -> Prepared:
-    """Makes them."""
     names = enumerate(NAMES.items(), start=3)
     return Prepared(
         done=_done(store, question(batch=256)),
@@ -51,7 +43,6 @@ def prepare(store: Store) -> Prepared:
 
 
 def running(store: Store, *, batch: int) -> str:
-    """A study that was begun, with one probe done."""
     workload = {**MEASURED["workload"], "global_batch_size": batch}
     asked = store.ask(question_of({**MEASURED, "workload": workload}), Limits(max_probes=4))
     probed(store, asked.id)

@@ -25,10 +25,8 @@ from tests.system.browser.working import working
 from tuner.store import open_store
 
 MOST_BYTES = 250_000
-"""Of a picture: they are in the repository."""
 ENDS_WITHIN_S = 1200
 PAPER_PX = 32
-"""Left and right of a part that is shown alone."""
 MEASURED: dict[str, Any] = {
     "workload": {"model": "stories15m", "sequence_length": 128, "global_batch_size": 8},
     "cluster": "cpu:2",
@@ -63,21 +61,14 @@ class Picture:
     """One of them."""
 
     name: str
-    """Of the file."""
     path: str
-    """Of the page."""
     width: int = WIDE
-    """Of the window, in CSS pixels."""
     height: int = 900
-    """Of the window."""
     theme: str = "light"
-    """``light`` or ``dark``."""
     of: str = ""
-    """A selector of the part that is shown; empty for the window."""
 
 
 def main() -> int:
-    """Run the studies and write the pictures; the exit code."""
     found = find_chromium()
     if found is None:
         print("there is no Chromium on this machine: install Debian's chromium", file=sys.stderr)
@@ -126,7 +117,6 @@ def _wanted(llama: str, mixtral: str, large: str, measured: str) -> Sequence[Pic
 
 
 def _evidence(browser: Browser, url: str, study: str) -> Picture:
-    """The probe behind the answer."""
     found = _got(browser, f"{url}/tune/{study}")
     best = found["suggestion"]["best"]["settings"]
     probes = _got(browser, f"{url}/tune/{study}/probes")["probes"]
@@ -152,7 +142,6 @@ def _taken(page: Page, picture: Picture, folder: Path) -> Path:
 
 
 def _around(page: Page, selector: str) -> FloatRect:
-    """A part of the page, with some paper around it."""
     box = page.locator(selector).bounding_box()
     assert box is not None, selector
     return {

@@ -9,7 +9,6 @@ from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, R
 ABORTED = "net::ERR_ABORTED"
 """Of what a page does not want any more, such as its stream of events when it is left."""
 LOADING = "Failed to load resource"
-"""How the console tells of a status, which is looked at itself."""
 AXE = {"resultTypes": ["violations"], "rules": {"target-size": {"enabled": True}}}
 WIDE, NARROW, HUGE = 1440, 360, 2560
 THEMES = ("light", "dark")
@@ -20,13 +19,9 @@ class Tab:
     """A page with what went wrong in it."""
 
     page: Page
-    """Playwright's."""
     base: str
-    """The service's address."""
     troubles: list[str] = field(default_factory=list)
-    """Errors and warnings of the console, requests that failed, and refusals."""
     expected: set[int] = field(default_factory=set)
-    """Statuses from 400 on that the test is about."""
 
     def __post_init__(self) -> None:
         self.page.on("console", self._said)
@@ -35,23 +30,19 @@ class Tab:
         self.page.on("response", self._answered)
 
     def go(self, path: str) -> Page:
-        """Opens a path of the service."""
         self.page.goto(self.base + path)
         return self.page
 
     @property
     def path(self) -> str:
-        """Where it is."""
         return self.page.url.removeprefix(self.base)
 
     @property
     def overflow_px(self) -> int:
-        """By how much the page is wider than the window."""
         self.page.wait_for_load_state()
         return int(self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))
 
     def violations(self) -> list[str]:
-        """What axe finds wrong with the whole page, each in a line."""
         self.page.wait_for_load_state()
         found = Axe().run(self.page, options=AXE).response["violations"]
         return [f"{one['id']}: {one['help']}: {_places(one)}" for one in found]
@@ -74,5 +65,4 @@ def _places(violation: dict[str, Any]) -> str:
 
 
 def opened(context: BrowserContext, base: str) -> Tab:
-    """A new tab."""
     return Tab(page=context.new_page(), base=base)

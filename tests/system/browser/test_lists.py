@@ -7,23 +7,6 @@ from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import NARROW
 
 
-def test_two_studies_are_ticked_and_compared(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab("/")
-    button = tab.page.locator("#compare-button")
-    expect(button).to_be_disabled()
-    for study in (prepared.done, prepared.other):
-        tab.page.locator(f"#{study} input").check()
-    expect(button).to_have_text("Compare these 2")
-    button.click()
-    expect(tab.page.locator("h1")).to_have_text("Compare")
-    tab.page.wait_for_load_state()
-    rows = tab.page.locator("tr.same:visible")
-    assert rows.count() > 3
-    tab.page.get_by_label("Only what differs").check()
-    expect(rows).to_have_count(0)
-    expect(tab.page.locator("tr.differs:visible").first).to_be_visible()
-
-
 def test_without_scripts_studies_are_found_and_compared(
     open_tab: OpenTab, prepared: Prepared
 ) -> None:

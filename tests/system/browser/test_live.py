@@ -20,7 +20,6 @@ PLACES = """() => {
 
 @pytest.fixture
 def study(service: Service) -> Iterator[str]:
-    """A study that is open, of this test only."""
     study_id = running(service.store, batch=next(BATCHES))
     yield study_id
     if service.store.study(study_id).state in OPEN:
@@ -72,15 +71,6 @@ def test_a_study_is_cancelled(open_tab: OpenTab, service: Service, study: str) -
     button.click()
     expect(page.locator(".state-cancelled")).to_be_visible()
     expect(watcher.locator(".state-cancelled")).to_be_visible()
-
-
-def test_the_list_follows_too(open_tab: OpenTab, service: Service, study: str) -> None:
-    page = open_tab("/").page
-    row = page.locator(f"#{study}")
-    expect(row.locator(".state-running")).to_be_visible()
-    finish(service.store, study)
-    page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
-    expect(row.locator(".state-done")).to_be_visible()
 
 
 def test_without_scripts_the_page_is_loaded_again(

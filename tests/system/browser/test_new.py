@@ -9,7 +9,6 @@ from tests.system.browser.views import focused
 
 
 def fill(page: Page, **more: Any) -> None:
-    """A question that is right."""
     values = {"Model": "stories15m", "GPU": "cpu", "Nodes": "1", "GPUs per node": "2"}
     values |= {"Sequence length": "128", "Global batch size": "8", **more}
     for label, text in values.items():
@@ -22,7 +21,6 @@ def field(page: Page, label: str) -> Locator:
 
 
 def start(page: Page) -> None:
-    """Sends it."""
     page.get_by_role("button", name="Start the study").click()
 
 
@@ -71,32 +69,3 @@ def test_an_open_study_is_put_on_these_terms(open_tab: OpenTab, service: Service
     start(page)
     expect(page.locator("h1")).to_contain_text("stories15m")
     assert service.store.study(study_id).limits.max_probes == 5
-
-
-def test_a_study_is_started_by_keyboard_alone(open_tab: OpenTab) -> None:
-    page = open_tab("/new").page
-    wanted = {
-        "f-workload-model": "stories15m",
-        "f-cluster-gpu": "cpu",
-        "f-cluster-nodes": "1",
-        "f-cluster-gpus-per-node": "2",
-        "f-workload-sequence-length": "128",
-        "f-workload-global-batch-size": "20",
-    }
-    for name, text in wanted.items():
-        page.keyboard.press("Tab")
-        while (at := focused(page))["id"] != name:
-            assert at["tag"] != "BODY", name
-            page.keyboard.press("Tab")
-        page.keyboard.press("ControlOrMeta+A")
-        page.keyboard.type(text)
-    page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
-
-
-def test_a_configuration_is_chosen_from_a_file(open_tab: OpenTab) -> None:
-    page = open_tab("/new").page
-    page.get_by_text("Or paste its config.json").click()
-    file = {"name": "config.json", "mimeType": "application/json", "buffer": b'{"a": "<b>"}'}
-    page.get_by_label("Choose a config.json to paste").set_input_files(file)  # type: ignore[arg-type]
-    expect(page.locator("#f-config")).to_have_value('{"a": "<b>"}')

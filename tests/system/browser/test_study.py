@@ -18,12 +18,10 @@ def column(page: Page, key: str) -> list[str]:
 
 
 def numbers(texts: list[str]) -> list[float]:
-    """Those that are numbers, of which ``>`` is no part."""
     return [float(text.lstrip("> ").replace(",", "")) for text in texts if text != "-"]
 
 
 def head(page: Page, key: str) -> Locator:
-    """A column's head."""
     return page.locator(f'#probes th[data-key="{key}"]')
 
 
@@ -58,25 +56,6 @@ def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None
     assert page.evaluate("navigator.clipboard.readText()") == shown.text_content()
 
 
-def test_evidence_of_failures_is_text(open_tab: OpenTab, prepared: Prepared) -> None:
-    tab = open_tab(f"/studies/{prepared.done}", width=NARROW)
-    trouble = tab.page.locator("#trouble details", has_text="out of memory").first
-    trouble.locator("summary").click()
-    expect(trouble.locator("pre")).to_contain_text("<b>CUDA</b> out of memory")
-    assert tab.overflow_px <= 0
-    trouble.get_by_role("link", name="All of its evidence").click()
-    expect(tab.page.locator("h1")).to_contain_text("out of memory")
-    assert tab.overflow_px <= 0
-    tab.page.locator("a[rel=next]").click()
-    expect(tab.page.locator("h1")).to_contain_text("crashed")
-    tab.go(f"/studies/{prepared.done}")
-    mark = tab.page.locator(".chart-scatter .chart-is-other a").first
-    assert "tokens/s" in (mark.locator("title").first.text_content() or "")
-    mark.focus()
-    tab.page.keyboard.press("Enter")
-    expect(tab.page.locator("h1")).to_contain_text("Probe #")
-
-
 # -- without a mouse --------------------------------------------------------------------------
 
 
@@ -102,19 +81,6 @@ def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(
     assert sum(one.startswith("tab-") for one in ids) == 1, "arrows change tabs"
     assert {"Studies", "What if…", "Compare", "Ask like this", "JSON", "Copy"} <= texts
     assert sum(one["tag"] == "SUMMARY" for one in seen) == page.locator("summary").count()
-
-
-def test_tabs_and_disclosures_work_by_keyboard(open_tab: OpenTab, prepared: Prepared) -> None:
-    page = open_tab(f"/studies/{prepared.done}").page
-    radios = page.locator(".tabs > input")
-    radios.first.focus()
-    page.keyboard.press("ArrowRight")
-    expect(radios.nth(1)).to_be_checked()
-    expect(page.locator(".tab").nth(1)).to_be_visible()
-    expect(page.locator(".tab").nth(0)).to_be_hidden()
-    page.locator("#knobs-table summary").focus()
-    page.keyboard.press("Enter")
-    expect(page.locator("#knobs-table table")).to_be_visible()
 
 
 # -- motion and paper -------------------------------------------------------------------------

@@ -29,15 +29,6 @@ def test_a_slider_is_moved_by_keys(open_tab: OpenTab, prepared: Prepared) -> Non
     expect(page.locator("#result h2")).to_contain_text("the best settings")
 
 
-def test_what_gives_way_is_told(open_tab: OpenTab, prepared: Prepared) -> None:
-    page = open_tab(f"/studies/{prepared.done}/settings").page
-    segment = page.locator(".segment.is-moving").first
-    wanted = segment.locator("input").get_attribute("value")
-    segment.click()
-    expect(page.locator("#result .notice").first).to_be_visible()
-    expect(page.locator(f'.segment input[value="{wanted}"]:checked').first).to_be_attached()
-
-
 def test_without_scripts_the_form_is_sent(open_tab: OpenTab, prepared: Prepared) -> None:
     tab = open_tab(f"/studies/{prepared.done}/settings", java_script_enabled=False)
     page = tab.page

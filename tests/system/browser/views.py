@@ -6,7 +6,6 @@ from playwright.sync_api import Page
 
 MOST_LINE_EM = 52
 """The longest line of running text, in its own type size: some 100 characters."""
-BODY_PX = "parseFloat(getComputedStyle(document.body).fontSize)"
 _LINES = """() => {
   const inEm = (one) => {
     const range = document.createRange();
@@ -33,11 +32,9 @@ _FOCUS = """() => {
 
 
 def longest_line_em(page: Page) -> float:
-    """Width of the widest line of running text, in its type size."""
     return float(page.evaluate(_LINES))
 
 
 def focused(page: Page) -> dict[str, Any]:
-    """What has the focus, and how that is seen."""
     found: dict[str, Any] = page.evaluate(_FOCUS)
     return found

@@ -10,7 +10,6 @@ from tests.system.chaos.processes import environment
 
 PROGRAM = "import sys; from tuner.cli import main; sys.exit(main())"
 END_S = 120
-"""Seconds that it may take to give back what it has."""
 
 
 @contextmanager

@@ -68,7 +68,6 @@ class Member:
         while not self.serves and time.monotonic() < until:
             time.sleep(0.1)
         self.send(signal.SIGTERM)
-        assert self.process is not None
         code = self.process.wait(END_S)
         self.process = None
         return code
@@ -91,16 +90,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**kept, **own, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
 
 
-def worker(
-    name: str,
-    db: str,
-    folder: Path,
-    script: object,
-    *,
-    machine: str = "machine",
-    how: str = "--serve",
-    **more: str,
-) -> Member:
+def worker(name, db, folder, script, *, machine="machine", how="--serve", **more) -> Member:
     """A worker with stand-in ranks, on a machine that has its own folder and locks.
 
     Args:

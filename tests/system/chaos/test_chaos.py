@@ -126,9 +126,7 @@ def size(request: pytest.FixtureRequest) -> Size:
 
 
 @pytest.fixture
-def members(
-    size: Size, database: Database, tmp_path: Path, notes: Path, join: Callable[[Member], Member]
-) -> tuple[list[Member], list[Member]]:
+def members(size, database, tmp_path, notes, join) -> tuple[list[Member], list[Member]]:
     """Workers and services. Half of the workers do not see the locks of the others, as if in
     another container, so that only the database keeps them from a device."""
     more = {"STAND_IN_GPUS": GPUS, "STAND_IN_NOTES": str(notes)}
@@ -183,13 +181,7 @@ def asking(ports: list[int], size: Size) -> Iterator[list[Future[Caller]]]:
             over.set()
 
 
-def test_nothing_is_lost_or_doubled(
-    size: Size,
-    database: Database,
-    members: tuple[list[Member], list[Member]],
-    tmp_path: Path,
-    notes: Path,
-) -> None:
+def test_nothing_is_lost_or_doubled(size, database, members, tmp_path, notes) -> None:
     print(f"CHAOS_SEED={SEED}")
     workers, services = members
     ports = [int(one.argv[-1]) for one in services]

@@ -15,6 +15,7 @@ from tests.system.docs.pages import ROOT
 PAGE = ROOT / "docs" / "cli.md"
 BEGIN, END = "<!-- commands: begin -->\n", "<!-- commands: end -->\n"
 """Around what is made; the rest of the page is written by hand."""
+ASKING = ("tuner suggest", "tuner predict", "tuner check")
 
 
 def page() -> str:
@@ -77,10 +78,13 @@ def _section(name: str, context: Any, shown: dict[str, str]) -> str:
     for one in parameters:
         if one.param_type_name != "option":
             continue
-        if (row := _row(one)) in shown:
-            again.setdefault(shown[row], []).append(f"`{one.opts[0]}`")
+        row = _row(one)
+        # What a case says is what tuner suggest is asked: these three have one meaning of a name.
+        key = row.partition(" |")[0] if name in ASKING else row
+        if before := shown.get(row) or shown.get(key):
+            again.setdefault(before, []).append(f"`{one.opts[0]}`")
             continue
-        shown[row] = name
+        shown[row] = shown[key] = name
         by_panel.setdefault(getattr(one, "rich_help_panel", None) or "", []).append(row)
     for panel, rows in by_panel.items():
         title = panel if len(by_panel) > 1 else ""

@@ -25,7 +25,7 @@ from tests.models import TINY
 from tests.process.api.live import serving
 from tests.system.docs.command_line import command_of, parsed
 from tests.system.docs.not_run import NOT_RUN, why_not
-from tests.system.docs.pages import PAGES, ROOT, SHELLS, blocks, commands, name_of, text
+from tests.system.docs.pages import PAGES, ROOT, blocks, commands, name_of, text
 from tests.unit.made import ok, stored
 from tuner.cli import main
 from tuner.cli.commands import COMMANDS
@@ -158,15 +158,6 @@ def check_names(words: list[str]) -> None:
     assert named <= options, named - options
 
 
-def test_make_suggest_is_the_command_that_the_quick_start_shows() -> None:
-    recipe = (ROOT / "Makefile").read_text().split("\nsuggest:")[1].split("\n\n")[0]
-    made = re.sub(r"\\\n", " ", recipe.split("@$(BIN)/")[1]).split()
-    (shown, *_) = [
-        one for one in commands("docs/quickstart.md") if one.text.startswith("tuner suggest")
-    ]
-    assert sorted(made) == sorted(shown.words)
-
-
 def check(shown: str, place: Place) -> None:
     if shown.startswith("curl") and shutil.which("curl") is None:
         return
@@ -211,13 +202,3 @@ def test_commands_have_the_options_that_are_shown() -> None:
 
 def test_every_reason_is_one_of_a_command() -> None:
     assert set(NOT_RUN) == {why_not(one) for one in SHOWN} - {None}
-
-
-def test_every_shell_block_can_be_read_by_a_shell() -> None:
-    for page in PAGES:
-        for block in blocks(name_of(page)):
-            if block.language in SHELLS:
-                done = subprocess.run(
-                    ["bash", "-n"], input=block.text, capture_output=True, text=True
-                )
-                assert done.returncode == 0, (page, block.line, done.stderr)

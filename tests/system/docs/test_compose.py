@@ -4,33 +4,21 @@ No container is started: what is checked is that commands, options, modules, fil
 ports and paths are this project's own, and that nothing runs with more rights than it needs.
 """
 
-import ast
 import configparser
 import re
-import shlex
-import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-from packaging.specifiers import SpecifierSet
 from prometheus_client.parser import text_string_to_metric_families
 
-from api.app import create_app
 from api.ops import Metrics
 from api.settings import PREFIX, Settings
-from tests.postgresql import postgresql_server
-from tests.system.docs import pages
 from tests.system.docs.command_line import known_variables, parsed
-from tuner.cli import main
 from tuner.core.measurement import Outcome
 from tuner.core.study import StudyState
-from tuner.store import open_store
 from tuner.store.figures import Figures
-from workers.devices import default_lock_path
-from workers.measuring.files import default_probes_folder
 
 ROOT = Path(__file__).resolve().parents[3]
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -54,35 +42,8 @@ def of(instruction: str) -> list[str]:
     return [arguments for name, arguments in instructions() if name == instruction]
 
 
-def blocks(language: str = "") -> list[str]:
-    """Blocks of code in docs/deploy.md."""
-    return [one.text for one in pages.blocks("docs/deploy.md") if one.language == language]
-
-
-def shown_commands() -> list[list[str]]:
-    """Commands of ours and of Docker's in docs/deploy.md."""
-    shown = [one.words for one in pages.commands("docs/deploy.md")]
-    return [words for words in shown if words[0] in ("tuner", "docker")]
-
-
-def without_profile(words: list[str]) -> list[str]:
-    """A command of compose's without the profiles that it chooses."""
-    if words[2] != "--profile":
-        return words
-    assert any(words[3] in service.get("profiles", ()) for service in SERVICES.values())
-    return [*words[:2], *words[4:]]
-
-
 def ours() -> list[str]:
     return [name for name, service in SERVICES.items() if "build" in service]
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Paths that the service has."""
-    url = f"sqlite:///{tmp_path_factory.mktemp('paths')}/s.db"
-    with open_store(url) as store:
-        return set(create_app(store, Settings()).openapi()["paths"])
 
 
 # The compose file
@@ -100,89 +61,10 @@ def test_no_secret_has_a_default() -> None:
                 assert "${POSTGRES_PASSWORD:?" in value, f"{name}: {variable}"
 
 
-def test_the_example_of_settings_is_complete_and_holds_no_secret() -> None:
-    lines = (ROOT / ".env.example").read_text().splitlines()
-    given = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
-    used = set(re.findall(r"\$\{(\w+)", (ROOT / "docker-compose.yml").read_text()))
-    assert set(given) == used
-    assert {name for name in given if IS_SECRET.search(name) and given[name]} == set()
-
-
-def test_every_lasting_process_has_a_health_check_that_can_work(paths: set[str]) -> None:
-    for name, service in SERVICES.items():
-        if name == "migrate":
-            continue
-        how, program, *arguments = service["healthcheck"]["test"]
-        assert how == "CMD"
-        if program == "tuner":
-            parsed(arguments)
-        elif program == "python":
-            ast.parse(arguments[-1])
-            port, path = re.findall(r"http://127.0.0.1:(\d+)(/\w+)", arguments[-1])[0]
-            assert int(port) == PORT
-            assert path in paths
-        else:
-            assert program == "pg_isready"
-
-
 # The image
 
 
-def test_the_image_is_of_a_python_and_extras_that_are_supported() -> None:
-    (version,) = [value for value in of("ARG") if value.startswith("PYTHON=")]
-    assert SpecifierSet(PROJECT["project"]["requires-python"]).contains(version.split("=")[1])
-    (extras,) = re.findall(r"'\.\[(.*?)\]'", (ROOT / "Dockerfile").read_text())
-    assert set(extras.split(",")) <= set(PROJECT["project"]["optional-dependencies"])
-    assert "postgres" in extras.split(",")
-    assert "tuner" in PROJECT["project"]["scripts"]
-
-
-def test_what_the_image_is_built_from_reaches_the_builder() -> None:
-    lines = (ROOT / ".dockerignore").read_text().splitlines()
-    assert "*" in lines
-    sent = {line[1:] for line in lines if line.startswith("!")}
-    assert all((ROOT / name).exists() for name in sent)
-    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
-    project = PROJECT["project"]
-    needed = {*wheel["packages"], *wheel["force-include"], *project["license-files"]}
-    copied = {arguments.split()[0] for arguments in of("COPY") if "--from" not in arguments}
-    assert needed | {project["readme"], "pyproject.toml"} | copied - {"."} <= sent
-
-
 # docs/deploy.md
-
-
-def test_whatever_uses_the_database_is_stopped_before_it_is_changed() -> None:
-    """And started again: with its profile, without which compose does not know it."""
-    lasting = {name for name, one in SERVICES.items() if one.get("networks")} - {
-        "postgres",
-        "migrate",
-    }
-    for title in ("Backup", "Upgrade"):
-        (section,) = re.findall(rf"^## {title}\n(.*?)^## ", PAGE, flags=re.M | re.S)
-        commands = [line for line in section.splitlines() if line.startswith("docker compose ")]
-        words = [shlex.split(line, comments=True) for line in commands]
-        (stop,) = [one for one in words if "stop" in one]
-        (start,) = [one for one in words if "up" in one]
-        assert lasting <= set(stop), title
-        profiles = {profile for name in lasting for profile in SERVICES[name].get("profiles", ())}
-        for command in (stop, start):
-            assert profiles <= set(command), title
-
-
-@pytest.mark.xdist_group("postgresql")
-def test_the_first_key_can_be_made_in_the_order_that_is_shown(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In an empty database of PostgreSQL, which nothing migrates by itself."""
-    text = PAGE.split("Before the deployments")[1]
-    shown = re.findall(r"^```\n(.*?)^```$", text, flags=re.M | re.S)[0]
-    with postgresql_server() as server:
-        monkeypatch.setenv("TUNER_DB", server.get_uri())
-        for line in shown.splitlines():
-            _, *arguments = shlex.split(line, comments=True)
-            assert main(arguments) == 0, f"{line}: {capsys.readouterr().err}"
-    assert re.search(r"^tuner_[0-9a-f]{16}_", capsys.readouterr().out, flags=re.M)
 
 
 def test_every_setting_is_in_the_table_with_its_default() -> None:
@@ -214,63 +96,13 @@ def test_every_metric_is_in_the_table() -> None:
     assert set(alerts) <= shown | {"tuner_outside"}
 
 
-def manifests() -> list[dict[str, Any]]:
-    (block,) = [block for block in blocks("yaml") if "apiVersion" in block]
-    return list(yaml.safe_load_all(block))
-
-
-def pods() -> list[dict[str, Any]]:
-    found = [one["spec"] for one in manifests() if one["kind"] == "Deployment"]
-    for one in found:
-        labels = one["template"]["metadata"]["labels"]
-        assert one["selector"]["matchLabels"] == labels
-    return [one["template"]["spec"] for one in found]
-
-
-def test_the_kubernetes_manifest_names_what_exists(paths: set[str]) -> None:
-    for pod in pods():
-        assert pod["enableServiceLinks"] is False
-        assert pod["securityContext"]["runAsUser"] == int(of("USER")[0].split(":")[0])
-        for container in [*pod.get("initContainers", []), *pod["containers"]]:
-            parsed(container["args"])
-            assert {one["name"] for one in container["env"]} <= known_variables()
-            assert container["securityContext"]["readOnlyRootFilesystem"] is True
-            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-            assert container["image"] in {SERVICES[name]["image"] for name in ours()}
-            for probe in ("livenessProbe", "readinessProbe"):
-                if "httpGet" in container.get(probe, {}):
-                    assert container[probe]["httpGet"]["path"] in paths
-                elif probe in container:
-                    parsed(container[probe]["exec"]["command"][1:])
-            mounted = {one["name"] for one in container["volumeMounts"]}
-            assert mounted <= {one["name"] for one in pod["volumes"]}
-
-
 def unit() -> configparser.SectionProxy:
     """The service of the unit of systemd."""
-    (block,) = blocks("ini")
+    block = (ROOT / "examples" / "deploy" / "tuner-serve.service").read_text()
     found = configparser.ConfigParser()
     found.optionxform = str  # type: ignore[assignment, method-assign]
     found.read_string(block)
     return found["Service"]
-
-
-def test_what_the_unit_of_systemd_writes_it_may_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks, probes' folders and the database; all else is read-only, and homes are hidden."""
-    service = unit()
-    assert (service["ProtectSystem"], service["ProtectHome"]) == ("strict", "yes")
-    assert service["PrivateTmp"] == "no"  # others' locks are there
-    writable = [Path(path) for path in service["ReadWritePaths"].split()]
-    writable += [Path("/var/lib") / service["StateDirectory"]]
-    writable += [Path("/var/cache") / service["CacheDirectory"]]
-    for name in ("TMPDIR", "TEMP", "TMP"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(tempfile, "tempdir", None)
-    variable, value = service["Environment"].split("=", 1)
-    monkeypatch.setenv(variable, value)
-    (shown,) = re.findall(r"^export TUNER_DB=sqlite:///(\S+)$", PAGE, flags=re.M)
-    for path in (default_lock_path(), default_probes_folder(), Path(shown)):
-        assert any(path.is_relative_to(folder) for folder in writable), path
 
 
 def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> None:
@@ -313,18 +145,3 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> N
     program, *arguments = unit()["ExecStart"].split()
     assert Path(program).name in PROJECT["project"]["scripts"]
     parsed(arguments)
-
-
-def test_dockers_commands_that_are_shown_exist() -> None:
-    for words in shown_commands():
-        if words[0] == "tuner":
-            continue  # read in test_commands.py
-        assert words[1] in ("compose", "network")
-        words = without_profile(words)
-        mentioned = [word for word in words[3:] if word in SERVICES]
-        if words[2] == "run":
-            assert mentioned == [words[4]]
-            if arguments := words[5:]:
-                parsed(arguments)
-        elif words[2] in ("exec", "stop"):
-            assert mentioned

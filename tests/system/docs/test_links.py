@@ -23,23 +23,3 @@ def test_links_and_their_anchors_lead_somewhere() -> None:
         there = page.parent / path if path else page
         assert there.exists(), (page, target)
         assert not anchor or anchor in anchors(there), (page, target)
-
-
-def test_every_page_is_in_the_index() -> None:
-    listed = {(INDEX.parent / target.partition("#")[0]).resolve() for target in targets(INDEX)}
-    assert {page for page in PAGES if page.parent == INDEX.parent} <= {INDEX, *listed}
-
-
-def test_every_picture_has_words_and_is_shown() -> None:
-    shown = [
-        link for page in PAGES for link in re.findall(r"!\[(.*?)\]\((.*?)\)", text(name_of(page)))
-    ]
-    assert all(words for words, _ in shown)
-    kept = {path.name for path in (ROOT / "docs" / "images").iterdir()}
-    assert kept == {Path(link).name for _, link in shown}
-
-
-def test_anchors_are_those_of_github() -> None:
-    found = anchors(ROOT / "docs" / "knobs.md")
-    assert {"sync_each_batch", "micro_batch_size-and-gradient_accumulation_steps"} <= found
-    assert "nowhere" not in found

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.system.examples.conftest import EXAMPLES, LONGER_S, Ask, Service
+from tests.system.examples.conftest import EXAMPLES, Ask, Service
 from tuner.client.answered import WRITTEN_BY_US
-from tuner.core.study import StudyState
 
 ASK = ("./ask-tuner.sh", "answer", "question.json", "env", "tuned.env")
 
@@ -43,19 +42,6 @@ def test_an_answer_is_written(
     again = run(*ASK[:3], "accelerate", "accelerate.yaml", "200")
     assert again.returncode == 0, again.stderr
     assert "num_processes: 2" in (folder / "accelerate.yaml").read_text()
-
-
-@pytest.mark.usefixtures("question")
-def test_an_answer_that_is_late_is_not_waited_for(run: Ask, service: Service, folder: Path) -> None:
-    (folder / "tuned.env").write_text("of before")
-    for wait_s in LONGER_S:
-        found = run(*ASK, f"{wait_s}")
-        assert found.returncode == 1
-        if "does not answer" not in found.stderr:
-            break
-    assert f"has no answer after {wait_s} s; it goes on" in found.stderr
-    assert (folder / "tuned.env").read_text() == "of before"
-    assert service.store.studies()[0].state is StudyState.QUEUED
 
 
 @pytest.mark.usefixtures("question")
@@ -93,16 +79,6 @@ def test_the_key_is_on_no_command_line(
     assert "/tune" in argv.read_text()
     assert service.key not in argv.read_text()
     assert not list(Path(environment["TMPDIR"]).iterdir())  # nothing is left
-
-
-def test_a_study_without_an_answer_says_why(
-    run: Ask, folder: Path, working: Callable[..., None]
-) -> None:
-    working(cancel=True)
-    found = run(*ASK, "200")
-    assert found.returncode == 1
-    assert "has no measured answer" in found.stderr
-    assert not (folder / "tuned.env").exists()
 
 
 ANSWER = b"# Written by tuner on 2026-01-15\nexport TUNED_SHARDING=ddp\n"

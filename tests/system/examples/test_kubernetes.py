@@ -19,22 +19,6 @@ POD = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec
 Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_the_job_is_of_the_runtime() -> None:
-    for part in PARTS:
-        assert part["apiVersion"] == "trainer.kubeflow.org/v1alpha1"
-    reference = JOB["spec"]["runtimeRef"]
-    assert (reference["kind"], reference["name"]) == (RUNTIME["kind"], RUNTIME["metadata"]["name"])
-    (replicated,) = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"]
-    assert replicated["name"] == "node"
-    labels = replicated["template"]["metadata"]["labels"]
-    assert labels["trainer.kubeflow.org/trainjob-ancestor-step"] == "trainer"
-    volumes = {volume["name"] for volume in POD["volumes"]}
-    for container in (*POD["initContainers"], *POD["containers"]):
-        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
-    # every pod asks for itself, so there must be one
-    assert RUNTIME["spec"]["mlPolicy"]["numNodes"] == JOB["spec"]["trainer"]["numNodes"] == 1
-
-
 @pytest.fixture
 def volumes(question: Path, environment: dict[str, str], tmp_path: Path) -> dict[str, Path]:
     """The pod's volumes, by name."""
@@ -85,14 +69,6 @@ def pod(start: Start, service: Service) -> Callable[..., tuple[str, str]]:
         return trained.stdout, asked.stderr
 
     return run
-
-
-def test_a_pod_trains_with_the_answer(
-    pod: Callable[..., tuple[str, str]], service: Service, working: Callable[..., None]
-) -> None:
-    working()
-    out, _ = pod()
-    assert f"settings of study {service.store.studies()[0].id}" in out
 
 
 def test_a_pod_trains_with_its_own_settings_otherwise(pod: Callable[..., tuple[str, str]]) -> None:

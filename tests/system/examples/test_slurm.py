@@ -123,13 +123,6 @@ class TestSlurm:
 
     pytestmark = real
 
-    def test_a_job_is_answered(
-        self, submit: Callable[..., str], service: Service, working: Callable[..., None]
-    ) -> None:
-        working()
-        log = submit(TUNER_WAIT_S="200")
-        assert f"trained {service.store.studies()[0].id}" in log
-
     def test_a_job_asks_when_it_is_submitted(
         self, submit: Callable[..., str], service: Service, tmp_path: Path
     ) -> None:
@@ -141,10 +134,4 @@ class TestSlurm:
             assert time.monotonic() < until
             time.sleep(0.05)
         assert len(service.store.studies()) == before + 1
-        assert OWN in log
-
-    def test_no_submission_fails_for_want_of_a_service(self, submit: Callable[..., str]) -> None:
-        down = {"TUNER_URL": "http://127.0.0.1:9", "TUNER_WAIT_S": "3"}
-        log = submit("--comment=tuner:question.json", **down)
-        assert "does not answer" in log
         assert OWN in log

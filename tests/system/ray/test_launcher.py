@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import time
 from dataclasses import dataclass, field
 
@@ -17,13 +16,6 @@ from workers.launchers.base import Job, Launcher, Run, Why
 from workers.launchers.ray import launcher as launcher_module
 from workers.launchers.ray.launcher import RayLauncher, RaySite
 from workers.measuring.ranks import Kind, WarmRanks
-
-MEET = """
-folder, rank = pathlib.Path(sys.argv[1]), os.environ["RANK"]
-(folder / f"rank-{rank}-was-here").touch()
-while len(list(folder.glob("*-was-here"))) < 2:
-    time.sleep(0.01)
-"""
 
 
 @dataclass
@@ -51,8 +43,7 @@ def nodes() -> int:
 @pytest.fixture
 def supervisor(in_ray: RayCluster) -> str:
     return (
-        "from workers.launchers.ray.client import RayDriver\n"
-        "from workers.launchers.ray.launcher import RayLauncher\n"
+        "from workers.launchers.ray.launcher import RayDriver, RayLauncher\n"
         f"launcher = RayLauncher(RayDriver({in_ray.address!r}))"
     )
 
@@ -66,28 +57,12 @@ def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None
 
 
 @pytest.mark.long
-def test_ranks_of_one_node_share_its_folder(launcher, make_job) -> None:
-    program = f"import os, pathlib, sys, time\n{MEET}"
-    argv = (sys.executable, "-P", "-c", program, str(make_job({}).directory))
-    run = launcher.start(make_job({}, argv=argv, nodes=1, peer_grace_s=60.0))
-    assert codes(finish(run)) == [0, 0]
-
-
-@pytest.mark.long
 def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> None:
     script = {"*": ["environment:CUDA_VISIBLE_DEVICES", "ok"]}
     run = launcher.start(make_job(script, nodes=2, ranks=4, device="cuda"))
     finish(run)
     for log in run.logs().values():
         assert '"CUDA_VISIBLE_DEVICES": "0,1"' in log
-
-
-@pytest.mark.long
-def test_ranks_know_nothing_of_ray(launcher, make_job) -> None:
-    names = "RAY_AUTH_TOKEN,RAY_AUTH_MODE,RAY_JOB_ID,RAY_RAYLET_PID"
-    run = launcher.start(make_job({"*": [f"environment:{names}", "ok"]}, nodes=2))
-    finish(run)
-    assert set(run.logs().values()) == {"{}\n"}
 
 
 def test_a_place_that_there_is_not(launcher, make_job) -> None:
@@ -170,17 +145,3 @@ def test_a_connection_that_is_lost_is_told_and_made_anew(site, launcher, make) -
         finish(run)
     assert run.cancel().why is Why.CANCELLED
     assert codes(finish(launcher.start(make({"*": ["ok"]})))) == [0, 0]
-
-
-def test_nodes_of_another_kind_are_left_out_and_told_once(site, monkeypatch, caplog) -> None:
-    facts = site._driver.ask("nodes")["nodes"]
-    said = {"nodes": facts[:1], "left_out": {"10.0.0.9": "it has no tuner"}}
-    monkeypatch.setattr(site, "_told", set())
-    monkeypatch.setattr(site._driver, "ask", lambda what: said)
-    assert len(site.machines()) == len(site.machines()) == 1
-    assert caplog.messages == [f"a node of {site.name} is not used, 10.0.0.9: it has no tuner"]
-    said["nodes"] = []
-    with pytest.raises(
-        ProbeError, match=r"no node of .* can be used \(10.0.0.9: it has no tuner\)"
-    ):
-        site.machines()

@@ -1,13 +1,9 @@
 """A study of two nodes to its answer, by a worker on a Ray cluster."""
 
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.system.ray.running import RayCluster
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import RAN
@@ -32,6 +28,7 @@ def question() -> Question:
     return Question(workload=workload, cluster=cluster, framework=framework("torch"), knobs=knobs)
 
 
+@pytest.mark.long
 def test_a_worker_answers_a_study_of_the_two_nodes(
     site: RaySite, store: Store, question: Question, tmp_path: Path
 ) -> None:
@@ -50,22 +47,3 @@ def test_a_worker_answers_a_study_of_the_two_nodes(
     assert best is not None
     assert best.step_time_s.provenance is Provenance.MEASURED
     assert not list((tmp_path / "probes").iterdir())
-
-
-@pytest.mark.long
-def test_gpus_that_are_only_made_up_are_refused(
-    in_ray: RayCluster, store: Store, question: Question
-) -> None:
-    asked = replace(question, cluster=parse_cluster("2x2xh100-80gb"))
-    study = store.ask(asked, Limits())
-    argv = [sys.executable, "-P", "-m", "workers", "--db", store.url, "--study", study.id]
-    done = subprocess.run(
-        [*argv, "--launcher", "ray", "--ray", in_ray.address],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 1
-    assert "2x2xh100-80gb is asked about; nvidia-smi shows no GPU on" in done.stderr
-    assert store.study(study.id).state is StudyState.FAILED

@@ -50,20 +50,13 @@ Allocate = Callable[..., str]
 
 @pytest.fixture
 def allocate(in_slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocate]:
-    """An allocation of both nodes that this process is in: its number.
-
-    One without a script has no node whose end is the job's.
-    """
+    """An allocation of both nodes that this process is in: its number."""
     jobs = []
 
-    def allocate(*options: str, script: bool = True) -> str:
+    def allocate(*options: str) -> str:
         asked = ("--nodes=2", "--no-kill", *options)
         sleep = ("--output=/dev/null", "--wrap=exec sleep 600")
-        if script:
-            jobs.append(in_slurm.run("sbatch", "--parsable", *asked, *sleep).strip())
-        else:
-            in_slurm.run("salloc", "--no-shell", "--quiet", *asked)
-            jobs.append(in_slurm.run("squeue", "-h", "-o", "%A").strip())
+        jobs.append(in_slurm.run("sbatch", "--parsable", *asked, *sleep).strip())
         in_slurm.wait_for("RUNNING", "squeue", "-h", "-j", jobs[-1], "-o", "%T")
         monkeypatch.setenv("SLURM_JOB_ID", jobs[-1])
         monkeypatch.setenv("SLURM_JOB_NUM_NODES", "2")

@@ -33,11 +33,9 @@ def question() -> Question:
     return Question(workload=workload, cluster=cluster, framework=framework("torch"), knobs=knobs)
 
 
+@pytest.mark.long
 def test_a_batch_job_answers_a_study_of_its_two_nodes(
-    in_slurm: SlurmCluster,
-    store: Store,
-    question: Question,
-    tmp_path: Path,
+    in_slurm: SlurmCluster, store: Store, question: Question, tmp_path: Path
 ) -> None:
     study = store.ask(question, Limits(max_probes=2))
     options = ("--once", "--probes", str(tmp_path / "shared"), "--db", store.url)

@@ -57,16 +57,6 @@ def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
 
 
 @pytest.mark.long
-def test_a_job_that_waits_says_why(submit: Submit, in_slurm: SlurmCluster) -> None:
-    process = submit("--nodes=2 --time=5 --hold")
-    seen = lines_until(process, "pending")
-    assert "pending in partition test (JobHeldUser), 1 of 1 that wait there by priority" in seen
-    process.terminate()
-    assert process.wait(240) == 130
-    assert in_slurm.run("squeue", "-h") == ""
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -79,26 +69,3 @@ def test_what_sbatch_says_against_it_is_shown(submit: Submit, options: str, why:
     said = process.communicate(timeout=240)[1]
     assert process.returncode == 1
     assert why in said
-
-
-@pytest.mark.long
-def test_a_job_that_fails_is_told(submit: Submit) -> None:
-    """Its database is not what a database is."""
-    process = submit("--nodes=2 --time=5", "--once", TUNER_DB="postgresql://localhost:1/none")
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 1
-    assert "failed (NonZeroExitCode)" in said
-
-
-@pytest.mark.long
-def test_a_folder_that_the_nodes_do_not_see_is_hinted_at(
-    submit: Submit, in_slurm: SlurmCluster, tmp_path: Path
-) -> None:
-    """It is gone when the job begins."""
-    process = submit("--nodes=2 --time=5 --hold")
-    lines_until(process, "pending")
-    (tmp_path / "slurm").rename(tmp_path / "elsewhere")
-    in_slurm.run("scontrol", "release", in_slurm.run("squeue", "-h", "-o", "%i").strip())
-    said = process.communicate(timeout=240)[1]
-    assert process.returncode == 1
-    assert f"it has said nothing in {tmp_path}/slurm/" in said

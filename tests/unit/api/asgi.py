@@ -22,7 +22,6 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """The body's one object."""
         return json.loads(self.body)
 
 
@@ -34,7 +33,6 @@ def connection(
     query: str = "",
     client: str | None = "127.0.0.1",
 ) -> Scope:
-    """A request's first lines."""
     return {
         "type": "http",
         "http_version": "1.1",
@@ -51,7 +49,6 @@ def connection(
 
 
 def body_of(*parts: bytes) -> list[Message]:
-    """A body as it comes in."""
     last = len(parts) - 1
     return [
         {"type": "http.request", "body": part, "more_body": index < last}

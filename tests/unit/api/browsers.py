@@ -25,7 +25,6 @@ class Browser(TestClient):
         )
 
     def token(self, path: str) -> str:
-        """A token of the forms of a page; each of them has its own."""
         found = TOKEN.search(self.get(path).text)
         assert found
         return found[1]
@@ -38,16 +37,13 @@ class Browser(TestClient):
         page: str = "/sign-in",
         **headers: str,
     ) -> Any:
-        """Sends a form that a page holds; the answer."""
         given = {"csrf_token": self.token(page), **(fields or {})}
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         return self.post(path, data=given, headers=named)
 
     def sign_in(self, key: str, **fields: str) -> Any:
-        """Signs in; the answer."""
         return self.submit("/sign-in", {"key": key, **fields})
 
     def session(self) -> str | None:
-        """The token of its session."""
         found = {cookie.name: cookie.value for cookie in self.cookies.jar}
         return found.get("tuner_session") or found.get("__Host-tuner_session")

@@ -29,38 +29,32 @@ class Clock:
 
 @pytest.fixture
 def clock() -> Clock:
-    """A clock for what is kept for a while."""
     return Clock()
 
 
 @pytest.fixture
 def url(make_database: Callable[[Path], str], tmp_path: Path) -> str:
-    """The address of an empty database."""
     return make_database(tmp_path / "studies.db")
 
 
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
-    """It, opened."""
     with open_store(url) as opened:
         yield opened
 
 
 @pytest.fixture
 def settings() -> Settings:
-    """As a service on this machine runs, but for its haste."""
     return Settings(_env_file=None, poll_s=0.02)
 
 
 @pytest.fixture
 def app(store: Store, settings: Settings) -> FastAPI:
-    """The application over the store."""
     return create_app(store, settings)
 
 
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[TestClient]:
-    """A caller on this machine."""
     with TestClient(
         app, base_url="http://localhost", raise_server_exceptions=False, follow_redirects=False
     ) as opened:

@@ -1,12 +1,14 @@
 """Requests, the questions that they ask, and what a worker would do to their studies."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.models import TINY
+from tests.unit import made
 from tuner.client.request import read_request
 from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
+from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.forecast import forecast
@@ -14,7 +16,6 @@ from tuner.store import Store, WorkerIdentity
 
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}
 PREDICTED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
-"""Of a cluster that is not here."""
 MEASURED: dict[str, Any] = {
     "workload": WORKLOAD,
     "cluster": "cpu:2",
@@ -25,12 +26,10 @@ MEASURED: dict[str, Any] = {
 
 
 def question_of(body: Any) -> Question:
-    """What a request asks, in the versions that are installed."""
     return read_request(body).question(installed_versions())
 
 
 def classes_of(question: Question) -> set[Settings]:
-    """The classes of its settings."""
     study = Study(
         id="st-1",
         question=question,
@@ -41,19 +40,8 @@ def classes_of(question: Question) -> set[Settings]:
 
 
 def ok(seconds: float, count: int, size: int = 3 * 10**8) -> Measurement:
-    """A probe whose steps took ``seconds``."""
-    memory = Memory(
-        allocated_bytes=size,
-        allocated_low_bytes=size,
-        reserved_bytes=size,
-        device_bytes=2 * size,
-        overhead_bytes=0,
-        by_phase={"forward": size},
-        by_category={"parameters": size // 4},
-        per_rank_bytes=(size, size),
-    )
     times = {count: (seconds,) * 10}
-    return Measurement(outcome=Outcome.OK, memory=memory, step_times_s=times, wall_s=2.0)
+    return replace(made.ok(seconds, size / 2**20), step_times_s=times, versions={}, wall_s=2.0)
 
 
 def probe(store: Store, study_id: str, found: Measurement | None = None) -> Study:
@@ -71,6 +59,5 @@ def probe(store: Store, study_id: str, found: Measurement | None = None) -> Stud
 
 
 def finish(store: Store, study_id: str, reason: str = "the budget is spent") -> None:
-    """Ends a study."""
     store.move(study_id, StudyState.RUNNING)
     assert store.move(study_id, StudyState.DONE, reason)

@@ -9,10 +9,8 @@ import pytest
 
 from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
 from tests.unit.api.conftest import Clock
-from tests.unit.api.studies import MEASURED, finish, probe, question_of
-from tuner.core.quantity import Provenance
+from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import Limits
-from tuner.errors import StoreError
 from tuner.store import Store, StudyStatus
 
 
@@ -54,13 +52,6 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes(60) == [first]
     clock.now += OLDEST_S
     assert found_while_another_computes(1) == []
-
-
-def test_whether_asking_again_finds_more(store: Store, answers: Answers, study_id: str) -> None:
-    assert not answers.of(standing(store, study_id)).answered
-    probe(store, study_id)
-    finish(store, study_id)
-    assert answers.of(standing(store, study_id)).answered
 
 
 def test_who_waits_takes_no_thread_of_those_who_ask(
@@ -117,38 +108,6 @@ def test_what_is_kept_is_not_read_again(
     assert second.etag != first.etag
     assert answers.of(here) is second  # one who saw it earlier gets no older one
     assert json.loads(second.with_notes(['b "quoted"']))["notes"] == ['b "quoted"']
-
-
-def test_the_headline_is_kept_with_the_answer(
-    store: Store, answers: Answers, study_id: str
-) -> None:
-    first = standing(store, study_id)
-    answers.of(first)
-    kept = store.summaries([study_id])[study_id]
-    assert kept.newest_event == first.newest_event
-    assert kept.content["probes"] == 0
-    probe(store, study_id)
-    finish(store, study_id)
-    answers.of(standing(store, study_id))
-    kept = store.summaries([study_id])[study_id]
-    assert kept.content["state"] == "done"
-    assert kept.content["provenance"] == Provenance.MEASURED
-    assert kept.content["probes"] == 1
-
-
-def test_an_answer_is_given_though_its_headline_cannot_be_kept(
-    store: Store,
-    answers: Answers,
-    study_id: str,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def fails(*_: object) -> bool:
-        raise StoreError("the disk is full")
-
-    monkeypatch.setattr(store, "keep_summary", fails)
-    assert json.loads(answers.of(standing(store, study_id)).content)["study_id"] == study_id
-    assert f"the headline of {study_id} was not kept: the disk is full" in caplog.text
 
 
 def test_of_studies_those_asked_for_last_are_kept(

@@ -21,7 +21,6 @@ WITHIN_S = 60
 
 @pytest.fixture
 def study_id(store: Store) -> str:
-    """A study that was asked, and nothing more."""
     return store.ask(question_of(MEASURED), Limits(max_probes=50)).id
 
 
@@ -52,7 +51,6 @@ def new_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Queue[Non
 
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
-    """Runs ``work`` in an event loop, and not for ever."""
 
     async def limited() -> Any:
         return await asyncio.wait_for(work(), WITHIN_S)
@@ -72,24 +70,6 @@ async def ids_of(
             if len(found) == most:
                 break
     return found
-
-
-def test_what_happened_and_what_happens_comes_once_and_in_order(
-    store: Store, study_id: str
-) -> None:
-    poller = Poller(store, 0.01)
-
-    async def work() -> list[list[int]]:
-        listening = [asyncio.create_task(ids_of(poller, study_id)) for _ in range(20)]
-        for _ in range(3):
-            await asyncio.to_thread(probe, store, study_id)
-        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED)
-        return await asyncio.gather(*listening)
-
-    found = run(work)
-    everything = [one.id for one in store.events(study_id)]
-    assert len(everything) > 9
-    assert found == [everything] * 20
 
 
 def test_one_reads_on_where_one_stopped_page_by_page(
@@ -176,38 +156,6 @@ def test_queries_do_not_grow_with_listeners(
     assert many == one
 
 
-def test_nobody_listens_and_nothing_is_asked(
-    store: Store, study_id: str, statements: list[str]
-) -> None:
-    poller = Poller(store, 0.01)
-
-    async def work() -> None:
-        await ids_of(poller, study_id, most=1)
-        assert poller._task is not None
-        await poller._task  # it ends after the look that it may be about to have
-        statements.clear()
-        await asyncio.sleep(0.2)
-
-    run(work)
-    assert statements == []
-    assert poller._feeds == {}
-
-
-def test_who_comes_is_told_that_the_database_is_away(
-    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    poller = Poller(store, 0.01)
-
-    def fail(name: str) -> None:
-        raise StoreError("gone")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(poller._store, "status", fail)
-        with pytest.raises(StoreError):
-            run(lambda: ids_of(poller, study_id, most=1))
-    assert len(run(lambda: ids_of(poller, study_id, most=1))) == 1, "they may come again"
-
-
 def test_a_database_that_is_away_is_waited_for(
     store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,17 +227,3 @@ def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
         return [await another, await last]
 
     assert run(work) == [[one.id for one in store.events(study_id)]] * 2
-
-
-def test_all_waiting_ends_when_the_service_does(store: Store, study_id: str) -> None:
-    poller = Poller(store, 0.01)
-
-    async def work() -> list[list[int]]:
-        seen: list[list[int]] = [[], [], []]
-        listening = [asyncio.create_task(ids_of(poller, study_id, seen=one)) for one in seen]
-        while not all(seen):
-            await asyncio.wait(listening, timeout=0.01)
-        poller.stop()
-        return await asyncio.gather(*listening)
-
-    assert [len(found) for found in run(work)] == [1, 1, 1]

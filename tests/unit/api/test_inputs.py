@@ -45,11 +45,8 @@ def test_a_header_is_there_once(app: FastAPI) -> None:
     ("body", "path"),
     [
         ('{"headroom": 0.05, "headroom": 0.0, ' + WHOLE[1:], "headroom"),
-        (WHOLE.replace('"sequence_length"', '"x": 1, "x"'), "workload.x"),
         ('{"a": {"b": [{"c": 1, "c": 1}]}}', "a.b.c"),
-        ('{"a": {"b": {"c": 1, "c": 2}}, "a": 1}', "a"),
         ('{"pool": "a", "po\\u006fl": "b", ' + WHOLE[1:], "pool"),
-        ('{"": 1, "": 2}', ""),
         ('{"\\ud800": 1, "\\ud800": 2}', "?"),
         (f'{{"{"x" * 500}": 1, "{"x" * 500}": 2}}', "x" * 80),
     ],

@@ -19,7 +19,6 @@ from tests.unit.api.asgi import HOST, body_of, call, connection, echo
 from tests.unit.api.studies import PREDICTED
 
 UNLIKE = {"x-request-id"}
-"""Headers that two answers never share."""
 
 
 class Noted:
@@ -40,7 +39,6 @@ def noted() -> Noted:
 
 @pytest.fixture
 def noting(noted: Noted) -> TestClient:
-    """A small service whose requests are noted."""
     app, router = FastAPI(), APIRouter()
 
     @router.get("/tune/{study_id}")
@@ -78,24 +76,6 @@ def test_a_request_is_one_line_by_its_route(noting: TestClient, noted: Noted, li
     assert (line["study"], line["actor"], line["client"]) == ("st-1", "key-1", "192.0.2.7")
     assert "secret" not in str(line)
     assert noted.seen == [("/tune/{study_id}", "GET", 200)]
-
-
-def test_what_fails_is_noted_too(noting: TestClient, noted: Noted) -> None:
-    for method, path, route, status in (
-        ("GET", "/nowhere/secret", "(none)", 404),
-        ("POST", "/tune/st-1", "/tune/{study_id}", 405),
-        ("GET", "/broken", "/broken", 500),
-    ):
-        assert noting.request(method, path).status_code == status
-        assert noted.seen[-1] == (route, method, status)
-
-
-def test_health_is_logged_only_when_it_is_bad(noting: TestClient, noted: Noted, lines: Any) -> None:
-    noting.get("/healthz")
-    assert lines() == []
-    noting.get("/healthz?bad=true")
-    assert [line["status"] for line in lines()] == [503]
-    assert [status for _, _, status in noted.seen] == [200, 503]
 
 
 def test_an_answer_names_its_request(noting: TestClient) -> None:

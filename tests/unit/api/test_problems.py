@@ -35,19 +35,6 @@ def test_what_is_wrong_is_told_with_what_was_given(
     assert body["allowed"] in body["detail"]
 
 
-@pytest.mark.parametrize("path", ["/tune/nope", "/tune/st-0", "/studies/nope"])
-def test_what_is_no_id_is_no_study(client: TestClient, path: str) -> None:
-    response = client.get(path)
-    body, name = response.json(), path.rpartition("/")[2]
-    assert (response.status_code, body["code"]) == (404, "study_not_found")
-    assert body["detail"] == f"there is no study {name}"
-
-
-def test_a_key_of_idempotency_may_not_be_empty(client: TestClient) -> None:
-    body = client.post("/tune", json={}, headers={"Idempotency-Key": ""}).json()
-    assert body["detail"] == "idempotency-key: got ''; must have 1 characters or more"
-
-
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -61,11 +48,6 @@ def test_a_key_of_idempotency_may_not_be_empty(client: TestClient) -> None:
 def test_json_that_cannot_be_read_is_told_so(client: TestClient, content: bytes, why: str) -> None:
     response = client.post("/tune", content=content, headers=JSON)
     assert (response.status_code, response.json()["detail"]) == (400, why)
-
-
-def test_a_request_without_a_body_is_told_so(client: TestClient) -> None:
-    body = client.post("/tune", headers=JSON).json()
-    assert (body["status"], body["detail"]) == (422, "body: got nothing; is required")
 
 
 def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(

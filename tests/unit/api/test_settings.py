@@ -10,17 +10,10 @@ from tuner.errors import UsageError
 
 @pytest.fixture(autouse=True)
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder and an environment without any."""
     for name in Settings.model_fields:
         monkeypatch.delenv(f"TUNER_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def test_by_default_it_is_for_this_machine() -> None:
-    found = read_settings()
-    assert (found.host, found.port, found.db) == ("127.0.0.1", 8765, None)
-    assert (found.require_keys, found.allowed_hosts, found.proxies) == (None, (), ())
 
 
 def test_options_go_before_variables_and_these_before_the_file(

@@ -9,14 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.cli.render import show_answered
-from tuner.client.advance import answered_before
 from tuner.client.answered import Target, answered_of
-from tuner.client.local import standing_text
 from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
 from tuner.core.study import Study, StudyState
-from tuner.explain.known import answer
-from tuner.store import open_store
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
@@ -72,44 +67,6 @@ def test_when_nothing_fits_it_says_what_would_be_needed(
         assert "No answer" in out
 
 
-def test_when_no_probe_had_a_result_it_failed(
-    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    study = lab.study((FIRST, lab.crashed()))
-    assert finish(study, (), as_json=False) == 1
-    out, err = capsys.readouterr()
-    assert err.startswith("tuner: error: study st-0123456789ab has no measured answer: ")
-    assert "probe #1 crashed: rank 0 raised RuntimeError: no such kernel" in out
-
-
-def test_other_versions_or_clusters_are_another_question(answered: Study) -> None:
-    """What was measured with these versions here is no answer there, nor evidence."""
-    question = answered.question
-    newer = {**question.framework.versions, "accelerate": "1.14.0"}
-    others = (
-        replace(question, framework=framework("accelerate", newer)),
-        replace(question, cluster=parse_cluster("cpu:4")),
-    )
-    with open_store() as store:
-        for other in others:
-            assert answered_before(store, other, answered.limits) is None
-            asked = store.ask(other, answered.limits)
-            assert asked.probes == ()
-            assert asked.past == ()
-            assert answer(asked).best is None
-
-
-def test_the_same_question_on_the_same_terms_is_answered_from_the_store(answered: Study) -> None:
-    with open_store() as store:
-        stored = answered_before(store, answered.question, answered.limits)
-        assert stored is not None
-        assert stored.id == answered.id
-        assert len(stored.probes) == len(answered.probes)
-        assert store.study(answered.id).state is StudyState.DONE
-        more = replace(answered.limits, max_probes=answered.limits.max_probes + 1)
-        assert answered_before(store, answered.question, more) is None
-
-
 @pytest.mark.parametrize("as_json", [False, True])
 def test_what_is_predicted_is_shown_but_not_taken_for_measured(
     lab: SimpleNamespace,
@@ -152,15 +109,3 @@ def test_json_is_the_whole_of_stdout(
         assert set(quantity) == {"value", "low", "high", "provenance"}
     assert found["probes"] == {"ok": 1, "oom": 1}
     assert "fsdp_version: 2" in path.read_text()
-
-
-def test_a_study_says_which_it_is_and_what_it_has(answered: Study) -> None:
-    text = standing_text(answered, answered=False).splitlines()
-    assert text[0].startswith(f"study {answered.id}: tiny on cpu:2 (accelerate), global batch 8, ")
-    assert text[1].startswith("continues from 2 probes since 20")
-    text = standing_text(answered, answered=True).splitlines()
-    assert text[1].startswith("answered from what is stored, 2 probes since 20")
-    versions = answered.question.framework.versions
-    assert all(f"{package} {version}" in text[2] for package, version in versions.items())
-    running = replace(answered, state=StudyState.RUNNING, probes=())
-    assert "another command is at it" in standing_text(running, answered=False)

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,28 +14,6 @@ from tuner.cli.commands import COMMANDS, GROUPS
 ALL = [[name] for name in COMMANDS] + [
     [group, name] for group, (_, commands) in GROUPS.items() for name in commands
 ]
-SUGGEST_OPTIONS = {
-    "--script", "--launch", "--script-env", "--template", "--model", "--global-batch-size",
-    "--sequence-length", "--optimizer", "--precision", "--reduce-dtype", "--cluster",
-    "--framework", "--framework-version", "--knob", "--headroom", "--sampler",
-    "--memory-limit", "--fidelity", "--probe-deadline", "--max-probes", "--budget",
-    "--max-gpu-seconds", "--tolerance", "--json", "--db", "--write", "--server",
-    "--replace", "--pool", "--help",
-}  # fmt: skip
-
-
-def test_no_command_at_all_shows_help(cli: Any) -> None:
-    assert cli().out == cli("--help").out == cli("-h").out
-    assert cli().code == 0
-
-
-def test_commands_are_those_that_exist() -> None:
-    assert {" ".join(words) for words in ALL} == {
-        "suggest", "predict", "check", "probe", "calibrate", "export", "doctor",
-        "studies list", "studies show", "studies cancel", "db upgrade", "db check",
-        "db backup", "serve", "worker", "workers", "keys create", "keys list", "keys revoke",
-        "keys audit",
-    }  # fmt: skip
 
 
 def test_every_help_teaches(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,18 +30,6 @@ def test_every_help_teaches(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         shown = cli(*group, "--help").out.partition("\nCommands:\n")[2]
         assert shown
         assert "..." not in shown
-
-
-def test_suggest_and_probe_have_their_options(cli: Any) -> None:
-    text = cli("suggest", "--help").out
-    options = re.compile(r"^  (?:-h, )?(--[a-z-]+)", re.MULTILINE)
-    assert set(options.findall(text)) == SUGGEST_OPTIONS
-    for part in ("below 1. By default 0.05.", "Tokens of one sequence. [required]"):
-        assert part in " ".join(text.split())
-    budget = {"--max-probes", "--budget", "--max-gpu-seconds", "--tolerance", "--write"}
-    suggests = budget | {"--sampler", "--server", "--replace", "--pool"}
-    probes = set(options.findall(cli("probe", "--help").out))
-    assert probes == SUGGEST_OPTIONS - suggests | {"--settings"}
 
 
 HEAVY = {"torch", "optuna", "numpy", "alembic", "tuner.planner", "yaml", "transformers", "fastapi"}

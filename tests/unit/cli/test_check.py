@@ -45,20 +45,6 @@ def test_it_fits_or_does_not(cli: Any, zero3: list[str]) -> None:
     assert "no: needs" in does_not.out
 
 
-def test_json_has_the_file_the_question_and_the_figures(cli: Any, zero3: list[str]) -> None:
-    found = cli(*zero3, "8xh200", "--json").json
-    assert found["format"] == "deepspeed"
-    assert found["fits"] is True
-    assert found["settings"]["sharding"] == "full_shard"
-    assert found["provenance"] == "predicted"
-    assert found["seen"] is None
-    for quantity in (found["memory"]["allocated_gib"], found["step_time_s"]):
-        assert quantity["provenance"] == "predicted"
-        assert quantity["low"] <= quantity["value"] <= quantity["high"]
-    assert found["prediction"]["memory"]["breakdown"]
-    assert cli(*zero3, "8xl4", "--json").json["fits"] is False
-
-
 def test_what_trains_something_else_has_an_exit_code_of_its_own(
     cli: Any, zero3: list[str], database: Path
 ) -> None:
@@ -88,37 +74,6 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
     accumulates[accumulates.index("--global-batch-size") + 1] = "16"
     right = cli(*accumulates, "--json")
     assert (right.code, right.json["trains_wrongly"]) == (0, "")  # nothing is accumulated
-
-
-def test_what_is_close_to_the_limit_is_said(cli: Any, zero3: list[str]) -> None:
-    whole = cli(*zero3, "8xh200", "--json").json
-    memory = whole["prediction"]["memory"]
-    outside = memory["context_gib"] + memory["communicator_gib"]
-    middle = (memory["allocated_gib"]["value"] + memory["allocated_gib"]["high"]) / 2 + outside
-    close = cli(*zero3, "8xh200", "--memory-limit", f"{middle:.4f}GiB", "--json").json
-    assert close["fits"] is True
-    assert any("measure it before a long run" in note for note in close["notes"])
-    assert not any("measure it" in note for note in whole["notes"])
-
-
-NANOTRON = """\
-parallelism: {dp: 8, tp: 1, pp: 1}
-tokens: {micro_batch_size: 1, sequence_length: 1024}
-"""
-
-
-def test_nothing_is_known(cli: Any, zero3: list[str], tmp_path: Path) -> None:
-    path = tmp_path / "nanotron.yaml"
-    path.write_text(NANOTRON)
-    found = cli("check", str(path), "--model", "gpt2", "--cluster", "8xh100-80gb")
-    assert found.code == 1
-    assert "nothing is known of it: " in found.err
-    assert "nanotron" in found.err
-    known = cli("check", str(path), "--model", "llama-3.2-1b", "--cluster", "8xh100-80gb")
-    assert known.code == 0, known.err
-    unknown = cli(*zero3, "8xh300")
-    assert unknown.code == 2
-    assert "got 'h300'" in unknown.err or "got '8xh300'" in unknown.err
 
 
 @pytest.fixture
@@ -185,16 +140,3 @@ def test_studies_of_other_knobs_count_too(
     assert other.code == 0
     assert other.json["seen"] is None
     assert other.json["cluster"] == parse_cluster("2xa100-80gb").as_dict()
-
-
-def test_what_is_missing_is_named(cli: Any, zero3: list[str], database: Path) -> None:
-    short = [word for word in zero3 if word not in ("--model", "llama-2-7b")]
-    found = cli(*short, "8xh200")
-    assert found.code == 2
-    assert "model: got nothing; the file does not say it" in found.err
-    for words in (
-        [*zero3, "8xh200", "--settings", "micro_batch_size=4"],
-        ["check", "nowhere.yaml"],
-    ):
-        assert cli(*words).code == 2
-    assert not database.exists()

@@ -8,16 +8,6 @@ from typing import Any
 from tuner.core.study import Study
 
 
-def test_postgresql_is_sent_to_its_own_tool(cli: Any, tmp_path: Path) -> None:
-    url = "postgresql://user:secret@host/tuner"
-    result = cli("db", "backup", str(tmp_path / "copy"), "--db", url, "--json")
-    assert result.code == 2
-    assert result.json["error"]["field"] == "db"
-    assert "pg_dump --format=custom" in result.err
-    assert "secret" not in result.out + result.err
-    assert list(tmp_path.glob("copy*")) == []
-
-
 def test_a_backup_is_made_and_never_overwritten(
     cli: Any, answered: Study, database: Path, tmp_path: Path
 ) -> None:
@@ -35,14 +25,6 @@ def test_a_backup_is_made_and_never_overwritten(
     found = cli("db", "backup", str(other), "--json").json
     size = other.stat().st_size
     assert found == {"db": str(database), "path": str(other), "size_bytes": size}
-
-
-def test_a_database_is_made_and_brought_up_to_date(cli: Any, database: Path) -> None:
-    made = cli("db", "upgrade")
-    assert made.code == 0
-    assert made.out.startswith(f"{database}: applied 00")
-    assert cli("db", "upgrade").out == f"{database}: is up to date\n"
-    assert cli("db", "upgrade", "--json").json == {"db": str(database), "applied": []}
 
 
 def test_a_database_is_checked(cli: Any, answered: Study, database: Path) -> None:

@@ -1,16 +1,15 @@
 """``tuner export`` and ``--write``: files that are there, files that are merged into, and notes."""
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 import yaml
 
 from tests.models import TINY
 from tests.unit.made import crashed, ok, oom, stored
+from tests.unit.opened import opened_by_optuna
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.script import read_script
@@ -90,23 +89,19 @@ def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_p
     for _ in range(2):  # the second time in the place of the first
         found = cli("export", study.id, "optuna", "--into", str(path), "--json").json
     assert found == {"study_id": study.id, "format": "optuna", "path": str(path), "trials": 4}
-    read = optuna.load_study(study_name=study.id, storage=f"sqlite:///{path}")
-    assert [str(trial.state).partition(".")[2] for trial in read.trials] == [
-        "COMPLETE", "COMPLETE", "PRUNED", "FAIL",
-    ]  # fmt: skip
-    assert [trial.user_attrs["outcome"] for trial in read.trials] == ["ok", "ok", "oom", "crashed"]
-    assert read.best_params["sharding"] == "ddp"
-    assert read.best_params["micro_batch_size"] == 4
-    assert read.trials[2].constraints["memory_over_limit_bytes"] > 0
-
-
-def test_a_file_of_others_is_not_replaced(cli: Any, trainer: Study, tmp_path: Path) -> None:
-    path = tmp_path / "accelerate.yaml"
-    path.write_text("compute_environment: LOCAL_MACHINE\n", encoding="utf-8")
-    refused = cli("export", trainer.id, "accelerate", "--write", str(path))
-    assert refused.code == 2
-    assert "was not written by tuner; name another file" in refused.err
-    assert path.read_text(encoding="utf-8") == "compute_environment: LOCAL_MACHINE\n"
+    with opened_by_optuna(study.id, path) as read:
+        assert [str(trial.state).partition(".")[2] for trial in read.trials] == [
+            "COMPLETE", "COMPLETE", "PRUNED", "FAIL",
+        ]  # fmt: skip
+        assert [trial.user_attrs["outcome"] for trial in read.trials] == [
+            "ok",
+            "ok",
+            "oom",
+            "crashed",
+        ]
+        assert read.best_params["sharding"] == "ddp"
+        assert read.best_params["micro_batch_size"] == 4
+        assert read.trials[2].constraints["memory_over_limit_bytes"] > 0
 
 
 def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: Path) -> None:
@@ -199,21 +194,3 @@ def test_another_file_is_no_storage(
         assert shown.code == 2
         assert refused in shown.err
     assert (tmp_path / "text.db").read_text() == before
-
-
-def test_what_cannot_be_merged_into(cli: Any, nanotron: Study, tmp_path: Path) -> None:
-    mine = tmp_path / "mine.yaml"
-    for name, content, reason in (
-        ("nanotron", None, "into: got .*; cannot be read: No such file"),
-        ("torchrun", MINE, "into: got .*; is for formats that are part of a file: nanotron"),
-        ("nanotron", "- 1\n", "into: got '- 1'; must be YAML with fields at the top"),
-    ):
-        if content is not None:
-            mine.write_text(content, encoding="utf-8")
-        refused = cli("export", nanotron.id, name, "--into", str(mine))
-        assert (refused.code, refused.out) == (2, "")
-        assert re.search(reason, refused.err), refused.err
-    refused = cli("export", nanotron.id, "nanotron", "--write", str(mine))
-    assert refused.code == 2
-    assert f"tuner export STUDY nanotron --into {mine} --write {mine}" in refused.err
-    assert mine.read_text(encoding="utf-8") == "- 1\n"

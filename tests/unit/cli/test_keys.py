@@ -2,8 +2,6 @@
 
 import json
 import re
-import time
-from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -24,23 +22,6 @@ def test_a_key_is_alone_on_stdout(cli: Any, database: Path) -> None:
         key = Keys(store.transactions).check(text)
     assert key is not None
     assert (key.name, key.scope) == ("the scheduler", Scope.READ)
-
-
-def test_keys_are_listed_without_their_secrets(cli: Any) -> None:
-    secret = cli("keys", "create", "first").out.strip()
-    revoked = cli("keys", "create", "second", "--json").json
-    cli("keys", "revoke", revoked["id"])
-    listed = cli("keys", "list")
-    head, _, first, second = listed.out.splitlines()
-    assert head.split() == ["key", "name", "scope", "created", "(UTC)", "last", "used", "revoked"]
-    assert first.split()[1:4] == ["first", "submit", first.split()[3]]
-    assert first.rstrip().endswith("-")
-    assert not second.rstrip().endswith("-")
-    found = cli("keys", "list", "--json")
-    assert [key["name"] for key in found.json["keys"]] == ["first", "second"]
-    for shown in (listed.out, found.out):
-        assert secret[-43:] not in shown
-        assert "hash" not in shown
 
 
 def test_a_revoked_key_is_good_for_nothing(cli: Any) -> None:
@@ -74,19 +55,6 @@ def test_who_did_what_is_shown(cli: Any) -> None:
     assert made["key"][-43:] not in json.dumps(found)
 
 
-def test_what_is_old_is_deleted(cli: Any) -> None:
-    cli("keys", "create", "a")
-    result = cli("keys", "audit", "--prune-before", "2020-01-31")
-    assert (result.code, result.out) == (0, "0 rows from before 2020-01-31 00:00 UTC deleted\n")
-    pruned, created = cli("keys", "audit", "--json").json["audit"]
-    assert (pruned["action"], created["action"]) == ("audit.prune", "key.create")
-    assert pruned["data"] == {"before": "2020-01-31T00:00:00.000Z"}
-    time.sleep(0.002)
-    now = datetime.now(UTC).astimezone(timezone(timedelta(hours=5))).isoformat()
-    found = cli("keys", "audit", "--prune-before", now, "--json").json
-    assert (found["deleted"], found["before"][-6:]) == (2, "+00:00")
-
-
 def test_what_is_wrong_is_named_and_changes_nothing(cli: Any, database: Path) -> None:
     for words in (["list"], ["revoke", "0"], ["audit"]):  # only create makes a database
         result = cli("keys", *words)
@@ -97,12 +65,9 @@ def test_what_is_wrong_is_named_and_changes_nothing(cli: Any, database: Path) ->
     assert cli("keys", "audit").out == "nothing is noted yet\n"
     for words, field in (
         ("create a --scope root", "scope"),
-        ("create ", "name"),
         ("revoke nothing", "key"),
         ("audit --limit 0", "limit"),
-        ("audit --limit many", "limit"),
         ("audit --prune-before yesterday", "prune_before"),
-        ("audit --prune-before 9999-12-31", "prune_before"),
     ):
         result = cli("keys", *words.split(" "), "--json")
         assert (result.code, result.json["error"]["field"]) == (2, field), words

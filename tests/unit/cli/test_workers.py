@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tuner.machine import Machine, ReportedGpu, together
+from tuner.machine import Machine, ReportedGpu
 from tuner.store import WorkerIdentity, open_store
 from tuner.store.workers import Workers
 
@@ -42,24 +42,3 @@ def test_those_that_live_are_listed(cli: Any, workers: dict[str, int]) -> None:
     assert Machine.from_dict(there["machine"]) == THERE
     (mine,) = cli("workers", "--here", "--json").json["workers"]
     assert mine["id"] == workers["mine"]
-
-
-def test_none_is_a_failure_as_a_health_check_needs_it(
-    cli: Any, workers: dict[str, int], environment: dict[str, str]
-) -> None:
-    with open_store() as store:
-        Workers(store.transactions).stopped(workers["mine"])
-    result = cli("workers", "--here")
-    assert (result.code, result.out) == (1, "")
-    assert result.err == "no worker is running on this machine: tuner worker starts one\n"
-    assert cli("workers", "--here", "--json").json == {"workers": []}
-    assert cli("workers").code == 0
-
-
-def test_those_of_several_nodes_say_how_many(cli: Any, workers: dict[str, int]) -> None:
-    both = together([THERE, THERE])
-    other = WorkerIdentity(host="there", boot_id="b", pid=8, started=1.0, name="several")
-    with open_store() as store:
-        Workers(store.transactions).register(other, [], both.as_dict(), {})
-    (line,) = (line for line in cli("workers").out.splitlines() if "several" in line)
-    assert "2 x 2 NVIDIA H100" in line

@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 
-from tests.unit.api.studies import MEASURED, PREDICTED, classes_of, finish, probe, question_of
+from tests.unit.api.studies import PREDICTED, classes_of, question_of
 from tuner.client import advance
 from tuner.client.advance import (
-    answered_before,
-    closed_as_probed,
-    closed_without_probes,
+    advance_from_cache,
+    conclude,
     foresee,
     is_answered,
 )
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, Study, StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.dryrun import dry_run_versions
 from tuner.explain.known import best_known
 from tuner.planner.dry_runs import as_predicted
@@ -43,18 +42,6 @@ def keep(store: Store, dry_run_of: Callable[..., Any]) -> Callable[..., None]:
             store.keep_dry_run(dry_run_of(question, settings, GIB, GIB, versions=found))
 
     return kept
-
-
-def test_a_predicted_study_is_null_until_a_dry_run_is_there(
-    store: Store, keep: Callable[..., None]
-) -> None:
-    study = store.ask(question_of(PREDICTED), TERMS)
-    assert best_known(study) is None
-    keep()
-    found = best_known(foresee(store, study, dry_run_versions()))
-    assert found is not None
-    assert found.best is not None
-    assert found.best.basis == "dry_run"
 
 
 def test_dry_runs_of_the_workers_versions_are_looked_up(
@@ -98,21 +85,8 @@ def test_what_is_missing_here_ends_no_study_of_others(
 def test_a_study_is_answered_on_its_own_terms_only(store: Store, keep: Callable[..., None]) -> None:
     keep()
     question = question_of(PREDICTED)
-    closed = closed_without_probes(store, store.ask(question, TERMS))
+    closed = conclude(store, advance_from_cache(store, store.ask(question, TERMS)))
     assert closed is not None
     assert is_answered(closed, TERMS)
     assert is_answered(closed, TERMS, here=False)
-    assert answered_before(store, question, TERMS) == closed
     assert not is_answered(closed, Limits(fidelity=Fidelity.PREDICTED))
-
-
-def test_an_open_study_is_not_closed_while_more_is_worth_probing(store: Store) -> None:
-    study = store.ask(question_of(MEASURED), Limits(max_probes=4))
-    assert closed_as_probed(store, study) is None
-    probed = probe(store, study.id)
-    assert isinstance(probed, Study)
-    finish(store, study.id)
-    done = store.study(study.id)
-    assert is_answered(done, Limits(max_probes=4))
-    asked = store.ask(question_of(MEASURED), Limits(max_probes=5))
-    assert closed_as_probed(store, asked) is None

@@ -1,5 +1,6 @@
 """How an answer is launched: files and commands, for probes made by hand."""
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,14 +8,18 @@ import pytest
 import yaml
 
 from tests.models import TINY
-from tests.unit.made import ok, oom, study_of
+from tests.unit.made import ok, study_of
+from tuner.client.answered import Target, answered_of, check_path, read_targets
 from tuner.client.launch import with_launch
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
+from tuner.core.script import Launch, read_script
 from tuner.core.study import Question, Study
 from tuner.core.workload import Workload
+from tuner.errors import UsageError
 from tuner.explain.known import answer
 from tuner.model import read_model_config
+from tuner.space import enumerate_space
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 
@@ -45,12 +50,6 @@ def test_files_and_command_go_with_the_answer(study: Study, tmp_path: Path) -> N
     assert "20.0 MiB needed per rank, of " in text
 
 
-def test_without_targets_the_file_is_the_framework_s(study: Study) -> None:
-    launch = with_launch(answer(study), study.question).launch
-    assert launch["argv"][:3] == ["accelerate", "launch", "--config_file"]
-    assert list(launch["files"]) == ["accelerate.yaml"]
-
-
 def test_torch_is_launched_by_torchrun(study: Study) -> None:
     torch = replace(study, question=replace(study.question, framework=framework("torch")))
     launch = with_launch(answer(torch), torch.question).launch
@@ -67,6 +66,46 @@ def test_several_nodes_meet_at_one_of_them(study: Study, name: str) -> None:
     assert launch["argv"] == ["torchrun", *sizes, *meeting, "SCRIPT.py"]
 
 
-def test_without_an_answer_there_is_nothing_to_launch(question: Question) -> None:
-    study = study_of(question, (FIRST, oom(50)))
-    assert with_launch(answer(study), study.question).launch == {"argv": [], "files": {}}
+def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_written(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "config.yaml").write_text(
+        "{micro_batch_size} {gradient_accumulation_steps} {sync_each_batch}"
+    )
+    script = read_script(
+        "train.py",
+        launch=Launch.ACCELERATE,
+        arguments=("{template}",),
+        template="config.yaml",
+        folder=tmp_path,
+    )
+    model = read_model_config(TINY, name="tiny")
+    question = Question(
+        workload=Workload(model=model, sequence_length=32, global_batch_size=8),
+        cluster=parse_cluster("cpu:2"),
+        framework=framework("accelerate"),
+        script=script,
+    )
+    study = study_of(question, ("sharding=ddp,micro_batch_size=4", ok(0.1, 20)))
+    path = tmp_path / "tuned.env"
+    found = answered_of(study, [Target(format_name="env", path=path)])
+    launch = found.suggestion.launch
+    assert set(launch["files"]) == {"accelerate.yaml", "config.tuned.yaml", str(path)}
+    assert launch["files"]["config.tuned.yaml"] == "4 1 true"
+    assert {"accelerate.yaml", "config.tuned.yaml"} < set(launch["argv"])
+    assert list(found.files) == [str(path)]
+
+
+def test_one_file_for_two_targets_is_refused(question: Question, tmp_path: Path) -> None:
+    texts = [f"accelerate={tmp_path}/a.yaml", f"accelerate={tmp_path}/./a.yaml"]
+    with pytest.raises(UsageError, match=r"names one file twice"):
+        read_targets(texts, question, enumerate_space(question))
+
+
+def test_a_path_that_may_not_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root, everything may be
+    with pytest.raises(UsageError, match=r"^write: .*; cannot be written: permission denied"):
+        check_path("write", tmp_path / "a.yaml")

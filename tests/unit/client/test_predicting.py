@@ -10,7 +10,6 @@ import pytest
 
 import tuner
 from tests.models import TINY
-from tuner.core.configuration import parse_settings
 
 CASE: dict[str, Any] = {
     "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 16},
@@ -46,18 +45,6 @@ def test_one_case(single: dict[str, Any], cli: Any, tmp_path: Path) -> None:
     lines.write_text(json.dumps(CASE))
     answer = cli("predict", "--cases", str(lines), "--dry-runs", "none").json
     assert answer == {**CASE, **found.as_dict()}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"sharding": "ddp", "micro_batch_size": 2},
-        parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=4"),
-    ],
-)
-def test_settings_may_be_knobs_or_settings(single: dict[str, Any], settings: Any) -> None:
-    found = tuner.predict(**{**single, "settings": settings}, dry_runs="none")
-    assert found.as_dict() == tuner.predict(**single, dry_runs="none").as_dict()
 
 
 def test_numbers_may_be_numpy_s(single: dict[str, Any]) -> None:
@@ -117,7 +104,7 @@ def test_arguments_of_a_single_case_are_checked(single: dict[str, Any], database
         tuner.predict([CASE], headroom=0.1)  # type: ignore[call-overload]
     with pytest.raises(tuner.UsageError, match="dry_runs: got 'some'"):
         tuner.predict(CASE, dry_runs="some")
-    with pytest.raises(tuner.UsageError, match=r"framework_version: got \['torch'\]; must be an"):
+    with pytest.raises(tuner.UsageError, match=r"framework_versions: got \['torch'\]; must be an"):
         tuner.predict(**{**single, "framework_versions": ["torch"]})
     with pytest.raises(TypeError, match="sharding"):
         tuner.predict(**single, sharding="ddp")

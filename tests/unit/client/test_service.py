@@ -1,6 +1,5 @@
 """The client of a service: what it sends, what it tries again, and what it makes of refusals."""
 
-import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -44,46 +43,10 @@ def problem(status: int, detail: str, **more: Any) -> httpx.Response:
     return httpx.Response(status, json=body, headers={"content-type": "application/problem+json"})
 
 
-def test_a_question_is_sent_with_a_key_of_its_own() -> None:
-    seen = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request)
-        return httpx.Response(202, json={"study_id": "st-1"})
-
-    with service(answer) as one:
-        assert one.submit({"cluster": "cpu:2"}) == {"study_id": "st-1"}
-        one.submit({"cluster": "cpu:2"})
-    assert [request.url.path for request in seen] == ["/tune", "/tune"]
-    assert json.loads(seen[0].content) == {"cluster": "cpu:2"}
-    keys = {request.headers["Idempotency-Key"] for request in seen}
-    assert len(keys) == 2
-    assert "authorization" not in seen[0].headers
-
-
-def test_the_key_is_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNER_KEY", "tuner_abc\n".strip())
-    seen = []
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        seen.append(request.headers["authorization"])
-        return httpx.Response(200, json={})
-
-    with service(answer) as one:
-        one.study("st-1")
-    assert seen == ["Bearer tuner_abc"]
-
-
 def test_a_key_that_is_none_is_not_shown() -> None:
     with pytest.raises(UsageError) as caught:
         service(lambda request: httpx.Response(200), "secret\nline")
     assert "secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize("url", ["tuner.test", "ftp://x", "http://", "/etc/passwd", ""])
-def test_what_is_no_url_is_refused(url: str) -> None:
-    with pytest.raises(UsageError, match=r"^server: "):
-        Service(url, "")
 
 
 def test_a_request_is_sent_again_while_the_service_is_away_or_busy() -> None:
@@ -104,17 +67,6 @@ def test_a_request_is_sent_again_while_the_service_is_away_or_busy() -> None:
         assert one.submit({}) == {"a": 1}
     assert len(keys) == 4
     assert len(set(keys)) == 1  # so that it asks once
-
-
-def test_patience_ends() -> None:
-    def away(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    with service(away, patience_s=0.05) as one:
-        with pytest.raises(ServiceError, match=r"^http://tuner\.test cannot be reached: refused"):
-            one.study("st-1")
-        with pytest.raises(ServiceError, match="cannot be reached"):
-            list(one.events("st-1"))
 
 
 def test_what_never_answered_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,12 +134,6 @@ def test_what_cannot_be_unpacked_is_an_error_of_the_service() -> None:
         list(one.events("st-1"))
 
 
-def test_probes_must_be_a_list() -> None:
-    other = service(lambda request: httpx.Response(200, json={"ok": True}))
-    with other as one, pytest.raises(ServiceError, match="is no tuner service"):
-        one.probes("st-1")
-
-
 class Broken(httpx.SyncByteStream):
     """A stream that breaks after its parts."""
 
@@ -232,9 +178,3 @@ def test_events_are_followed_over_broken_streams() -> None:
     with service(answer) as one:
         assert list(one.events("st-1")) == [1, 2, 5]
     assert asked == ["0", "2", "2"]
-
-
-def test_events_of_an_unknown_study_are_an_error() -> None:
-    refusing = service(lambda request: problem(404, "there is no study st-1"))
-    with refusing as one, pytest.raises(ServiceError, match="there is no study st-1"):
-        list(one.events("st-1"))

@@ -4,15 +4,12 @@ import io
 import json
 import logging
 import re
-import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tuner.client.local import LOG_PREFIX
-from tuner.errors import UsageError
 from tuner.logs import bound, set_up_logs
 
 
@@ -74,25 +71,6 @@ def test_a_line_says_what_it_is_about(json_lines: Any) -> None:
     assert "study" not in second
 
 
-def test_what_is_bound_is_the_threads_own(json_lines: Any) -> None:
-    log = logging.getLogger("workers.executor")
-
-    def work(study: str) -> None:
-        with bound(study=study):
-            barrier.wait()
-            log.info("at it")
-
-    barrier = threading.Barrier(2)
-    threads = [threading.Thread(target=work, args=(name,)) for name in ("st-1", "st-2")]
-    with bound(study="st-0"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        log.info("here")
-    assert sorted(line["study"] for line in json_lines()) == ["st-0", "st-1", "st-2"]
-
-
 def test_others_are_shown_from_warnings_up(json_lines: Any) -> None:
     for logger, level, shown in (
         ("tuner.store.calibrations", logging.INFO, True),
@@ -122,29 +100,6 @@ def test_an_exception_shows_no_variables(monkeypatch: pytest.MonkeyPatch, form: 
     assert password not in stream.getvalue()
 
 
-def test_warnings_are_lines_too() -> None:
-    stream = io.StringIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        set_up_logs("worker", stream=stream)
-        warnings.warn("mind the gap", stacklevel=1)
-        logging.captureWarnings(capture=False)
-    line = json.loads(stream.getvalue())
-    assert line["logger"] == "py.warnings"
-    assert "mind the gap" in line["message"]
-
-
-def test_text_begins_as_commands_expect_and_ends_with_fields(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    stream = text_of(monkeypatch)
-    logging.getLogger("workers").error("the disk is full")
-    assert LOG_PREFIX.sub("", stream.getvalue()) == "the disk is full\n"
-    with bound(study="st-1"):
-        logging.getLogger("workers").info("done", extra={"why": "all is said", "empty": ""})
-    assert stream.getvalue().endswith("worker: done empty= study=st-1 why='all is said'\n")
-
-
 def test_no_text_looks_like_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = text_of(monkeypatch)
     forged = "x\n2026-01-01 00:00:00 worker: all is well \x1b[2J"
@@ -167,23 +122,3 @@ def test_where_lines_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
         set_up_logs("api", is_service=is_service, stream=stream)
         logging.getLogger("api").info("said")
         assert stream.getvalue().startswith("{") == as_json
-
-
-def test_another_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TUNER_LOG", "xml")
-    with pytest.raises(UsageError, match="TUNER_LOG: got 'xml'; must be one of json, text"):
-        set_up_logs("api")
-
-
-def test_what_ray_puts_on_records_is_no_field() -> None:
-    stream = io.StringIO()
-    set_up_logs("worker", stream=stream)
-    logger = logging.getLogger("workers")
-    # Set on the record itself: where Ray was imported, its records have the field already.
-    record = logger.makeRecord("workers", logging.WARNING, "", 0, "later", (), None)
-    record.__dict__ |= {"_ray_timestamp_ns": 1, "kept": 2}
-    logger.handle(record)
-    assert stream.getvalue().rstrip("\n").endswith("later  kept=2") or (
-        '"kept": 2' in stream.getvalue()
-    )
-    assert "_ray_timestamp_ns" not in stream.getvalue()

@@ -6,7 +6,6 @@ from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.dryrun import plan_dry_runs
-from tuner.dryrun.plan import rank_spec
 from tuner.guard.replica import replica_of
 from tuner.model import load_model
 from workers.probe.spec import parse_spec
@@ -18,15 +17,6 @@ ASKED = Question(
     cluster=parse_cluster("2x8xh100-80gb"),
     framework=framework("torch", VERSIONS, {}),
 )
-
-
-def test_ranks_are_told_workload_settings_and_cluster() -> None:
-    told = rank_spec(ASKED.workload, SETTINGS, ASKED.cluster)
-    assert (told["world_size"], told["gpus_per_node"], told["device"]) == (16, 8, "cuda")
-    assert (told["sequence_length"], told["global_batch_size"]) == (512, 128)
-    assert (told["precision"], told["reduce_dtype"], told["optimizer"]) == ("bf16", "bf16", "adamw")
-    assert told["settings"] == SETTINGS.as_dict()
-    assert told["model"]["num_hidden_layers"] == 16
 
 
 def test_the_probe_program_reads_the_specs_of_twins_and_dry_runs() -> None:

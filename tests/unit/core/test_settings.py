@@ -24,22 +24,12 @@ def asked(**knobs: int) -> Settings:
     return settings
 
 
-def test_equal_settings_are_one_key() -> None:
-    assert {asked(micro_batch_size=4): 1}[Settings(micro_batch_size=4)] == 1
-    assert len({asked(), asked(micro_batch_size=2), asked(micro_batch_size=2)}) == 2
-
-
 def test_copies_know_what_they_are() -> None:
     settings = asked(micro_batch_size=4, tp_size=2)
     larger = replace(settings, micro_batch_size=8, tp_size=4)
     assert hash(larger) == hash(Settings(micro_batch_size=8, tp_size=4))
     assert larger.settings_class == Settings(tp_size=4)
     assert hash(copy.deepcopy(settings)) == hash(settings)
-
-
-def test_a_class_is_shared_by_its_settings() -> None:
-    assert asked(micro_batch_size=4).settings_class is asked(micro_batch_size=8).settings_class
-    assert asked().settings_class.settings_class is asked().settings_class
 
 
 def test_a_hash_is_not_handed_on_to_other_processes() -> None:

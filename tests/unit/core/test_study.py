@@ -29,13 +29,3 @@ def test_where_terms_differ() -> None:
     assert Limits(max_probes=3, pool="a").apart(kept) == {"wall_s": (60.0, None), "pool": ("", "a")}
     del kept["pool"]
     assert Limits(max_probes=3, wall_s=60).apart(kept) == {"pool": (None, "")}, "of another version"
-
-
-def test_the_usual_sampler_is_left_out_of_what_is_kept() -> None:
-    usual, other = Limits(), Limits(sampler=SamplerName.RANDOM)
-    assert "sampler" not in usual.as_dict()
-    assert other.as_dict()["sampler"] == "random"
-    for limits in (usual, other):
-        assert Limits.from_dict(limits.as_dict()) == limits
-    assert other.apart(usual.as_dict()) == {"sampler": ("cost-model", "random")}
-    assert usual.apart(other.as_dict()) == {"sampler": ("random", "cost-model")}

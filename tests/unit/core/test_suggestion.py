@@ -103,12 +103,6 @@ def test_the_json_object_is_the_promised_one() -> None:
     assert values["launch"] == {"argv": [], "files": {}}
 
 
-def test_without_an_answer_best_is_null() -> None:
-    found = suggestion(best=None)
-    assert found.as_dict()["best"] is None
-    assert found.provenance is Provenance.UNKNOWN
-
-
 @pytest.mark.parametrize(
     ("memory", "speed", "expected"),
     [

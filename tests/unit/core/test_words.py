@@ -1,11 +1,8 @@
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.quantity import Provenance, Quantity
 from tuner.core.words import (
     change_range_text,
     change_text,
     describe,
-    interval_text,
-    listed,
     probes_text,
     rough_duration_text,
     seconds_text,
@@ -39,11 +36,6 @@ def test_ranges_of_changes() -> None:
     assert change_range_text(0.99, 1.02) == "1.0% shorter to 2.0% longer"
 
 
-def test_intervals() -> None:
-    found = Quantity(value=2.0, low=1.9, high=2.1, provenance=Provenance.MEASURED)
-    assert interval_text(found) == "80% interval 1.9 s to 2.1 s"
-
-
 def test_durations() -> None:
     assert [rough_duration_text(s) for s in (2, 40, 89, 95, 5000, 86_400, 432_000)] == [
         "2.0 s",
@@ -54,8 +46,3 @@ def test_durations() -> None:
         "24 h",
         "5.0 days",
     ]
-
-
-def test_lists() -> None:
-    assert listed(["a"]) == "a"
-    assert listed(["a", "b", "c"]) == "a, b and c"

@@ -7,10 +7,8 @@ import pytest
 
 from tuner.client.place import Placed, place
 from tuner.client.request import read_request
-from tuner.core.cluster import parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
-from tuner.errors import UsageError
 from tuner.machine import Machine, ReportedGpu, together
 
 H100 = ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, uuid="GPU-1")
@@ -45,12 +43,6 @@ def test_auto_is_the_strongest_of_the_workers(workers: list[Any], fidelity: Fide
     assert any(note.startswith(f"fidelity {fidelity}: ") for note in found.notes)
 
 
-def test_a_stated_fidelity_stays() -> None:
-    found = placed(worker("c", 8), fidelity="predicted")
-    assert found.limits.fidelity is Fidelity.PREDICTED
-    assert not any(note.startswith("fidelity") for note in found.notes)
-
-
 def test_versions_are_the_worker_s_that_answers_and_it_is_said() -> None:
     found = placed(worker("a", torch="2.13.0"), worker("c", 8))
     assert found.question.framework.versions == VERSIONS
@@ -73,20 +65,6 @@ def test_without_workers_versions_are_those_here() -> None:
     assert any("installed where the service runs" in note for note in found.notes)
 
 
-def test_what_is_neither_stated_nor_installed_is_the_newest_known(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("tuner.client.place.installed_versions", lambda: {"torch": "2.12.0"})
-    found = placed(framework="accelerate")
-    assert found.question.framework.versions["torch"] == "2.12.0"
-    assert "accelerate" in found.question.framework.versions
-    assert any("newest that is known" in note and "accelerate" in note for note in found.notes)
-
-
-def test_a_pool_that_nobody_serves_is_named() -> None:
-    assert any("no worker of pool x lives" in note for note in placed(pool="x").notes)
-
-
 def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     from tuner.client import place as placing
 
@@ -95,12 +73,6 @@ def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch: pytest.Monkey
     monkeypatch.setattr(placing, "best_fidelity", lambda *a: looked.append(a) or whole(*a))
     placed(*(worker("same", 1) for number in range(200)), worker("other", 8))
     assert len(looked) == 2
-
-
-def test_what_is_wrong_is_refused_whoever_lives() -> None:
-    for workers in ((), (worker("a"),)):
-        with pytest.raises(UsageError, match=r"^framework\.versions: "):
-            placed(*workers, framework={"name": "torch", "versions": {"torch": "1.0"}})
 
 
 def of_cpus(name: str, gib: int, cores: int = 8) -> Any:
@@ -113,16 +85,6 @@ def test_cpu_ranks_are_of_the_worker_s_machine(gib: int) -> None:
     found = placed(of_cpus("a", gib), cluster="cpu:2")
     assert found.question.cluster.gpu.memory_bytes == gib * 2**29
     assert found.limits.fidelity is Fidelity.MEASURED
-
-
-def test_without_workers_cpu_ranks_are_of_this_machine() -> None:
-    cluster = placed(cluster="cpu:2").question.cluster
-    assert cluster == parse_cluster("cpu:2")
-
-
-def test_other_cores_are_another_machine() -> None:
-    one, other = (placed(of_cpus("a", 64, cores), cluster="cpu:2") for cores in (4, 8))
-    assert one.question.identity != other.question.identity
 
 
 def test_a_worker_of_several_nodes_measures_on_them() -> None:

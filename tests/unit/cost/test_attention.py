@@ -1,11 +1,8 @@
 """What computes attention; ``tests/cuda/test_attention.py`` asks torch itself."""
 
-from typing import Any
-
 from tuner.core.cluster import Gpu, parse_cluster
-from tuner.cost.memory.attention import Attention, Backend, attention_of, capability_of
+from tuner.cost.memory.attention import attention_of, capability_of
 from tuner.model import published_model as read
-from tuner.model import read_model_config
 
 GROUPED, EVEN = "llama-3.1-8b", "llama-2-7b"
 
@@ -37,21 +34,6 @@ def test_capped_scores_are_computed_by_transformers() -> None:
 
 def test_dropout_is_not_cudnns() -> None:
     assert kernels("gpt2", 2, "h100-80gb") == ("flash", "efficient")
-
-
-def test_a_cpu_has_one_fused_kernel() -> None:
-    assert kernels(GROUPED, 4, "cpu:1") == ("flash", "flash")
-
-
-def test_large_heads_are_repeated_for_a_kernel_that_takes_them() -> None:
-    fields: dict[str, Any] = {**read(GROUPED).as_config(), "head_dim": 320}
-    found = attention_of(read_model_config(fields, "wide"), 2, parse_cluster("a100-80gb").gpu)
-    assert found.unmasked is Backend.EFFICIENT
-
-
-def test_only_calls_without_a_kernel_are_told_to_the_probe_program() -> None:
-    assert Attention(unmasked=Backend.MATH).by_operators() == {"unmasked": "math"}
-    assert Attention().by_operators() == {}
 
 
 def test_the_stated_capability_goes_first() -> None:

@@ -1,7 +1,5 @@
 """Blocks of the CUDA caching allocator that are larger than what is in them."""
 
-from itertools import pairwise
-
 import pytest
 
 from tests.unit.cost.test_prediction import predicted
@@ -40,22 +38,3 @@ def test_tensors_of_odd_mebibytes_cost_what_the_allocator_shows() -> None:
         assert found.allocated_bytes.value == pytest.approx(seen, rel=0.0025)
         assert found.breakdown[UNSPLIT] / MIB == pytest.approx(more_mib, rel=0.1)
         assert sum(found.breakdown.values()) == pytest.approx(max(found.by_phase.values()))
-
-
-def test_no_more_is_needed_where_sizes_are_even_or_nothing_is_on_a_gpu() -> None:
-    plain = predicted("tp_size=8", "8xh200", TORCH, "codellama-13b")
-    assert plain.breakdown.get(UNSPLIT, 0.0) < 0.002 * (plain.allocated_bytes.value or 0.0)
-    for text, where in (("sharding=full_shard", "8xcpu"),
-                        ("sharding=full_shard,cpu_offload=true", "8xh200")):  # fmt: skip
-        assert UNSPLIT not in predicted(text, where, TORCH, "codellama-34b").breakdown
-
-
-def test_no_phase_needs_less_with_larger_micro_batches() -> None:
-    """Though what they leave to the optimizer is cut to measure."""
-    for text in [text for text, *_ in CODELLAMA]:
-        found = [
-            predicted(f"{text},micro_batch_size={size}", "8xh200", TORCH, "codellama-34b")
-            for size in range(1, 9)
-        ]
-        for one, other in pairwise(found):
-            assert all(one.by_phase[name] <= other.by_phase[name] for name in one.by_phase)

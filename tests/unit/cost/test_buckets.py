@@ -4,11 +4,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cost.memory.shards import (
-    BUCKET_BYTES,
-    FIRST_BUCKET_BYTES,
-    ddp_buckets,
-)
+from tuner.cost.memory.shards import BUCKET_BYTES, FIRST_BUCKET_BYTES, ddp_buckets
 from tuner.model import published_model as read
 
 

@@ -55,12 +55,6 @@ def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
         assert exposed(text, 0.3, 0.6)[1] == pytest.approx(predicted - 0.9)
 
 
-def test_the_interval_is_of_faster_and_slower_links() -> None:
-    for text in TEXTS:
-        low, value, high = exposed(text, 0.3, 0.6)
-        assert 0 < low < value < high
-
-
 HIDDEN_BYTES, LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, LOST = 8e9, 1e11, 1e12, 0.3
 
 
@@ -97,27 +91,3 @@ def test_what_a_hidden_gather_takes_from_computing_is_counted_once() -> None:
         assert once.value == pytest.approx(0.3 * 0.07)
         assert found.high == once.high
         assert 0 < (found.low or 0.0) < (found.value or 0.0)
-
-
-def test_links_that_take_longer_than_computing_are_waited_for() -> None:
-    """By hand: 0.07 s of links beside 0.041 s of computing, of which 0.3 x 0.041 s are lost."""
-    cluster, costs = hand_costs()
-    settings, items = parse_settings("sharding=full_shard"), [one_hidden_gather()]
-    beside = copies_beside_s(items, settings, cluster)
-    timed = Computing(forward=0.05, backward=0.0)
-    found = exposed_s(timed, items, settings, cluster, passes=1, beside=beside, costs=costs)
-    assert found.value == pytest.approx(0.07 + 0.3 * 0.041 - 0.05)
-
-
-def test_copies_are_beside_computing_only_where_a_gpu_hides_them() -> None:
-    cluster, _ = hand_costs()
-    settings, hidden = parse_settings("sharding=full_shard"), one_hidden_gather()
-    nothing = Computing(forward=0.0, backward=0.0)
-    for item in (
-        replace(hidden, overlap=Overlap.EXPOSED),
-        replace(hidden, op=Op.REDUCE_SCATTER, overlap=Overlap.BEHIND_BACKWARD),
-    ):
-        assert copies_beside_s([item], settings, cluster) == nothing
-    assert copies_beside_s([hidden], settings, parse_cluster("cpu:8")) == nothing
-    unknown = replace(cluster, gpu=replace(cluster.gpu, memory_bytes_per_s=None))
-    assert copies_beside_s([hidden], settings, unknown) == nothing

@@ -15,19 +15,6 @@ CLUSTER, COSTS = parse_cluster("h100-80gb"), default_costs()
 LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 
 
-def seconds(model: str, tokens: int, stage: Stage = LAYER) -> float:
-    workload = Workload(model=read(model), sequence_length=tokens, global_batch_size=8)
-    return stage_compute_s(workload, Settings(), CLUSTER, COSTS, stage)
-
-
-def test_experts_with_few_tokens_read_their_weights() -> None:
-    """128 experts' weights are read for 64 tokens nearly as for 1024."""
-    few, many = (seconds("qwen3-30b-a3b", tokens) for tokens in (64, 1024))
-    assert many / few < 4
-    dense_few, dense_many = (seconds("qwen3-4b", tokens) for tokens in (64, 1024))
-    assert dense_many / dense_few > 15
-
-
 def of(model: str, tokens: int, precision: Precision = Precision.BF16) -> Workload:
     return Workload(
         model=read(model), sequence_length=tokens, global_batch_size=8, precision=precision
@@ -86,21 +73,3 @@ def test_capped_scores_pass_through_memory() -> None:
         )
         scores = capped.model.heads * tokens**2
         assert with_cap - without == pytest.approx(moved * scores / rate)
-
-
-def test_scores_of_torchs_own_operators_pass_through_memory() -> None:
-    """On a T4 they move 44 bytes of each score forward, all in fp32 but for a copy, 40 backward."""
-    asked, tokens, cluster = of("llama-3.1-8b", 8192), 8192, parse_cluster("t4")
-    known = replace(cluster.gpu, dense_bf16_flops_per_s=6.5e13)
-    ampere = replace(known, compute_capability="8.0")
-    scores, rate = asked.model.heads * tokens**2, cluster.gpu.memory_bytes_per_s
-    assert rate is not None
-    for one, moved in (
-        (Settings(), 44 + 40),
-        (Settings(activation_checkpointing=Checkpointing.FULL), 2 * 44 + 40),
-    ):
-        by_operators, fused = (
-            stage_compute_s(asked, one, replace(cluster, gpu=gpu), COSTS, LAYER)
-            for gpu in (known, ampere)
-        )
-        assert by_operators - fused == pytest.approx(moved * scores / rate)

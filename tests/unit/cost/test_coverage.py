@@ -2,9 +2,8 @@ from tuner.core.bounds import choice
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
-from tuner.core.quantity import UNKNOWN
 from tuner.core.workload import Optimizer, Precision, Workload
-from tuner.cost.prediction import predict, uncovered, uncovered_settings
+from tuner.cost.prediction import uncovered, uncovered_settings
 from tuner.model import published_model as read
 
 EIGHT = parse_cluster("8xh100-80gb")
@@ -59,13 +58,3 @@ def test_experts_that_are_not_packed_are_not_covered() -> None:
     assert uncovered_settings(mixtral, apart, EIGHT, FULL) == ""
     assert uncovered_settings(workload(), apart, SIXTY_FOUR, FULL) == ""
     assert uncovered_settings(mixtral, packed, SIXTY_FOUR, FULL) == ""
-
-
-def test_what_is_not_covered_is_predicted_as_unknown() -> None:
-    old = framework("accelerate", OLD)
-    found = predict(workload("mixtral-8x7b"), SIXTY_FOUR, old, FULL)
-    assert not found.fits
-    assert "FSDP1 splits 8 experts over 64 ranks" in found.why
-    quantities = (found.needed_bytes, found.allocated_bytes, found.reserved_bytes,
-                  found.device_bytes, found.step_time_s, found.tokens_per_s_per_gpu)  # fmt: skip
-    assert set(quantities) == {UNKNOWN}

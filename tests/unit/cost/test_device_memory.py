@@ -1,17 +1,8 @@
-from dataclasses import replace
-
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Quantity
-from tuner.cost.constants import default_costs
-from tuner.cost.memory.device import (
-    WORKSPACE_BYTES,
-    communicator_count,
-    device_terms,
-    workspace_bytes,
-    workspaces,
-)
+from tuner.cost.memory.device import communicator_count, device_terms, workspace_bytes, workspaces
 
 GIB = 2**30
 FULL_SHARD = parse_settings("sharding=full_shard")
@@ -44,16 +35,6 @@ def test_groups_of_more_than_one_rank_are_counted_once() -> None:
         assert communicator_count(parse_settings(settings), parse_cluster(cluster)) == count
 
 
-def test_fsdp1_reserves_more_than_fsdp2() -> None:
-    one = device_terms(FULL_SHARD, A100S, 40 * GIB, framework=stack("0.27.0", "2.2.0"))
-    two = device_terms(FULL_SHARD, A100S, 40 * GIB, framework=stack("1.15.0", "2.13.0"))
-    assert ends(one.reserved_free) > ends(two.reserved_free)
-    assert (one.context, one.communicators) == (two.context, two.communicators)
-    replicated = parse_settings("sharding=ddp")
-    same = device_terms(replicated, A100S, 40 * GIB, framework=stack("0.27.0", "2.2.0"))
-    assert same.reserved_free == two.reserved_free
-
-
 def test_reserved_memory_ends_where_the_device_does() -> None:
     for allocated in (60 * GIB, 78.5 * GIB, 90 * GIB):
         terms = device_terms(FULL_SHARD, A100S, allocated, framework=stack("0.27.0", "2.2.0"))
@@ -61,11 +42,6 @@ def test_reserved_memory_ends_where_the_device_does() -> None:
         most = max(A100S.gpu.memory_bytes, allocated + outside)
         assert allocated + outside + ends(terms.reserved_free)[2] <= most
     assert ends(terms.reserved_free) == (0, 0, 0)
-
-
-def test_a_ring_of_24_channels_is_the_least_that_a_communicator_takes() -> None:
-    kept = 10_485_760 + 2_097_152  # as allocated by NCCL for one connection, both ways
-    assert default_costs().device.communicator_bytes.low == 24 * kept
 
 
 def test_a_workspace_is_as_large_as_torch_has_it_by_default() -> None:
@@ -80,11 +56,3 @@ def test_a_workspace_is_as_large_as_torch_has_it_by_default() -> None:
         assert value == 2 * mib * 2**20
         assert low <= 2 * 8.125 * 2**20 <= high or not mib
         assert high >= 2 * value
-
-
-def test_a_gpu_of_the_drivers_name_is_known() -> None:
-    gpu = parse_cluster("1xh200").gpu
-    assert workspace_bytes(replace(gpu, name="NVIDIA-H200")) == 32 * 2**20
-    assert workspace_bytes(replace(gpu, name="NVIDIA-GeForce-RTX-5070-Ti")) == 32 * 2**20
-    for older in ("Tesla-T4", "Quadro-RTX-5000", "NVIDIA-RTX-5000-Ada-Generation"):
-        assert workspace_bytes(replace(gpu, name=older)) == WORKSPACE_BYTES

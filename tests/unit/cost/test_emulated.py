@@ -2,15 +2,13 @@
 
 from dataclasses import replace
 
-import pytest
-
 from tests.unit.cost.calibrations import calibration_of
 from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Collective, Emulation, Measurement, Outcome
 from tuner.core.workload import Precision
 from tuner.cost.constants import default_costs
-from tuner.cost.time.emulated import Rates, memory_rate, priced, rates_of, step_collectives
+from tuner.cost.time.emulated import Rates, priced, rates_of
 
 CLUSTER = parse_cluster("8xa100-80gb")
 SETTINGS = Settings(sharding=Sharding.FULL_SHARD)
@@ -66,18 +64,3 @@ def test_rates_are_the_catalogues_or_the_calibrations() -> None:
     found = rates_of(calibration, Precision.BF16, CLUSTER)
     assert found.at == calibration.at
     assert found.cluster.intra_node.bytes_per_s == calibration.links["intra"].bytes_per_s.value
-
-
-def test_the_memory_of_a_device_is_as_fast_as_the_catalogue_says() -> None:
-    for name, total, rate in [
-        ("NVIDIA H200", 150_108_897_280, 4.8e12),
-        ("NVIDIA H200", 16 * 2**30, None),  # a slice
-        ("cpu", 0, None),
-    ]:
-        assert memory_rate({"device": name, "total_memory_bytes": total}) == rate
-        assert memory_rate({}) is None
-
-
-def test_a_collective_without_a_price_is_an_error() -> None:
-    with pytest.raises(ValueError, match="all_to_all"):
-        step_collectives([replace(GATHER, op="all_to_all")])

@@ -47,14 +47,6 @@ def test_backward_frees_all_and_leaves_one_gradient() -> None:
     assert highest(program.backward) == 4 - 4 + 8 + 8
 
 
-def test_cast_weights_live_until_backward_or_die_at_once() -> None:
-    kept, passing = linear_then_square(casts=True), linear_then_square(casts=True, keeps=False)
-    assert net(kept.forward, EventKind.CAST) == net(passing.forward, EventKind.CAST) == 10
-    assert net(kept.backward, EventKind.CAST) == -10
-    assert net(kept.unsaved, EventKind.CAST) == kept.unsaved_cast_elements == 10
-    assert net(passing.unsaved, EventKind.CAST) == passing.unsaved_cast_elements == 0
-
-
 @given(
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12),
     saved=st.lists(st.booleans(), min_size=12, max_size=12),
@@ -76,16 +68,6 @@ def test_what_forward_keeps_backward_frees(
     assert net(program.backward, EventKind.PASSING) == 0
     assert net(program.forward, EventKind.PASSING) == 0  # the output in the place of the input
     assert highest(program.forward) >= program.kept_bytes - 7
-
-
-def test_parts_keep_the_whole_alive() -> None:
-    """Two halves of a tensor of 8 bytes, of which the second is used later."""
-    graph = Graph(4)
-    whole = graph.op(8, 0)
-    one, other = graph.ops((4, 4), whole, views=True)
-    used = graph.op(4, one)
-    program = graph.compile(graph.op(4, used, other))
-    assert highest(program.unsaved) == 8 + 4 + 4
 
 
 def test_locals_live_until_their_function_returns() -> None:

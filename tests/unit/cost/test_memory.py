@@ -83,10 +83,6 @@ def cluster_of(row: dict[str, Any]) -> Cluster:
     return parse_cluster(f"{nodes}x{row['ranks'] // nodes}x{kind}")
 
 
-def name_of(row: dict[str, Any]) -> str:
-    return f"{row['model']}-{row['settings']['sharding']}-tp{row['settings']['tp_size']}"
-
-
 LARGEST_ERROR = {
     # of GPT-2 with dropout on a CPU; where torch keeps scores 0.013, of all others 0.009
     Phase.FORWARD: 0.033,
@@ -130,15 +126,6 @@ def test_locals_of_a_checkpointed_forward() -> None:
 # ------------------------------------------------------------------------------- by hand
 
 
-def test_zero2_holds_what_it_gathered_until_backward() -> None:
-    parameters = 2 * model(CODELLAMA_34B).parameters
-    loss = memory("sharding=shard_grad_op")
-    assert held(loss, Category.GATHERED_PARAMETERS, Phase.LOSS) > parameters
-    again = memory("sharding=full_shard")
-    layer = 2 * model(CODELLAMA_34B).layer_parameters
-    assert held(again, Category.GATHERED_PARAMETERS, Phase.LOSS) < 3 * layer
-
-
 def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
     parameters = model(CODELLAMA_34B).parameters
     text = "sharding=full_shard,gradient_accumulation_steps=2,sync_each_batch=false"
@@ -167,52 +154,6 @@ def test_the_optimizers_step() -> None:
         assert state == pytest.approx(bytes_each * own, rel=1e-6)
         whole = (2 + 2 + bytes_each + 2 * copies) * own + of_one * 32000 * 8192 / 8
         assert found.by_phase[Phase.OPTIMIZER] == pytest.approx(whole, rel=1e-6)
-
-
-def test_an_8_bit_step_takes_what_the_allocator_shows() -> None:
-    """Seen on torch's CUDA allocator, 2.13.0 with torchao 0.18 (bench-cuda-allocator)."""
-    workload = Workload(
-        model=read("llama-3.2-1b"), sequence_length=4096, global_batch_size=16,
-        optimizer=Optimizer.ADAMW_8BIT,
-    )  # fmt: skip
-    settings = parse_settings("sharding=ddp,micro_batch_size=2")
-    found = step_memory(workload, settings, parse_cluster("8xh200"))
-    workspaces = 64 * 2**20
-    assert found.by_phase[Phase.OPTIMIZER] + workspaces == pytest.approx(12_105_555_968, rel=0.001)
-    on_cpu = memory("sharding=ddp", "8xcpu", optimizer=Optimizer.ADAMW_8BIT)
-    assert held(on_cpu, Category.TEMPORARIES, Phase.OPTIMIZER) == 0
-
-
-def test_checkpointing_keeps_inputs_of_layers() -> None:
-    found = memory("sharding=full_shard,activation_checkpointing=full,micro_batch_size=3")
-    inputs = 3 * 48 * 2 * 4096 * 8192
-    last_norm = 3 * 4096 * 8192 * (4 + 2 + 2)
-    turns = 2 * 2 * 4096 * 128  # cosines and sines, whatever the micro-batch
-    assert held(found, Category.ACTIVATIONS, Phase.LOSS) == inputs + last_norm + turns
-
-
-def test_gathering_again_keeps_shards_only() -> None:
-    text = "sharding=full_shard,tp_size=8,tp_recompute_allgather={}"
-    kept, again = memory(text.format("false")), memory(text.format("true"))
-    inputs = 2 * 2 * 8192 * 4096 * 48  # two linears' inputs, bf16, hidden, tokens, layers
-    more = held(kept, Category.ACTIVATIONS, Phase.LOSS)
-    more -= held(again, Category.ACTIVATIONS, Phase.LOSS)
-    assert more == pytest.approx(inputs * 7 / 8)
-
-
-def test_tensor_parallelism_splits_all_but_experts() -> None:
-    text = "sharding=ddp,tp_size={}"
-    whole = held(memory(text.format(1), config=MIXTRAL_OF_4_LAYERS), Category.PARAMETERS)
-    split = held(memory(text.format(2), config=MIXTRAL_OF_4_LAYERS), Category.PARAMETERS)
-    experts = 4 * 8 * 3 * 4096 * 14336 * 2
-    assert split - experts == pytest.approx((whole - experts) / 2, rel=0.01)
-
-
-def test_offload_leaves_what_is_gathered_on_the_device() -> None:
-    found = memory("sharding=full_shard,cpu_offload=true")
-    assert held(found, Category.PARAMETERS) == held(found, Category.OPTIMIZER_STATE) == 0
-    assert held(found, Category.GATHERED_PARAMETERS, Phase.FORWARD) > 0
-    assert held(found, Category.GRADIENTS_SHARDED, Phase.OPTIMIZER) == 0
 
 
 def test_a_window_brings_masks_that_every_layer_keeps() -> None:
@@ -292,37 +233,3 @@ def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
     for phase in Phase:
         assert min(found.breakdown(phase).values()) >= 0
         assert sum(found.breakdown(phase).values()) == pytest.approx(found.by_phase[phase])
-
-
-@given(
-    sharding=st.sampled_from(["shard_grad_op", "full_shard"]),
-    tp=st.sampled_from([1, 2]),
-    precision=st.sampled_from(list(Precision)),
-    name=st.sampled_from(["llama-3.1-8b", "qwen3-0.6b", "gpt2", "gemma-2-2b", "mixtral-8x7b"]),
-    micro=st.integers(1, 16),
-)
-@settings(max_examples=examples(60))
-def test_knobs_that_save_memory_never_cost_any(
-    sharding: str, tp: int, precision: Precision, name: str, micro: int
-) -> None:
-    workload = Workload(
-        model=read(name), sequence_length=1024, global_batch_size=256, precision=precision
-    )
-    one = Settings.from_dict(
-        {
-            "sharding": sharding,
-            "tp_size": tp if name not in ("gpt2", "gemma-2-2b") else 1,
-            "micro_batch_size": micro,
-            "gradient_accumulation_steps": 4,
-        }
-    )
-    cluster = parse_cluster("8xh100-80gb")
-
-    def total(**knobs: Any) -> float:
-        return step_memory(workload, replace(one, **knobs), cluster).total_bytes
-
-    assert total() <= total(sync_each_batch=False)
-    assert total(activation_checkpointing=Checkpointing.FULL) <= total()
-    assert total(sharding=Sharding.FULL_SHARD) <= total(sharding=Sharding.SHARD_GRAD_OP)
-    if one.tp_size > 1:
-        assert total(tp_recompute_allgather=True) <= total()

@@ -4,7 +4,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds, pipeline_step_s
+from tuner.cost.time.pipeline import PipelineSeconds, pipeline_seconds
 from tuner.model import published_model as read
 
 COSTS = default_costs()
@@ -26,23 +26,3 @@ def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly() -> None
     assert replicated.exchange_stall_s == pytest.approx(2 * slots * COSTS.time.stall_s)
     assert sharded.exchange_stall_s < 0.01 * replicated.exchange_stall_s
     assert sharded.unstalled_s == pytest.approx(replicated.unstalled_s, rel=0.2)
-
-
-def test_what_memory_may_be_underestimated_by_counts() -> None:
-    text, cluster = "pp_size=8,gradient_accumulation_steps=128", "8xh100-80gb"
-    each = [seconds(text, cluster, length) for length in (1024, 4096, 5120, 6144)]
-    stalls = [found.memory_stall_s for found in each]
-    assert stalls == sorted(stalls)
-    assert stalls[0] < 0.01 * each[0].unstalled_s
-    assert each[-1].memory_stall_s > each[-1].unstalled_s
-    assert all(found.most_stall_s > found.memory_stall_s for found in each)
-
-
-def test_the_fitted_time_holds_the_expected_stalls() -> None:
-    workload = Workload(model=read("llama-3.1-8b"), sequence_length=4096, global_batch_size=128)
-    settings = parse_settings("sharding=ddp,pp_size=8,gradient_accumulation_steps=64")
-    cluster = parse_cluster("2x8xh100-80gb")
-    found = pipeline_seconds(workload, settings, cluster, COSTS)
-    assert pipeline_step_s(workload, settings, cluster, COSTS) == found.expected_s
-    parts = found.unstalled_s + found.exchange_stall_s + found.memory_stall_s
-    assert found.expected_s == pytest.approx(parts)

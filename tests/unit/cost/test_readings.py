@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from tuner.core.workload import Precision
 from tuner.cost.calibration import merged
 
 COPY = {"kind": "copy", "dtype": "bf16", "elements": 1024}
@@ -35,23 +34,3 @@ def test_what_is_no_answer_is_refused() -> None:
     ]:
         with pytest.raises(ValueError, match=r"ranks timed|a rank timed|seconds"):
             merged([COPY], [[timed(COPY, 1.0)], rank])
-
-
-def test_a_case_of_layers_is_a_workload_of_one_rank() -> None:
-    model = {
-        "model_type": "llama",
-        "hidden_size": 64,
-        "intermediate_size": 128,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "vocab_size": 128,
-        "max_position_embeddings": 32,
-    }
-    sizes = {"micro_batch_size": 3, "sequence_length": 32, "layers": 2}
-    case = {"kind": "layers", "dtype": "fp32", "model": model, **sizes}
-    (reading,) = merged([case], [[timed(case, 1.0)]])
-    workload, settings = reading.workload()
-    assert (workload.model.layers, workload.sequence_length) == (2, 32)
-    assert workload.precision is Precision.FP32
-    assert settings.micro_batch_size == 3

@@ -11,7 +11,6 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Phase
 from tuner.core.workload import Precision, Workload
 from tuner.cost.script import Script, script_bytes
-from tuner.errors import UsageError
 from tuner.model import published_model as read
 
 GIB = 2**30
@@ -36,7 +35,9 @@ def extra_gib(
     precision: Precision = Precision.BF16_MIXED,
 ) -> dict[Phase, float]:
     candidate = parse_settings(CHECKPOINTED) if settings is None else settings
-    found = script_bytes(llama(precision), candidate, stack(transformers), script)
+    found = script_bytes(
+        llama(precision), candidate, candidate.tp_size, stack(transformers), script
+    )
     return {phase: sum(found[phase].values()) / GIB for phase in Phase}
 
 
@@ -62,28 +63,3 @@ def test_old_losses_copy_logits() -> None:
     assert extra_gib(Script(), "4.45.2")[Phase.LOSS] == pytest.approx(2 * logits_gib)
     in_fp32 = extra_gib(Script(), "4.45.2", precision=Precision.FP32)
     assert in_fp32[Phase.LOSS] == pytest.approx(4 * logits_gib)
-
-
-def test_tensor_parallelism_splits_what_is_kept() -> None:
-    whole = parse_settings(CHECKPOINTED)
-    half = Settings.from_dict({**whole.as_dict(), "tp_size": 2})
-    script = Script(use_cache=True, keeps_outputs=True)
-    of_half = extra_gib(script, settings=half)
-    assert of_half == pytest.approx({k: v / 2 for k, v in extra_gib(script).items()})
-
-
-def test_a_script_survives_json() -> None:
-    script = Script(use_cache=True)
-    assert Script.from_dict(script.as_dict()) == script
-    assert Script.from_dict({}) == Script()
-
-
-def test_a_wrong_script_names_its_field() -> None:
-    for values, field in [
-        ({"use_cache": 1}, "script.use_cache"),
-        ({"loop": True}, "script.loop"),
-        ([], "script"),
-    ]:
-        with pytest.raises(UsageError) as raised:
-            Script.from_dict(values)
-        assert raised.value.field == field

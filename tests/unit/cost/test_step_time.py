@@ -22,19 +22,10 @@ def asked(
     precision: Precision = Precision.BF16,
 ) -> tuple[Quantity, str]:
     workload = Workload(
-        model=read("llama-3.2-1b"),
-        sequence_length=2048,
-        global_batch_size=64,
-        precision=precision,
+        model=read("llama-3.2-1b"), sequence_length=2048, global_batch_size=64, precision=precision
     )
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
     return step_time(workload, parse_settings(text), where, framework, default_costs())
-
-
-def width(quantity: Quantity) -> float:
-    assert quantity.low is not None
-    assert quantity.high is not None
-    return quantity.high / quantity.low
 
 
 def test_what_is_not_known_is_said() -> None:
@@ -63,29 +54,6 @@ def special(name: str) -> str | Cluster:
     if name == "no links":
         return replace(own, intra_node=Link())
     return own if name == "known" else name
-
-
-def test_links_that_are_not_used_need_not_be_known() -> None:
-    alone = replace(parse_cluster("8xh100-80gb"), inter_node=Link())
-    assert asked("sharding=full_shard", alone)[1] == ""
-    one = replace(parse_cluster("h100-80gb"), inter_node=Link(), intra_node=Link())
-    assert asked("", one)[1] == ""
-    within = replace(parse_cluster("4x1xh100-80gb"), intra_node=Link())
-    assert asked("sharding=full_shard", within)[1] == ""
-
-
-def test_intervals_are_wider_where_nothing_was_fitted() -> None:
-    fitted, _ = asked("sharding=zero1", "8xh100-80gb", NANOTRON)
-    other_gpu, _ = asked("sharding=zero1", "8xa100-80gb", NANOTRON)
-    other_stack, _ = asked("sharding=full_shard", "8xh100-80gb", TORCH)
-    assert width(fitted) < width(other_gpu)
-    assert width(fitted) < width(other_stack)
-    for quantity in (fitted, other_gpu, other_stack):
-        assert quantity.value is not None
-        assert quantity.low is not None
-        assert quantity.high is not None
-        assert quantity.low < quantity.value < quantity.high
-        assert quantity.provenance is Provenance.PREDICTED
 
 
 def test_nanotrons_groups_count_too() -> None:
@@ -135,11 +103,3 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
     assert "pipelines over nodes" in notes[0]
     assert none == ()
-
-
-def test_what_does_not_fit_has_no_stall() -> None:
-    found, parts, notes = piped(f"sharding=ddp,{PIPED}", H100, fits=False)
-    low, value, high = ends(found)
-    assert value == parts.unstalled_s
-    assert low < value < high < 2 * value
-    assert notes == ()

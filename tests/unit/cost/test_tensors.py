@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tuner.cost.memory.tensors import Split, Tensor, buffer_bytes, model_tensors
+from tuner.cost.memory.tensors import buffer_bytes, model_tensors
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES
 
@@ -64,9 +64,3 @@ def test_tensors_are_those_of_transformers() -> None:
             (p.shape[0], p.numel() // p.shape[0]) for p in real.parameters()
         ]
         assert buffer_bytes(model) == sum(b.numel() * b.element_size() for b in real.buffers())
-
-
-def test_what_tensor_parallelism_leaves() -> None:
-    assert Tensor(10, 4, Split.ROWS).local(4) == Tensor(3, 4, Split.ROWS)
-    assert Tensor(10, 4, Split.COLUMNS).local(2) == Tensor(10, 2, Split.COLUMNS)
-    assert Tensor(10, 4).local(2) == Tensor(10, 4)

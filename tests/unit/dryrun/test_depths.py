@@ -49,13 +49,6 @@ def test_leading_dense_layers_are_kept() -> None:
     assert at_depth(config, 8)["mlp_only_layers"] == [0, 1, 2]
 
 
-def test_sparse_layers_that_alternate_keep_doing_so() -> None:
-    config = model("qwen2_moe", num_hidden_layers=25, decoder_sparse_step=2)
-    low, high = depths_of(config)
-    assert low % 2 == high % 2 == 1
-    assert [kind.sparse for kind in kept(config, low)] == [i % 2 == 1 for i in range(low)]
-
-
 def test_layers_without_a_pattern_are_run_whole() -> None:
     dense = [0, 1, 4, 5, 9, 11, 15]
     config = model("qwen3_moe", num_hidden_layers=16, mlp_only_layers=dense)

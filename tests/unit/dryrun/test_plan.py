@@ -35,14 +35,6 @@ def plan(
     return plan_dry_runs(workload, cluster, stack, settings, versions)
 
 
-def test_the_class_is_without_micro_batch_and_accumulation() -> None:
-    settings = replace(
-        FULL_SHARD, micro_batch_size=4, gradient_accumulation_steps=8, sync_each_batch=False
-    )
-    assert settings.settings_class == replace(FULL_SHARD, sync_each_batch=False)
-    assert plan(settings=settings) == plan(settings=settings.settings_class)
-
-
 def test_attention_without_a_kernel_is_told_and_is_another_class() -> None:
     """Grouped queries in fp32 everywhere, and all in bf16 before Ampere."""
     fp32 = replace(WORKLOAD, precision=Precision.FP32)
@@ -109,15 +101,6 @@ def test_the_key_stays_with_whatever_does_not() -> None:
         {"versions": {**VERSIONS, "torchao": "0.18.0", "optuna": "5.0.0"}},
     ]:
         assert plan(**other).key == plan().key
-
-
-def test_an_8_bit_optimizer_depends_on_its_library() -> None:
-    workload = replace(WORKLOAD, optimizer=Optimizer.ADAMW_8BIT)
-    keys = {
-        plan(workload=workload, versions={**VERSIONS, "torchao": release}).key
-        for release in ("0.18.0", "0.19.0")
-    }
-    assert len(keys) == 2
 
 
 OLD = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.0.0"}

@@ -130,18 +130,6 @@ def test_collectives_grow_with_depth_and_micro_batches() -> None:
         assert (gathers.count, gathers.bytes) == (count, 64 * count)
 
 
-def test_kinds_of_collectives_match_whatever_their_counts() -> None:
-    """A kind that only the deeper model has came with depth."""
-
-    def some(depth: int, accumulation: int) -> list[dict[str, Any]]:
-        kind = {"op": "all_reduce", "axis": "dp", "phase": "backward", "overlap": "exposed"}
-        more = [{**kind, "axis": "tp", "count": 2, "bytes": [8, 8]}] if depth > 4 else []
-        return [{**kind, "count": depth**2 // 6, "bytes": [depth, depth]}, *more]
-
-    found = {c.axis: (c.count, c.bytes) for c in profile_of(collectives=some).collectives(1, 1)}
-    assert found == {"dp": (2 + 2 * (LAYERS - 4), LAYERS), "tp": (LAYERS - 4, 4 * (LAYERS - 4))}
-
-
 def test_traces_that_do_not_go_together_are_refused() -> None:
     for depths, sizes, message in [
         ((), (1, 2), "one or more"),

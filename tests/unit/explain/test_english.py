@@ -25,18 +25,6 @@ GROUNDS = Grounds(
 )
 OOM = make_probe(4, SETTINGS, Measurement(outcome=Outcome.OOM))
 CRASHED = make_probe(5, SETTINGS, Measurement(outcome=Outcome.CRASHED, detail="signal 9"))
-EARLIER = facts.EarlierStudy(
-    id="st-1",
-    model="tiny",
-    cluster="cpu:2",
-    global_batch_size=8,
-    sequence_length=128,
-    optimizer="sgd",
-    reduce_dtype="",
-    ran=((3, Fidelity.MEASURED),),
-    days=("2026-01-01",),
-    versions={"torch": "2.13.0"},
-)
 
 
 def quantity(value: float, provenance: Provenance = Provenance.MEASURED) -> Quantity:
@@ -56,9 +44,6 @@ def evaluation(number: int = 1, **changes: object) -> Evaluation:
     return Evaluation(**{**fields, **changes})
 
 
-PREDICTED = evaluation(
-    step_time_s=quantity(2.0, Provenance.PREDICTED), basis=Basis.ARITHMETIC, probes=()
-)
 PAIR = KnobChange(
     knob="sync_each_batch",
     value=False,
@@ -113,23 +98,6 @@ SENTENCES: list[tuple[Fact, str]] = [
         " interval 20% to 30% longer) and 1.00 GiB (probe #2); it needs 1.00 GiB less memory.",
     ),
     (
-        facts.TiedWithOthers(probes=(2, 3, 4), more=1, lighter=0.01),
-        "Its speed cannot be told apart from that of #2, #3, #4 and 1 more, none of which is"
-        " lighter by 1% or more.",
-    ),
-    (
-        facts.NextBest(second=PREDICTED, change=1.25),
-        f"Next comes {DDP} with 2 s (25% longer) and 1.00 GiB, by arithmetic.",
-    ),
-    (
-        facts.Extrapolated(ran=(2, 4), count=32, probes=(1,)),
-        "Its step time is extrapolated from steps of 2 and 4 micro-batches to 32 (probe #1).",
-    ),
-    (
-        facts.AllocatorConfigured(conf="expandable_segments:True"),
-        "Its probes ran with PYTORCH_ALLOC_CONF=expandable_segments:True: launch with the same.",
-    ),
-    (
         facts.KnobProbed(changes=(PAIR,)),
         "With sync_each_batch=false instead of true, a step takes 2.5 s (25% longer, 80% interval"
         " 20% to 30% longer) and needs 2.00 GiB (probe #2 against #1).",
@@ -155,24 +123,11 @@ SENTENCES: list[tuple[Fact, str]] = [
         " min of training (80% interval 334 steps to 501 steps); a job that takes 24 h with the"
         " answer is 5.9 h shorter for it (80% interval 4.7 h to 7.1 h), what tuning took deducted.",
     ),
-    (facts.RanOutOfMemory(probes=(OOM,)), f"Out of memory: {DDP} (probe #4)."),
-    (
-        facts.EndedEarly(probes=(OOM,), seconds=(3.0,)),
-        f"Ended early, slower than the fastest could be: {DDP}, about 3 s for a step (probe #4).",
-    ),
-    (
-        facts.Failed(probes=(CRASHED,), fidelity=Fidelity.MEASURED),
-        f"Without a result: {DDP} ended as crashed, signal 9 (probe #5).",
-    ),
     (
         facts.Failed(probes=(CRASHED,) * 4, fidelity=Fidelity.PREDICTED),
         "Unknown, because their dry run failed: "
         + "; ".join(["sharding=ddp ended as crashed, signal 9 (probe #5)"] * 3)
         + "; and 1 more.",
-    ),
-    (
-        facts.NotSuggested(count=2, example=SETTINGS, why="it is off", probes=()),
-        f"2 settings such as {DDP} are not suggested: it is off.",
     ),
     (
         facts.MoreProbes(
@@ -190,29 +145,9 @@ SENTENCES: list[tuple[Fact, str]] = [
         f" first would be {DDP}.",
     ),
     (
-        facts.OtherStudies(studies=(EARLIER,)),
-        "Other studies' probes are those of 1 study on such devices: st-1 (tiny on cpu:2, global"
-        " batch 8, sequence 128, sgd: 3 settings measured on 2026-01-01 with torch 2.13.0).",
-    ),
-    (
-        facts.Coverage(probed=2, legal=46, probes_done=1),
-        "2 of the 46 legal settings were probed, in 1 probe.",
-    ),
-    (
         facts.SmallestNeed(smallest=evaluation(), limit_bytes=GIB / 2),
         f"The smallest need known is 1.00 GiB on one device, of {DDP} (probe #1); the limit is 512"
         " MiB.",
-    ),
-    (
-        facts.GoOn(options=("--max-probes", "--budget")),
-        "Ask again with a larger budget (--max-probes, --budget): it goes on where it ended.",
-    ),
-    (
-        facts.Predicted(
-            best=PREDICTED, limit_bytes=4 * GIB, basis=Basis.ARITHMETIC, time_from="arithmetic"
-        ),
-        f"{DDP} is predicted to take 2 s for an optimizer step (80% interval 1.9 s to 2.1 s) and to"
-        " need 1.00 GiB of 4.00 GiB on one device; both are arithmetic.",
     ),
     (
         facts.MemoryPeak(
@@ -224,27 +159,6 @@ SENTENCES: list[tuple[Fact, str]] = [
         ),
         "By a dry run the peak of 3.00 GiB is in the optimizer's step: 2.00 GiB of parameters and"
         " 512 MiB of activations, and the rest is less.",
-    ),
-    (
-        facts.KnobPredicted(
-            changes=(KnobChange(knob="tp_size", value=2, instead_of=1, memory_bytes=-GIB),),
-            reason="each rank holds 1/2 of each layer and its activations",
-            beside="",
-            basis=Basis.ARITHMETIC,
-            of_dry_run=True,
-        ),
-        "`tp_size=2` would save 1.00 GiB (both by arithmetic): each rank holds 1/2 of each layer"
-        " and its activations.",
-    ),
-    (
-        facts.DryRunsMade(probes=(1, 2), layouts=8, is_transferred=False),
-        "2 of 8 classes of settings were dry-run (probe #1, #2): their memory is counted on the"
-        " step itself. The memory of the others, what is outside of tensors, and every time are"
-        " arithmetic.",
-    ),
-    (
-        facts.NoDryRuns(failed=False, why="no torch here", is_transferred=False),
-        "No dry run was made (no torch here): all numbers are arithmetic.",
     ),
 ]
 

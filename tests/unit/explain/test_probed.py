@@ -1,7 +1,7 @@
 """Facts of an answer on probes, of studies that are made up."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,18 +9,16 @@ import pytest
 
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Study, StudyState
+from tuner.core.study import Study
 from tuner.explain.knobs import only_knob
 from tuner.explain.known import answer
 from tuner.explain.probed import rule_of_thumb
 from tuner.planner.knowledge import learn
 from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import complexity
-from tuner.planner.step_times import change_between, fair
 
 GIB = 2**30
 BASE = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"
-TP = "sharding=ddp,tp_size=2,micro_batch_size=4,gradient_accumulation_steps=2"
 DDP = "sharding=ddp,micro_batch_size=4"
 RULE = f"{DDP},gradient_accumulation_steps=1"
 BEST = "sharding=ddp,tp_size=2,micro_batch_size=8,gradient_accumulation_steps=1"
@@ -84,18 +82,6 @@ def test_what_the_answer_is_tied_with(
         assert not facts_of(study, "next_best")  # it was named already
 
 
-def test_how_the_answer_ran(lab: SimpleNamespace) -> None:
-    conf = {"allocator_conf": "expandable_segments:True"}
-    ran = replace(lab.ok(2.0, GIB, count=2), hardware=conf)
-    study = study_of(lab, (BASE, ran), (BASE, ran))
-    assert one(study, "allocator_configured")["conf"] == "expandable_segments:True"
-    long = parse_settings("sharding=full_shard,gradient_accumulation_steps=32")
-    measured = lab.ok({2: [2.5] * 10, 4: [4.5] * 10}, GIB)
-    question = lab.question(batch=64)
-    found = one(lab.study(question, probes=[lab.probe(1, long, measured)]), "extrapolated")
-    assert (found["ran"], found["count"], found["probes"]) == ([2, 4], 32, [1])
-
-
 # -- knobs ------------------------------------------------------------------------------------
 
 
@@ -130,18 +116,6 @@ def test_a_knob_whose_other_side_ran_out_of_memory(lab: SimpleNamespace) -> None
     assert (change["needed_bytes"], change["at_least"], change["fits"]) == (5 * GIB, True, False)
     assert change["step"] is change["memory_bytes"] is None
     assert one(study, "ran_out_of_memory")["probes"] == [2]
-
-
-def test_a_headline_knob_that_was_compared_in_another_configuration(lab: SimpleNamespace) -> None:
-    study = study_of(
-        lab,
-        (BASE, lab.ok(2.0, GIB, count=2)),
-        (TP, lab.ok(3.0, GIB, count=2)),
-        (f"{TP},tp_recompute_allgather=true", lab.ok(3.3, GIB // 2, count=2)),
-    )
-    (change,) = one(study, "knob_probed")["changes"]
-    assert (change["knob"], change["of_answer"]) == ("tp_recompute_allgather", False)
-    assert (change["probes"], change["against"]) == ([3], [2])
 
 
 EIGHT = (
@@ -197,7 +171,6 @@ def test_what_speaks_for_and_against_one_knob(lab: SimpleNamespace) -> None:
     # All that is tensor parallel gathers again: no probe tells the two apart.
     together = (*EIGHT[:3], EIGHT[5].replace("shard_grad_op", "full_shard"))
     found = only_knob(learn(planted(lab, of_tp, *together)))
-    assert found is not None
     assert (found.knob, found.confounded) == ("tp_size", ("tp_recompute_allgather",))
     study = planted(lab, of_tp, *EIGHT)
     for text, ended, is_only in (
@@ -208,24 +181,7 @@ def test_what_speaks_for_and_against_one_knob(lab: SimpleNamespace) -> None:
         more = replace(study, probes=(*study.probes, lab.probe(7, other, ended)))
         found = only_knob(learn(more))
         assert bool(found) is is_only
-    assert found is not None
     assert [group.early for group in found.groups] == [(), (7,)]
-
-
-def test_a_pair_is_compared_as_the_answer_was_chosen(lab: SimpleNamespace) -> None:
-    """One that is a little behind is believed to be less so."""
-    texts = (EIGHT[1], EIGHT[0], *EIGHT[2:])
-    rows = {parse_settings(text): 2.0 + 0.005 * n for n, text in enumerate(texts)}
-    study = planted(lab, rows.__getitem__, *EIGHT)
-    known = learn(study)
-    (step,) = (
-        fact["changes"][0]["step"]
-        for fact in facts_of(study, "knob_probed")
-        if fact["changes"][0]["value"] == "full_shard"
-    )
-    pair = [parse_settings(text) for text in texts[:2]]
-    assert step == asdict(change_between(*(fair(known)[one] for one in pair)))
-    assert step != asdict(change_between(*(known.findings[one] for one in pair)))
 
 
 def test_what_no_pair_tells_is_expected(lab: SimpleNamespace) -> None:
@@ -271,47 +227,10 @@ def test_the_rule_keeps_to_defaults_and_to_what_fits(lab: SimpleNamespace) -> No
     outlook = Outlook(known)
     found = rule_of_thumb(outlook)
     fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]
-    assert found is not None
     assert found.tp_size == 1
     assert found.micro_batch_size < 4
     assert found.micro_batch_size < max(s.micro_batch_size for s in fitting)
     assert complexity(found) == min(map(complexity, fitting))
-
-
-# -- more probes ------------------------------------------------------------------------------
-
-
-def test_what_more_probes_cost_and_may_gain(lab: SimpleNamespace) -> None:
-    rows = [
-        (BEST, lab.ok(2.0, GIB, wall_s=10.0)),
-        (RULE, lab.ok(2.5, GIB, wall_s=12.0)),
-        ("sharding=full_shard,micro_batch_size=4", lab.ok(2.6, GIB, wall_s=90.0)),
-    ]
-    found = one(study_of(lab, *rows), "more_probes")
-    assert (found["count"], found["wall_s"], found["devices"]) == (3, 36.0, 2)
-    found = one(study_of(lab, (RULE, lab.ok(2.0, GIB))), "more_probes")
-    assert 0 < found["mean"] < found["most"]
-
-
-FEW = {"tp_size": (1,), "micro_batch_size": (4,), "activation_checkpointing": ("none",)}
-
-
-def test_what_is_left(lab: SimpleNamespace) -> None:
-    ran = (RULE, lab.ok(2.0, GIB))
-    rows = [ran, (RULE.replace("ddp", "full_shard"), lab.ok(2.1, GIB))]
-    assert one(study_of(lab, *rows, knobs=FEW), "more_probes")["count"] == 1
-    assert one(study_of(lab, ran, knobs={**FEW, "sharding": ("ddp",)}), "nothing_left")
-    assert one(study_of(lab, (RULE, CRASHED)), "untried")["count"] > 0
-
-
-@pytest.mark.parametrize("state", [StudyState.DONE, StudyState.CANCELLED, StudyState.RUNNING])
-def test_why_a_study_ended_is_told_beside_what_it_could_gain(
-    lab: SimpleNamespace, state: StudyState
-) -> None:
-    study = study_of(lab, (RULE, lab.ok(2.0, GIB)))
-    found = [fact["kind"] for fact in facts_of(replace(study, state=state, reason="so it is"))]
-    after = found[found.index("more_probes") + 1]
-    assert (after == "study_ended") is (state is not StudyState.RUNNING)
 
 
 # -- failures ---------------------------------------------------------------------------------
@@ -327,10 +246,3 @@ def test_what_failed_is_named_by_its_kind(lab: SimpleNamespace) -> None:
     found = one(study, "ended_early")
     assert (found["probes"], found["seconds"]) == ([2], [3.0])
     assert not facts_of(study, "failed")
-
-
-def test_nothing_fits(lab: SimpleNamespace) -> None:
-    study = study_of(lab, (BASE, lab.ok(2.0, GIB, count=2)), memory_limit_bytes=GIB // 2)
-    assert one(study, "nothing_probed_fits")["limit_bytes"] == GIB // 2
-    least = one(study, "smallest_need")
-    assert (least["smallest"]["needed_gib"]["value"], least["smallest"]["probes"]) == (1.0, [1])

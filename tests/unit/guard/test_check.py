@@ -8,7 +8,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
-from tuner.guard.check import CheckState, GuardCheck, check_state_of, judge
+from tuner.guard.check import CheckState, GuardCheck, judge
 from tuner.guard.counts import Counts, caused
 from tuner.guard.replica import STEPS, Replica, replica_of
 from tuner.model import load_model
@@ -87,13 +87,6 @@ def test_a_collective_that_no_knob_explains_is_told() -> None:
         " of 0"
     )
     assert judge(replica(), measured(seen, off=1e-3), REFERENCE)[0] is Outcome.WRONG_RESULT
-
-
-def test_accidents_say_nothing() -> None:
-    for outcome in list(Outcome):
-        wrong = {Outcome.WRONG_RESULT, Outcome.KNOB_INACTIVE, Outcome.NON_FINITE}
-        expected = CheckState.FAILED if outcome in wrong else CheckState.NOT_CHECKED
-        assert check_state_of(outcome) is (CheckState.PASSED if outcome is Outcome.OK else expected)
 
 
 def test_a_verdict_survives_json() -> None:

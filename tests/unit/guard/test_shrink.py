@@ -45,20 +45,6 @@ def test_experts_are_fewer_and_several_are_chosen() -> None:
     assert (small("mixtral-8x7b").experts, small("mixtral-8x7b").experts_per_token) == (8, 2)
 
 
-def test_a_loss_of_the_router_is_left_out_and_said() -> None:
-    config = load_model("mixtral-8x7b").as_config() | {"output_router_logits": True}
-    found, notes = small_model(read_model_config(config, "m"), 1)
-    assert found.fields["output_router_logits"] is False
-    assert notes == ("the router's auxiliary loss was left out",)
-
-
-def test_heads_can_be_split_into_the_parts() -> None:
-    found, _ = small_model(read_model_config(LLAMA | {"num_key_value_heads": 6}, "m"), 3)
-    assert found.kv_heads % 3 == 0
-    assert found.heads == 2 * found.kv_heads
-    assert found.intermediate_size % 3 == 0
-
-
 def test_many_layers_without_a_pattern() -> None:
     config = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 80}
     kinds = [int(i * i % 7 < 3 or i % 11 == 0) for i in range(80)]

@@ -61,104 +61,68 @@ class Case:
         return question, settings
 
 
+STORIES = {"model": "stories15m", "sequence_length": 128}
+FP32 = {"reduce_dtype": ReduceDtype.FP32}
+MIXED = {"precision": Precision.BF16_MIXED}
+TWICE = "micro_batch_size=2,gradient_accumulation_steps=2"
 # Those of accelerate's golden files.
 CASES = {
     "ddp_cpu": Case(
-        model="stories15m",
-        cluster="cpu:2",
-        sequence_length=128,
-        settings="sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=4"
-        ",sync_each_batch=false",
-        workload={"precision": Precision.FP32},
-    ),
+        cluster="cpu:2", **STORIES, workload={"precision": Precision.FP32},
+        settings="sharding=ddp,gradient_accumulation_steps=4,sync_each_batch=false"),
     "one_gpu": Case(
-        model="stories15m",
-        cluster="l4",
-        sequence_length=128,
-        settings="sharding=ddp,micro_batch_size=8,activation_checkpointing=full",
-        workload={"optimizer": Optimizer.SGD},
-    ),
+        cluster="l4", **STORIES, workload={"optimizer": Optimizer.SGD},
+        settings="sharding=ddp,micro_batch_size=8,activation_checkpointing=full"),
     "ddp_reduced_in_fp32": Case(
-        model="gpt2",
-        cluster="2x4xa10g",
-        settings="sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2",
-        workload={"reduce_dtype": ReduceDtype.FP32},
-    ),
+        model="gpt2", cluster="2x4xa10g", settings=f"sharding=ddp,{TWICE}", workload=FP32),
     "full_shard": Case(
-        sequence_length=4096,
+        sequence_length=4096, workload={"optimizer": Optimizer.ADAMW_8BIT},
         settings="sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4"
-        ",sync_each_batch=true,cpu_offload=true",
-        workload={"optimizer": Optimizer.ADAMW_8BIT},
-    ),
+        ",sync_each_batch=true,cpu_offload=true"),
     "hybrid_shard": Case(
-        model="mixtral-8x7b",
-        cluster="2x8xh100-80gb",
-        sequence_length=4096,
-        settings="sharding=hybrid_shard,micro_batch_size=1,gradient_accumulation_steps=4"
-        ",sync_each_batch=false",
-        workload={"reduce_dtype": ReduceDtype.FP32},
-    ),
+        model="mixtral-8x7b", cluster="2x8xh100-80gb", sequence_length=4096, workload=FP32,
+        settings="sharding=hybrid_shard,gradient_accumulation_steps=4,sync_each_batch=false"),
     "bf16_mixed": Case(
-        sequence_length=4096,
-        settings="sharding=shard_grad_op,micro_batch_size=1",
-        workload={"precision": Precision.BF16_MIXED},
-    ),
+        sequence_length=4096, settings="sharding=shard_grad_op", workload=MIXED),
     "checkpointing": Case(
         sequence_length=4096,
-        settings="sharding=full_shard,micro_batch_size=4,activation_checkpointing=full",
-    ),
+        settings="sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"),
     "checkpointing_with_dropout": Case(
-        model="gpt2",
-        cluster="2xl4",
-        settings="sharding=full_shard,micro_batch_size=4,activation_checkpointing=full",
-    ),
+        model="gpt2", cluster="2xl4",
+        settings="sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"),
     "full_shard_cpu": Case(
-        model="stories15m",
-        cluster="cpu:2",
-        sequence_length=128,
-        settings="sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2"
-        ",sync_each_batch=false,activation_checkpointing=full",
-        workload={"precision": Precision.BF16_MIXED, "reduce_dtype": ReduceDtype.FP32},
-    ),
-}
+        cluster="cpu:2", **STORIES, workload={**MIXED, **FP32},
+        settings=f"sharding=full_shard,{TWICE},sync_each_batch=false,activation_checkpointing=full"),
+}  # fmt: skip
 TITAN = Case(
-    cluster="2x8xh100-80gb",
-    sequence_length=4096,
+    cluster="2x8xh100-80gb", sequence_length=4096, workload=FP32,
     settings="sharding=hybrid_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
     ",activation_checkpointing=full",
-    workload={"reduce_dtype": ReduceDtype.FP32},
-)
+)  # fmt: skip
 TENSOR = Case(
     sequence_length=4096,
     settings="sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
     ",gradient_accumulation_steps=4,sync_each_batch=false",
 )
+FLAGS = f"sharding=ddp,{TWICE},sync_each_batch=false"
 # One for each format: those of the golden files, which docs/exports.md shows.
 EXAMPLES: Mapping[str, Case] = {
     "accelerate": CASES["full_shard"],
     "trainer": CASES["checkpointing"],
-    "trainer-flags": Case(
-        model="gpt2",
-        cluster="2x4xa10g",
-        settings="sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2"
-        ",sync_each_batch=false",
-    ),
+    "trainer-flags": Case(model="gpt2", cluster="2x4xa10g", settings=FLAGS),
     "torch": TENSOR,
     "torchrun": TENSOR,
     "nanotron": Case(
-        cluster="2x8xh100-80gb",
-        sequence_length=4096,
-        framework=NANOTRON,
+        cluster="2x8xh100-80gb", sequence_length=4096, framework=NANOTRON,
         settings="sharding=zero1,tp_size=4,tp_recompute_allgather=true,pp_size=2"
-        ",micro_batch_size=1,gradient_accumulation_steps=16,sync_each_batch=false",
-    ),
+        ",gradient_accumulation_steps=16,sync_each_batch=false"),
     "deepspeed": CASES["checkpointing"],
     "torchtitan": TITAN,
     "sbatch": TITAN,
     "kubernetes": TITAN,
     "env": TENSOR,
     "json": TENSOR,
-}
+}  # fmt: skip
 
 
 @cache

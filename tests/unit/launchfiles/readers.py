@@ -1,8 +1,7 @@
-"""Reads the settings back out of each format, by the format's own parser."""
+"""Reads the settings back out of formats, by the format's own parser."""
 
 import ast
 import json
-import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping
@@ -33,27 +32,6 @@ def _sharding(shards: bool, reshards: bool, replicas: int = 1) -> str:
     if replicas > 1:
         return "hybrid_shard"
     return "full_shard" if reshards else "shard_grad_op"
-
-
-def _accelerate(text: str, question: Question) -> Knobs:
-    values = yaml.safe_load(text)
-    fsdp = values.get("fsdp_config", {})
-    mesh = values.get("parallelism_config", {})
-    code = header_of(text)
-    in_script = "model.gradient_checkpointing_enable(" in code
-    full = fsdp.get("fsdp_activation_checkpointing", False) or in_script
-    return {
-        "sharding": _sharding(
-            bool(fsdp),
-            fsdp.get("fsdp_reshard_after_forward", False),
-            mesh.get("parallelism_config_dp_replicate_size", 1),
-        ),
-        "micro_batch_size": int(_found(r"batch_size=(\d+)\)", code)),
-        "gradient_accumulation_steps": int(_found(r"num_steps=(\d+)", code)),
-        "sync_each_batch": _found(r"sync_each_batch=(True|False)", code) == "True",
-        "activation_checkpointing": "full" if full else "none",
-        "cpu_offload": fsdp.get("fsdp_offload_params", False),
-    }
 
 
 def _trainer(text: str, question: Question) -> Knobs:
@@ -118,36 +96,6 @@ def _kubernetes(text: str, question: Question) -> Knobs:
     return _of_variables({one["name"]: one["value"] for one in env})
 
 
-def _nanotron(text: str, question: Question) -> Knobs:
-    values = yaml.safe_load(text)
-    parallelism, tokens = values["parallelism"], values["tokens"]
-    assert parallelism["dp"] * parallelism["tp"] * parallelism["pp"] == question.cluster.world_size
-    return {
-        "sharding": "zero1" if values["optimizer"]["zero_stage"] else "ddp",
-        "tp_size": parallelism["tp"],
-        "tp_recompute_allgather": parallelism.get("tp_recompute_allgather", False),
-        "pp_size": parallelism["pp"],
-        "micro_batch_size": tokens["micro_batch_size"],
-        "gradient_accumulation_steps": tokens["batch_accumulation_per_replica"],
-        "sync_each_batch": False,
-        "activation_checkpointing": "full" if parallelism["recompute_layer"] else "none",
-    }
-
-
-def _deepspeed(text: str, question: Question) -> Knobs:
-    values = json.loads(text)
-    zero = values["zero_optimization"]
-    notes = " ".join(values["tuner"]["notes"])
-    return {
-        "sharding": ("ddp", "zero1", "shard_grad_op", "full_shard")[zero["stage"]],
-        "micro_batch_size": values["train_micro_batch_size_per_gpu"],
-        "gradient_accumulation_steps": values["gradient_accumulation_steps"],
-        "sync_each_batch": zero["stage"] >= 2,
-        "activation_checkpointing": "full" if "gradient_checkpointing_enable" in notes else "none",
-        "cpu_offload": "offload_param" in zero,
-    }
-
-
 def _torchtitan(text: str, question: Question) -> Knobs:
     values = tomllib.loads(text)
     parallelism, training = values["parallelism"], values["training"]
@@ -169,30 +117,14 @@ def _torchtitan(text: str, question: Question) -> Knobs:
     }
 
 
-def _json(text: str, question: Question) -> Knobs:
-    values = json.loads(text)
-    assert {name: values[name] for name in question.as_dict()} == question.as_dict()
-    return dict(values["settings"])
-
-
-def _found(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    assert found, (pattern, text)
-    return found[1]
-
-
+# Of formats that the product itself does not read, and of the Trainer's.
 READERS: Mapping[str, Callable[[str, Question], Knobs]] = {
-    "accelerate": _accelerate,
     "trainer": _trainer,
     "trainer-flags": _trainer_flags,
     "torch": _torch,
     "torchrun": _shell,
-    "nanotron": _nanotron,
-    "deepspeed": _deepspeed,
     "torchtitan": _torchtitan,
     "sbatch": _shell,
     "kubernetes": _kubernetes,
     "env": _shell,
-    "json": _json,
 }
-"""A reader for each format."""

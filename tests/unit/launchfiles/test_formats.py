@@ -13,7 +13,6 @@ from tests.unit.launchfiles.cases import (
     ABOUT,
     EXAMPLES,
     NANOTRON,
-    NUMBERS,
     Case,
     of_script,
     trainer,
@@ -23,7 +22,6 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import FORMATS, Stack, export, why_not
-from tuner.launchfiles.accelerate import configuration
 
 MIXED = {"precision": Precision.BF16_MIXED}
 REDUCED = {"reduce_dtype": ReduceDtype.FP32}
@@ -32,25 +30,11 @@ DEFERRED = "sharding=zero1,sync_each_batch=false,gradient_accumulation_steps=2"
 LIMITS = {"nvidia.com/gpu": 8}
 
 
-def titan(settings: str, *degrees: object, model: str = "llama-3.1-8b", **workload: Any) -> Any:
-    """A case of torchtitan's on eight GPUs, and its degrees."""
-    names = ("replicate_degree", "shard_degree")
-    fields = {
-        f"parallelism.data_parallel_{name}": degree
-        for name, degree in zip(names, degrees[:2], strict=True)
-    }
-    more = zip(("tensor_parallel_degree", "fsdp_reshard_after_forward"), degrees[2:], strict=True)
-    fields |= {f"parallelism.{name}": value for name, value in more}
-    case = Case(model=model, cluster="2x4xh100-80gb", settings=settings, workload=workload)
-    return "torchtitan", case, fields
-
-
 # Format, case, and values at dotted paths of the file.
 WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
     ("deepspeed", Case(settings="sharding=shard_grad_op", workload={**MIXED, **REDUCED}), {
         "zero_optimization": {"stage": 2}, "communication_data_type": "fp32",
         "torch_autocast": {"enabled": True, "dtype": "bfloat16"}}),
-    ("deepspeed", Case(settings="sharding=ddp", workload=MIXED), {"zero_optimization.stage": 0}),
     ("deepspeed", Case(settings=FULL), {
         "zero_optimization.stage": 3, "bf16.bf16_optimizer_states": True, "train_batch_size": 64,
         "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4}),
@@ -66,8 +50,6 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
         "metadata": {"name": "tuned-st-0123456789ab"}, "spec.trainer.numNodes": 2,
         "spec.trainer.numProcPerNode": 8,
         "spec.trainer.resourcesPerNode": {"requests": LIMITS, "limits": LIMITS}}),
-    ("kubernetes", Case(model="gpt2", cluster="4xmi300x", settings="sharding=ddp"), {
-        "spec.trainer.resourcesPerNode.limits": {"amd.com/gpu": 4}}),
     ("kubernetes", Case(model="gpt2", cluster="cpu:2", settings="sharding=ddp"), {
         "spec.trainer.numProcPerNode": 2,
         "spec.trainer.resourcesPerNode.limits": {"cpu": parse_cluster("cpu:2").gpu.cores}}),
@@ -76,10 +58,6 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
         "parallelism.dp": 2, "parallelism.tp": 2, "parallelism.pp": 4,
         "parallelism.tp_mode": "REDUCE_SCATTER", "parallelism.pp_engine": "1f1b",
         "parallelism.tp_recompute_allgather": False}),
-    titan("sharding=full_shard", 1, 8, 1, "always", **REDUCED),
-    titan("sharding=shard_grad_op,tp_size=2", 1, 4, 2, "never", **REDUCED),
-    titan("sharding=hybrid_shard,tp_size=2", 2, 2, 2, "always", **REDUCED),
-    titan("sharding=ddp", 8, 1, 1, "always"),
     ("torchtitan", Case(settings="sharding=full_shard", workload=REDUCED), {
         "training.dtype": "bfloat16", "training.mixed_precision_param": "bfloat16",
         "model": {"name": "llama3", "flavor": "8B"}}),
@@ -128,15 +106,10 @@ ON_CPU = {"cluster": "cpu:2", "model": "gpt2"}
 GPUS_16 = {"cluster": "2x8xh100-80gb", "framework": NANOTRON}
 REFUSED = [
     row("accelerate", "sharding=full_shard,tp_size=2", "--knob tp_size=1"),
-    row("accelerate", "sharding=ddp,pp_size=2", "--framework accelerate"),
     row("accelerate", "sharding=zero1", "--framework accelerate"),
     row("accelerate", "sharding=hybrid_shard", "a node has one GPU", cluster="2x1xl4"),
-    row("accelerate", "sharding=ddp,cpu_offload=true", "only what it shards"),
-    row("deepspeed", "sharding=full_shard,tp_size=2", "--knob tp_size=1"),
     row("deepspeed", "sharding=hybrid_shard", "no equivalent of hybrid_shard"),
     row("deepspeed", "sharding=ddp", "--precision bf16_mixed"),
-    row("deepspeed", "sharding=full_shard", "--optimizer adamw",
-        workload={"optimizer": Optimizer.ADAMW_8BIT}),
     row("deepspeed", "sharding=shard_grad_op,cpu_offload=true", "--knob sharding=full_shard"),
     row("deepspeed", f"sharding=full_shard,{ACCUMULATED}=false", "--knob sync_each_batch=true"),
     row("deepspeed", f"sharding=ddp,{ACCUMULATED}=true", "--knob sync_each_batch=false",
@@ -144,29 +117,17 @@ REFUSED = [
     row("nanotron", "sharding=ddp", "--framework nanotron", cluster="2x8xh100-80gb"),
     row("nanotron", "sharding=full_shard", "--knob sharding=ddp,zero1", **GPUS_16),
     row("nanotron", "sharding=ddp", "trains on GPUs", cluster="cpu:2", framework=NANOTRON),
-    row("nanotron", "sharding=ddp", "--precision bf16", **GPUS_16,
-        workload={"precision": Precision.FP32}),
-    row("nanotron", "sharding=ddp", "--optimizer adamw", **GPUS_16,
-        workload={"optimizer": Optimizer.ADAMW_8BIT}),
     row("nanotron", f"sharding=ddp,{ACCUMULATED}=true", "--knob sync_each_batch=false", **GPUS_16),
     row("nanotron", "sharding=zero1,cpu_offload=true", "--knob cpu_offload=false", **GPUS_16),
     row("torch", "sharding=ddp,tp_size=2", "--knob sharding=shard_grad_op,full_shard", **LLAMA),
-    row("torch", "sharding=ddp,pp_size=2", "--framework torch", **LLAMA),
     row("torch", "sharding=zero1", "--framework torch", **LLAMA),
     row("torch", "sharding=hybrid_shard,tp_size=2", "has one data-parallel rank here", **LLAMA,
         cluster="2x2xl4"),
-    row("torch", "sharding=full_shard,cpu_offload=true", "only what it shards", **LLAMA,
-        cluster="l4"),
     row("torchtitan", f"sharding=full_shard,{ACCUMULATED}=false", "--knob sync_each_batch=true",
         workload=REDUCED),
     row("torchtitan", "sharding=full_shard,tp_size=2,tp_recompute_allgather=true",
         "--knob tp_recompute_allgather=false", workload=REDUCED),
     row("torchtitan", "sharding=full_shard", "--reduce-dtype fp32"),
-    row("torchtitan", "sharding=ddp", "--reduce-dtype fp32", workload=MIXED),
-    row("torchtitan", "sharding=full_shard", "--optimizer adamw",
-        workload={**REDUCED, "optimizer": Optimizer.SGD}),
-    row("torchtitan", "sharding=full_shard,cpu_offload=true", "offloads to the CPU only",
-        cluster="l4", workload=REDUCED),
     row("torchtitan", "sharding=full_shard", "trains on GPUs", **ON_CPU, workload=REDUCED),
     row("torchtitan", "sharding=ddp,tp_size=2", "--precision bf16", cluster="2xl4",
         workload=MIXED),
@@ -177,9 +138,6 @@ REFUSED = [
     row("trainer", "sharding=full_shard", "ignores FSDP on a CPU", framework=trainer(), **ON_CPU),
     row("trainer", "sharding=full_shard", "--framework-version transformers=5.17",
         framework=trainer(transformers="4.45.0")),
-    row("trainer", "sharding=ddp", "--reduce-dtype fp32", framework=trainer(), workload=MIXED),
-    row("trainer", "sharding=full_shard", "--reduce-dtype bf16", framework=trainer(),
-        workload={**MIXED, **REDUCED}),
 ]  # fmt: skip
 
 
@@ -211,13 +169,6 @@ def test_a_stated_accelerate_must_know_the_configuration(settings: str, oldest: 
         assert known or f"--framework-version accelerate={oldest}" in str(told)
 
 
-def test_groups_of_cpu_ranks_are_one_machine_for_accelerate() -> None:
-    parts = Case(model="stories15m", cluster="2x2xcpu", sequence_length=8, settings="sharding=ddp")
-    values = configuration(*parts.parts())
-    assert (values["num_machines"], values["num_processes"]) == (1, 4)
-    assert "set num_machines: 2" in header_of(export("accelerate", *parts.parts(), ABOUT))
-
-
 def test_nanotron_is_told_no_field_that_its_release_refuses() -> None:
     """It reads its configuration strictly."""
     case = Case(cluster="2x8xh100-80gb", framework=NANOTRON, settings=DEFERRED)
@@ -229,25 +180,6 @@ def test_nanotron_is_told_no_field_that_its_release_refuses() -> None:
     for name in ("torchrun", "sbatch"):
         text = export(name, *parts, ABOUT)
         assert variables_in(text)["CUDA_DEVICE_MAX_CONNECTIONS"] == "1"
-
-
-def test_what_the_trainers_json_cannot_say_is_said_beside_it() -> None:
-    parts = Case(settings=FULL, framework=trainer()).parts()
-    load, data = FORMATS["trainer"].beside(*parts)
-    assert "dtype=torch.bfloat16" in load
-    assert "2 (micro-batch) x 4 (accumulation) x 8 (processes) = 64 sequences" in data
-    assert "dtype=torch.bfloat16" in export("trainer-flags", *parts, ABOUT)
-
-
-def test_slurm_reads_nodes_and_devices_before_the_first_command() -> None:
-    lines = export("sbatch", *EXAMPLES["sbatch"].parts(), ABOUT).splitlines()
-    first = next(n for n, line in enumerate(lines) if line and not line.startswith("#"))
-    options = [line.removeprefix("#SBATCH ") for line in lines[:first] if "#SBATCH" in line]
-    assert options == [
-        "--job-name=tuned-st-0123456789ab", "--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8",
-    ]  # fmt: skip
-    assert not any(line.startswith("#SBATCH") for line in lines[first:])
-    assert '--rdzv-endpoint "$MASTER_ADDR":29500 "$@"' in lines[-1]
 
 
 # ---- a script of the user's own: its files say what it was told -----------------------------
@@ -271,40 +203,3 @@ def test_files_that_are_true_of_a_script(name: str, formats: set[str]) -> None:
         text = export(known, *parts, ABOUT)
         assert "Your own script train.py on " in header_of(text)
         assert not re.search("adamw|AdamW|TUNED_(OPTIMIZER|PRECISION|REDUCE_DTYPE)", text)
-
-
-def test_a_trainers_script_keeps_its_own_optimizer_and_number_formats() -> None:
-    parts = of_script("trainer")
-    for name in ("trainer", "trainer-flags"):
-        text = export(name, *parts, ABOUT)
-        assert "per_device_train_batch_size" in text
-        assert "fsdp" in text
-        assert not re.search(r"\b(optim|bf16|dtype|attn_implementation)\b", text)
-    ddp = "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=4"
-    values = json.loads(export("trainer", *of_script("trainer", settings=ddp), ABOUT))
-    assert list(values) == [
-        "run_name", "per_device_train_batch_size", "gradient_accumulation_steps",
-        "accelerator_config", "activation_checkpointing", "ddp_find_unused_parameters",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("arguments", "more", "optimizer"),
-    [
-        ((), set(), None),
-        (("{sharding}",), set(), {"zero_stage": 1}),
-        (("{activation_checkpointing}",), {"recompute_layer"}, None),
-        (("{tp_size}", "{tp_recompute_allgather}"), {"tp_recompute_allgather"}, None),
-    ],
-)
-def test_a_nanotrons_blocks_have_what_it_was_told(
-    arguments: tuple[str, ...], more: set[str], optimizer: Any
-) -> None:
-    settings = EXAMPLES["nanotron"].settings.replace("pp_size=2,", "")
-    parts = of_script("nanotron", *arguments, settings=settings, workload=NUMBERS)
-    text = export("nanotron", *parts, ABOUT)
-    values = yaml.safe_load(text)
-    assert set(values["parallelism"]) == {"dp", "tp", "pp"} | more
-    assert values["tokens"]["micro_batch_size"] == 1
-    assert values.get("optimizer") == optimizer
-    assert "bfloat16" not in text

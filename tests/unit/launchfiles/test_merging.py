@@ -4,10 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
-from tests.profiles import examples
 from tests.unit.launchfiles.cases import ABOUT, EXAMPLES
 from tuner.errors import UsageError
 from tuner.launchfiles import export
@@ -154,23 +151,6 @@ def test_what_an_anchor_puts_elsewhere_stays(text: str) -> None:
         **VALUES["optimizer"]["optimizer_factory"],
     }
     assert after == {**before, **whole}
-
-
-KEYS = st.text(st.characters(codec="ascii", categories=("L", "N")), min_size=1, max_size=6)
-LEAVES = st.one_of(st.integers(), st.booleans(), st.none(), KEYS)
-TREES = st.recursive(LEAVES, lambda one: st.lists(one, max_size=3) | st.dictionaries(KEYS, one))
-
-
-@given(mine=st.dictionaries(KEYS, TREES), tokens=st.dictionaries(KEYS, LEAVES))
-@example(mine={}, tokens={"0E1": "0E1"})
-@example(mine={"0E0": "-0e0", "a": {"1E400": ["0.0E0"]}}, tokens={})
-@settings(max_examples=examples(12))
-def test_whatever_else_is_there_stays(mine: dict[str, Any], tokens: dict[str, Any]) -> None:
-    own = {name: value for name, value in mine.items() if name not in VALUES}
-    document = {**own, "tokens": tokens}
-    after = yaml.safe_load(merged(BLOCKS, yaml.safe_dump(document)))
-    expected = {**yaml.safe_load(yaml.safe_dump(document)), **VALUES}
-    assert after == {**expected, "tokens": {**tokens, **VALUES["tokens"]}}
 
 
 def _without(document: dict[str, Any]) -> dict[str, Any]:

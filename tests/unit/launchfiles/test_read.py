@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.client.check import Beside, case_of
+from tuner.client.check import case_of
 from tuner.cost.prediction import predict
-from tuner.errors import UnknownNameError, UsageError
+from tuner.errors import UsageError
 from tuner.launchfiles.files import read_file
 
 FSDP: dict[str, Any] = {
@@ -105,7 +105,7 @@ def written(tmp_path: Path) -> Any:
 
 def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> None:
     found = read_file(written(FSDP))
-    beside = Beside(**HERE, global_batch_size=32, settings={"micro_batch_size": 4})
+    beside = dict(**HERE, global_batch_size=32, settings={"micro_batch_size": 4})
     case = case_of(found, beside)
     assert case.settings.as_dict() | {"sync_each_batch": None} == {
         "sharding": "full_shard", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
@@ -114,11 +114,11 @@ def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> No
     }  # fmt: skip
     assert case.question.workload.precision == "bf16_mixed"
     assert case.question.framework.name == "accelerate"
-    more = Beside(**HERE, global_batch_size=64, settings={"micro_batch_size": 4})
+    more = dict(**HERE, global_batch_size=64, settings={"micro_batch_size": 4})
     with pytest.raises(UsageError, match="sync_each_batch: got nothing; the training script"):
         case_of(found, more)
     told = {"micro_batch_size": 4, "sync_each_batch": False}
-    case = case_of(found, Beside(**HERE, global_batch_size=64, settings=told))
+    case = case_of(found, dict(**HERE, global_batch_size=64, settings=told))
     assert case.settings.gradient_accumulation_steps == 2
     assert not case.settings.sync_each_batch
 
@@ -142,40 +142,9 @@ def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_pa
     assert read_file(str(marked)).knobs["micro_batch_size"] == 3
 
 
-def test_old_names_and_fields_that_are_not_read_are_no_slips(written: Any) -> None:
-    old = {name: value for name, value in DEEPSPEED.items() if name != "bf16"}
-    found = read_file(written(json.dumps({**old, "bfloat16": DEEPSPEED["bf16"]})))
-    assert found.may["precision"] == ("bf16",)
-    for name in ("per_device_eval_batch_size", "torch_compile_mode",
-                 "gradient_checkpointing_kwargs", "activation_checkpointing_kwargs"):  # fmt: skip
-        assert read_file(written(json.dumps({**TRAINER, name: "x"}))).format_name == "trainer"
-
-
-def test_a_file_of_the_trainer_says_the_batch(written: Any) -> None:
-    case = case_of(read_file(written(json.dumps(TRAINER))), Beside(**HERE))
-    assert case.question.workload.global_batch_size == 4 * 2 * 8
-    assert case.settings.sharding == "ddp"
-    assert case.settings.activation_checkpointing == "full"
-    assert not case.settings.sync_each_batch
-    usual = case_of(read_file(written({"output_dir": "out"})), Beside(**HERE))
-    assert usual.question.workload.global_batch_size == 8 * 8
-
-
-def test_a_file_of_deepspeed_is_read_as_torch_s_equivalent(written: Any) -> None:
-    found = read_file(written(json.dumps(DEEPSPEED)))
-    case = case_of(found, Beside(**HERE))
-    assert case.settings.sharding == "full_shard"
-    assert case.settings.sync_each_batch
-    assert case.question.workload.precision == "bf16"
-    assert any("DeepSpeed needs other buffers" in note for note in case.notes)
-    auto = changed(DEEPSPEED, "gradient_accumulation_steps", "auto")
-    with pytest.raises(UsageError, match="global_batch_size: got nothing"):
-        case_of(read_file(written(auto)), Beside(**HERE))
-
-
 def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
     found = read_file(written(NANOTRON))
-    case = case_of(found, Beside(cluster="8xh100-80gb"))
+    case = case_of(found, dict(cluster="8xh100-80gb"))
     assert case.question.framework.name == "nanotron"
     assert case.question.workload.global_batch_size == 2 * 8 * 2
     assert case.question.workload.sequence_length == 2048
@@ -187,49 +156,33 @@ def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
         question.workload, question.cluster, question.framework, case.settings
     ).needed_bytes.value
     with pytest.raises(UsageError, match="cluster: got nothing"):
-        case_of(found, Beside())
+        case_of(found, dict())
     with pytest.raises(UsageError, match="model: got 'gpt2'; the file says which"):
-        case_of(found, Beside(cluster="8xh100-80gb", model="gpt2"))
+        case_of(found, dict(cluster="8xh100-80gb", model="gpt2"))
 
 
 REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     (FSDP, "fsdp_config.fsdp_version", 1, "fsdp_config.fsdp_version: got 1; must be 2"),
-    (FSDP, "fsdp_config.fsdp_auto_wrap_policy", "NO_WRAP", "auto_wrap_policy: got 'NO_WRAP'"),
     (FSDP, "fsdp_config.fsdp_new", 1, "fsdp_config.fsdp_new: got 1; is not known"),
-    (FSDP, "fsdp_config", [1], "fsdp_config: got [1]; must be an object"),
     (FSDP, "distributed_type", "MEGATRON_LM", "distributed_type: got 'MEGATRON_LM'"),
     (FSDP, "mixed_precision", "fp16", "mixed_precision: got 'fp16'"),
-    (FSDP, "num_processes", "8", "num_processes: got '8'; must be a positive whole"),
-    (FSDP, "dynamo_config.dynamo_backend", "INDUCTOR", "dynamo_backend: got 'INDUCTOR'"),
     (FSDP, "parallelism_config.parallelism_config_tp_size", 2, "tp_size: got 2; must be 1"),
-    (FSDP, "\x1b[2J", 1, "\\x1b[2J: got 1; is not known"),
     (FSDP, "distributed_type", "DEEPSPEED", "check DeepSpeed's own JSON in its place"),
     (FSDP, "distributed_type", "NO", "num_processes: got 8; must be 1 where"),
-    (FSDP, "fp8_config", True, "fp8_config: got true; is not predicted"),
-    (FSDP, "num_processes", 2**31, "num_processes: got 2147483648; must be a positive whole"),
     (FSDP, "parallelism_config.dp_shard_sise", 2, "did you mean dp_shard_size?"),
     (TRAINER, "per_device_train_batchsize", 4, "did you mean per_device_train_batch_size?"),
     (TRAINER, "fp16", True, "fp16: got true"),
-    (TRAINER, "torch_compile", True, "torch_compile: got true"),
-    (TRAINER, "use_liger_kernel", True, "use_liger_kernel: got true"),
     (TRAINER, "deepspeed", "ds.json", "deepspeed: got 'ds.json'; check that file"),
     (TRAINER, "optim", "adamw_bnb_8bit", "optim: got 'adamw_bnb_8bit'"),
     (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
-    (TRAINER, "per_device_train_batch_size", 0, "per_device_train_batch_size: got 0"),
     (TRAINER, "fsdp", True, "fsdp_config.fsdp_version: got nothing; must be 2"),
-    (TRAINER, "fsdp", "full_shard wrap", "fsdp: got 'full_shard wrap'"),
     (DEEPSPEED, "zero_optimization.stage", 4, "zero_optimization.stage: got 4"),
     (DEEPSPEED, "zero_optimization.offload_optimizer.device", "cpu", "offload_param: got"),
-    (DEEPSPEED, "zero_optimization.zero_hpz_partition_size", 8, "hpz_partition_size: got 8"),
-    (DEEPSPEED, "zero_optimization.cpu_offload", True, "cpu_offload: got true; is not"),
     (DEEPSPEED, "bf16.enabled", "auto", "or false; write what accelerate or the Trainer would"),
     (DEEPSPEED, "fp16.enabled", True, "fp16.enabled: got true"),
     (DEEPSPEED, "bf16.bf16_optimizer_states", False, "bf16.bf16_optimizer_states: got false"),
-    (DEEPSPEED, "tensor_parallel.autotp_size", 2, "tensor_parallel: got"),
-    (NANOTRON, "parallelism.expert_parallel_size", 2, "expert_parallel_size: got 2"),
     (NANOTRON, "parallelism.tp_mode", "ALL_REDUCE", "parallelism.tp_mode: got 'ALL_REDUCE'"),
     (NANOTRON, "parallelism.dp", None, "parallelism.dp: got nothing; is required"),
-    (NANOTRON, "optimizer.zero_stage", 2, "optimizer.zero_stage: got 2"),
     (NANOTRON, "model.dtype", "float32", "model.dtype: got 'float32'"),
 ]
 
@@ -275,16 +228,14 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
         if "distributed_type" in values:
             facts["settings"] = {"micro_batch_size": 4}
         with pytest.raises(UsageError) as caught:
-            case_of(read_file(written(values)), Beside(**{**facts, **more}))
+            case_of(read_file(written(values)), dict(**{**facts, **more}))
         assert said in str(caught.value), more
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("[1, 2]", "must hold one object"),
         ("{", "is neither JSON nor YAML"),
-        ("a: b: c", "is neither JSON nor YAML"),
         ("!!python/object/apply:os.system ['true']", "is neither JSON nor YAML"),
         ("learning_rate: 1", "is like none of the formats: say --format accelerate|trainer"),
         (json.dumps({**FSDP, **TRAINER}), "could be of accelerate or trainer"),
@@ -295,7 +246,6 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
             "names 'version' twice in one object",
         ),
         ('{"output_dir": {"a": 1, "a": 2}}', "names 'a' twice in one object"),
-        ('{"output_dir": "a",}', "is neither JSON nor YAML"),
         (f"{BOMB}\noutput_dir: *a8", "must hold 100000 values at most"),
         ("output_dir: a\nx: &x [*x]", "must hold 100000 values at most"),
     ],
@@ -304,14 +254,3 @@ def test_a_file_that_is_none_is_refused(written: Any, text: str, said: str) -> N
     with pytest.raises(UsageError) as caught:
         read_file(written(text))
     assert said in str(caught.value)
-
-
-def test_a_path_that_is_none_is_refused(tmp_path: Path, written: Any) -> None:
-    with pytest.raises(UsageError, match="must be a file, and is a folder"):
-        read_file(str(tmp_path))
-    for path in (str(tmp_path / "missing"), "a\0b", ""):
-        with pytest.raises(UsageError, match="file: got"):
-            read_file(path)
-    with pytest.raises(UnknownNameError, match="format: got 'acelerate'"):
-        read_file(written(FSDP), "acelerate")
-    assert read_file(written("gradient_accumulation_steps: 2"), "trainer").format_name == "trainer"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.client.check import Beside, case_of
+from tuner.client.check import case_of
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS, Settings
 from tuner.core.framework import FrameworkName, framework
@@ -43,7 +43,9 @@ def questions(stack: FrameworkName) -> Iterator[Question]:
         )
 
 
-def beside(question: Question, settings: Settings, said: set[str], decided: set[str]) -> Beside:
+def beside(
+    question: Question, settings: Settings, said: set[str], decided: set[str]
+) -> dict[str, Any]:
     """All that the file does not say."""
     work = question.workload
     facts: dict[str, Any] = {
@@ -58,7 +60,7 @@ def beside(question: Question, settings: Settings, said: set[str], decided: set[
     if "framework" in said:
         kept["framework"] = facts["framework"]
     knobs = {name: getattr(settings, name) for name in KNOBS if name not in decided}
-    return Beside(
+    return dict(
         cluster=question.cluster,
         precision=str(work.precision),
         framework_versions=question.framework.versions,
@@ -95,12 +97,3 @@ def check(format_name: str, question: Question, settings: Settings) -> None:
     assert work.model.as_config() == question.workload.model.as_config()
     assert case.question.cluster == question.cluster
     assert case.question.framework == question.framework
-
-
-def test_a_file_of_json_says_all() -> None:
-    question = next(questions(FrameworkName.TORCH))
-    settings = enumerate_space(question).legal[0]
-    values = parse(export("json", question, settings, ABOUT), "file")
-    case = case_of(READERS["json"].read(values), Beside())
-    assert case.settings == settings
-    assert case.question == replace(question, knobs={})

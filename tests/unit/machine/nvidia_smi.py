@@ -34,14 +34,6 @@ GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0)
 GPU 1: NVIDIA A100-SXM4-80GB (UUID: GPU-5c9d1f10-8b1a-2c50-9c06-3c5c5b5c7d11)
 """,
 )
-MIG_WITHOUT_SLICES = Said(
-    rows="GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0, NVIDIA A100-SXM4-80GB, 81920, Enabled\n",
-    listing="GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-e86cb44c-6756-fd30-cd4a-1e6da3caf9b0)\n",
-)
-# A guest of NVIDIA's vGPU software: names of profiles in its user guide; reconstructed.
-VGPU = Said(rows="GPU-0f2a6c1e-11ee-11ef-8f3a-2b9d1a4e7c55, GRID A100D-40C, 40960, [N/A]\n")
-# Name and memory as quoted for --query-gpu=name,memory.total by many owners, driver 580.
-B200 = Said(rows="GPU-3b1c7e52-7f0d-4a7e-a1b5-6d2f9c0e4d18, NVIDIA B200, 183359, Disabled\n")
 # unslothai/unsloth#10703: "0, NVIDIA GB10, [N/A], [N/A]" for index,name,memory.total,memory.free.
 GB10 = Said(rows="GPU-2dee1e25-b3b5-007e-2b55-79f2d0f2ebe5, NVIDIA GB10, [N/A], [N/A]\n")
 # JosephKJ/OWOD#81 and AlexeyAB/darknet#86; nvidia-smi(1) gives code 15 for it.
@@ -53,13 +45,6 @@ LOST = Said(
 # NVIDIA/open-gpu-kernel-modules#387 and others, without the code; reconstructed as of LOST.
 UNKNOWN_ERROR = Said(
     code=255, rows="Unable to determine the device handle for GPU 0000:0B:00.0: Unknown Error\n"
-)
-# Fields of a GPU that was lost while others answer; reconstructed from nvmlErrorString's words.
-ONE_LOST = Said(
-    rows="""\
-GPU-67a571b1-79ee-1016-8ea3-c1fff3f1c1d2, NVIDIA H100 80GB HBM3, 81559, Disabled
-[GPU is lost], [GPU is lost], [GPU is lost], [GPU is lost]
-"""
 )
 # anderskm/gputil#55 with its code; mozilla/translations#1167 shows that it goes to stdout.
 MISMATCH = Said(

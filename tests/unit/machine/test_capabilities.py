@@ -17,7 +17,6 @@ from tuner.core.framework import Framework, framework
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.errors import UsageError
 from tuner.machine import Machine, ReportedGpu, together
 from tuner.machine import facts as machine
 from tuner.model import published_model as read
@@ -98,27 +97,6 @@ def test_calibrated_links_are_asked_for_only_where_none_are_stated(has: SetUp) -
     assert best_fidelity(question(stated), unasked)[0] is Fidelity.EMULATED
 
 
-def test_nanotron_and_other_versions_are_predicted(has: SetUp) -> None:
-    has(A100)
-    nanotron, old = framework("nanotron"), framework("torch", {"torch": "2.11.9"})
-    for stack, why in ((nanotron, "nanotron"), (old, "torch 2.11.9")):
-        found = best_fidelity(question("a100-80gb", stack))
-        assert found[0] is Fidelity.PREDICTED
-        assert why in found[1]
-
-
-def test_a_driver_that_does_not_answer_leaves_predictions(
-    has: SetUp, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail() -> None:
-        raise UsageError("cluster", "local", "nvidia-smi did not answer within 20 s")
-
-    monkeypatch.setattr(machine, "visible_gpus", fail)
-    fidelity, why = best_fidelity(question("a100-80gb"))
-    assert fidelity is Fidelity.PREDICTED
-    assert "did not answer" in why
-
-
 def test_a_larger_gpu_stands_in(has: SetUp) -> None:
     has(H200)
     cluster = parse_cluster("8xa100-80gb")
@@ -162,21 +140,6 @@ def test_another_machine_is_judged_without_a_look_at_this_one() -> None:
         found = best_fidelity(question(cluster), there=there)
         assert found[0] is expected
         assert why in found[1]
-
-
-@pytest.mark.usefixtures("unseen")
-def test_why_another_machine_cannot() -> None:
-    a100, h200 = parse_cluster("8xa100-80gb"), parse_cluster("8xh200-141gb")
-    assert why_not_emulated(a100, machine_of(H200)) == ""
-    assert "on node7 (a100-80gb) has 80.0 GiB" in why_not_emulated(h200, machine_of(A100))
-    assert "shows none on node7" in why_not_emulated(a100, machine_of())
-    assert why_not_measured(a100, machine_of(*[A100] * 8)) == ""
-    assert why_not_measured(a100, machine_of(A100)) == "node7 is 1xa100-80gb"
-    assert "shows no GPU on node7, so node7 is" in why_not_measured(a100, machine_of())
-    large = cpu_cluster(4, 8, Link())
-    assert "node7 has 16.0 GiB" in why_not_measured(large, machine_of())
-    assert "node7 has 4.0 GiB" in why_not_emulated(large, machine_of(memory_gib=4))
-    assert why_not_measured(large, machine_of(memory_gib=32)) == ""
 
 
 def node(name: str, *gpus: ReportedGpu, memory_gib: int = 16, cores: int = 8) -> Machine:

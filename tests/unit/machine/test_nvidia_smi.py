@@ -42,16 +42,6 @@ def refusal(root: Path, environment: dict[str, str] | None = None) -> str:
 
 
 @pytest.mark.parametrize(
-    ("answer", "name", "mib"),
-    [(said.B200, "NVIDIA B200", 183_359), (said.VGPU, "GRID A100D-40C", 40_960)],
-)
-def test_whole_gpus_and_shares_of_a_virtual_one(monkeypatch, root, answer, name, mib) -> None:
-    answers(monkeypatch, answer)
-    (gpu,) = machine.visible_gpus({}, root)
-    assert (gpu.name, gpu.memory_mib) == (name, mib)
-
-
-@pytest.mark.parametrize(
     "answer", [said.LOST, said.UNKNOWN_ERROR, said.MISMATCH, said.NO_PERMISSION]
 )
 def test_a_driver_that_names_a_failure_is_quoted_where_no_device_is_seen(

@@ -1,6 +1,5 @@
 """A model that is not named: only a script's, and no number comes from it."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,14 +8,12 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
 from tuner.core.study import Limits, Probe, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.explain.known import answer
-from tuner.launchfiles import About, export
-from tuner.model.shape import shown_question, unnamed_model
+from tuner.model.shape import unnamed_model
 from tuner.planner import next_probe
 from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
@@ -67,11 +64,3 @@ def failed(study: Study) -> Study:
     found = Measurement(outcome=Outcome.CRASHED, wall_s=1.0, device_s=8.0)
     probe = Probe(id=1, request=plan, state=ProbeState.DONE, measurement=found)
     return replace(study, probes=(probe,), state=StudyState.DONE, reason="nothing ran")
-
-
-def test_the_file_of_everything_shows_none_either(study: Study) -> None:
-    about = About(study_id=study.id, date="2026-01-15", provenance=Provenance.MEASURED)
-    (settings, *_) = enumerate_space(study.question).legal
-    shown = json.loads(export("json", study.question, settings, about))
-    assert shown["workload"]["model"] is None
-    assert shown_question(study.question.as_dict())["workload"]["model"] is None

@@ -1,6 +1,5 @@
 """Pages as what they are made of, and what holds of every one of them."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,10 +7,8 @@ from html.parser import HTMLParser
 
 VOID = frozenset({"area", "base", "br", "col", "hr", "img", "input", "link", "meta", "wbr"})
 ENDED_BY = {"td": {"td", "th", "tr"}, "th": {"td", "th", "tr"}, "tr": {"tr"}}
-"""Start tags that end an element whose end tag HTML lets one leave out."""
 LEFT_OUT = frozenset(ENDED_BY)
 REFERS = ("for", "aria-describedby", "aria-labelledby", "list", "form", "aria-controls")
-"""Attributes that name ids of the same page."""
 LABELLED = frozenset({"input", "select", "textarea"})
 
 
@@ -28,16 +25,13 @@ class Element:
         return self.attributes[name]
 
     def get(self, name: str, default: str = "") -> str:
-        """An attribute."""
         return self.attributes.get(name, default)
 
     @property
     def classes(self) -> set[str]:
-        """Its classes."""
         return set(self.get("class").split())
 
     def all(self) -> Iterator["Element"]:
-        """Itself and all within, in order."""
         yield self
         for one in self.inside:
             yield from one.all()
@@ -55,12 +49,10 @@ class Element:
         ]
 
     def one(self, tag: str = "", **attributes: str) -> "Element":
-        """The only such element."""
         (found,) = self.find(tag, **attributes)
         return found
 
     def by_id(self, name: str) -> "Element":
-        """The element of an id."""
         return self.one(id=name)
 
 
@@ -107,7 +99,6 @@ def read_part(text: str) -> Element:
 
 
 def read_page(text: str) -> Element:
-    """A whole page, held against what is true of all."""
     page = read_part(text)
     assert page.one("html")["lang"] == "en"
     assert page.one("head").one("title").text.strip()
@@ -122,12 +113,6 @@ def read_page(text: str) -> Element:
             assert one["href"][1:] in ids, one["href"]
     _check_labels(page)
     return page
-
-
-def read_json(text: str) -> dict[str, object]:
-    """A JSON object."""
-    found: dict[str, object] = json.loads(text)
-    return found
 
 
 def _check_nothing_inline(page: Element) -> None:

@@ -6,16 +6,13 @@ from typing import Any
 
 from api.answers import Whole
 from api.pages.study import StudyPage, study_page
+from tests.unit import made as plain
 from tests.unit.api.studies import TINY
 from tuner.client.launch import with_launch
 from tuner.client.request import read_request
 from tuner.core.measurement import (
-    Collective,
     Fidelity,
     Measurement,
-    Memory,
-    Outcome,
-    OutOfMemory,
 )
 from tuner.core.study import (
     Limits,
@@ -40,7 +37,6 @@ VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 def question(
     cluster: str = "8xa100-80gb", batch: int = 256, name: str = "tiny", **knobs: Any
 ) -> Question:
-    """A question with many legal settings."""
     body = {
         "workload": {
             "model": TINY,
@@ -55,60 +51,28 @@ def question(
 
 
 def ok(seconds: float, count: int, allocated: int) -> Measurement:
-    """A probe that went well."""
-    memory = Memory(
-        allocated_bytes=allocated,
-        allocated_low_bytes=allocated,
-        reserved_bytes=allocated + 2**27,
-        device_bytes=allocated + 2**29,
+    found = plain.ok(seconds, allocated / 2**20)
+    assert found.memory
+    parts = {"parameters": 8, "gradients": 8, "optimizer": 4, "activations_and_temporaries": 2}
+    memory = replace(
+        found.memory,
         overhead_bytes=2**28,
-        by_phase={"forward": allocated // 2, "backward": allocated},
-        by_category={
-            "parameters": allocated // 8,
-            "gradients": allocated // 8,
-            "optimizer": allocated // 4,
-            "activations_and_temporaries": allocated // 2,
-        },
+        by_category={name: allocated // share for name, share in parts.items()},
         per_rank_bytes=(allocated, allocated - 1024),
     )
-    return Measurement(
-        outcome=Outcome.OK,
-        memory=memory,
-        step_times_s={count: tuple(seconds * (1 + 0.002 * n) for n in range(8))},
-        collectives=(
-            Collective(op="all_gather", axis="dp", phase="forward", count=12, bytes=2**26),
-        ),
-        losses=(4.5, 4.25),
-        versions=VERSIONS,
-        wall_s=12.0,
-        device_s=96.0,
-    )
+    steps = {count: tuple(seconds * (1 + 0.002 * n) for n in range(8))}
+    return replace(found, memory=memory, step_times_s=steps, versions=VERSIONS)
 
 
 def oom(phase: str = "backward", log: str = "CUDA out of memory") -> Measurement:
-    """A probe that ran out of memory."""
-    return Measurement(
-        outcome=Outcome.OOM,
-        detail="rank 3: out of memory",
-        oom=OutOfMemory(
-            rank=3,
-            phase=phase,
-            requested_bytes=3 * GIB,
-            allocated_bytes=75 * GIB,
-            reserved_bytes=76 * GIB,
-            limit_bytes=76 * GIB,
-        ),
-        log_tails={3: log},
-        wall_s=5.0,
-        device_s=40.0,
-    )
+    found = plain.oom(76 * 1024)
+    assert found.oom
+    where = {"rank": 3, "phase": phase, "requested_bytes": 3 * GIB, "allocated_bytes": 75 * GIB}
+    return replace(found, oom=replace(found.oom, **where), log_tails={3: log})
 
 
 def crashed(detail: str = "signal 11", log: str = "Traceback\nRuntimeError: no") -> Measurement:
-    """A probe that crashed."""
-    return Measurement(
-        outcome=Outcome.CRASHED, detail=detail, log_tails={0: log}, wall_s=3.0, device_s=24.0
-    )
+    return replace(plain.crashed(), detail=detail, log_tails={0: log})
 
 
 def study(
@@ -149,7 +113,6 @@ def study(
 
 
 def whole(made: Study) -> Whole:
-    """The study with its answer."""
     found = best_known(made)
     return Whole(
         standing=_standing(made),
@@ -160,7 +123,6 @@ def whole(made: Study) -> Whole:
 
 
 def shown(made: Study) -> StudyPage:
-    """The study's page."""
     return study_page(whole(made), events(made))
 
 
@@ -192,7 +154,6 @@ def _standing(made: Study) -> StudyStatus:
 
 
 def _at_its_count(found: Measurement, settings: Any) -> Measurement:
-    """Steps of as many micro-batches as the settings have."""
     steps = next(iter(found.step_times_s.values()), ())
     count = settings.gradient_accumulation_steps
     return replace(found, step_times_s={count: steps} if steps else {})

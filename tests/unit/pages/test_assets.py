@@ -11,7 +11,6 @@ from api.pages.assets import FAVICON, FOR_EVER, asset_url, assets
 
 @pytest.fixture
 def stranger(guarded: FastAPI) -> TestClient:
-    """Somebody without a key, where keys are needed."""
     return TestClient(guarded, base_url="http://localhost", client=("192.0.2.1", 50000))
 
 

@@ -11,7 +11,6 @@ from api.pages.evidence import (
 )
 from tests.unit.pages.html import read_part
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
-from tuner.core.study import StudyState
 
 
 def test_what_went_well() -> None:
@@ -33,13 +32,13 @@ def test_what_went_well() -> None:
     assert facts["loss"] == "4.5000 in the first step, 4.2500 in the last"
     assert facts["hardware"] == "device NVIDIA H200"
     assert facts["clocks"].startswith("SM at 1500 MHz, 412 W")
-    assert facts["cost"] == "12 s, 96 device-seconds"
+    assert facts["cost"] == "12 s, 24 device-seconds"
     assert [text for name, text in found.facts if name == "note"] == list(measured.notes)
     assert found.phases == (("forward", "10.0 GiB"), ("backward", "20.0 GiB"))
     assert [rank for rank, _ in found.ranks] == ["0", "1"]
     ((_, steps, *times),) = found.steps
     assert (steps, times) == ("8", ["2.00", "2.01", "2.03"])
-    assert found.collectives == (("all_gather", "dp", "forward", "-", "12", "64.0 MiB"),)
+    assert found.collectives == (("all_reduce", "dp", "backward", "-", "4", "3.00 MiB"),)
     assert read_part(found.bar).find("svg")
     assert found.logs == ()
 
@@ -74,10 +73,3 @@ def test_logs_are_bounded() -> None:
     assert (short.outcome, short.said, short.facts) == ("crashed", "signal 9", ())
     assert len(short.logs) == 1
     assert max(map(len, short.logs[0].text.splitlines())) == LONGEST_LINE_IN_SHORT
-
-
-def test_a_probe_that_runs_has_no_evidence_yet() -> None:
-    made = study(question(), [None], StudyState.RUNNING)
-    found = evidence_of(made, made.probes[0])
-    assert (found.outcome, found.ran, found.finished_at) == ("running", False, "")
-    assert [name for name, _ in found.facts] == ["how"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.pages.form import Wrong, all_wrong, form_of, initial_texts, read_form, texts_of
+from api.pages.form import all_wrong, form_of, read_form
 from api.pages.form_fields import (
     CLUSTER,
     CONFIG,
@@ -18,13 +18,11 @@ from api.pages.form_fields import (
     MODEL_NAME,
     NODES,
     VERSIONS,
-    groups,
     specs,
 )
 from tests.unit.api.studies import TINY
 from tuner.client.request import BudgetGiven, TuneRequest, WorkloadGiven, read_request
 from tuner.core.configuration import KNOBS
-from tuner.errors import UsageError
 
 GOOD = {
     MODEL: "llama-3.1-8b",
@@ -82,22 +80,9 @@ def _request(**fields: Any) -> dict[str, Any]:
 
 
 def _said(**fields: Any) -> dict[str, str]:
-    """What is wrong by field, each of which has one error."""
     wrong = all_wrong(read_form(_texts({**GOOD, **fields})))
     assert len({one.name for one in wrong}) == len(wrong), wrong
     return {one.name: one.said for one in wrong}
-
-
-def test_a_form_asks_what_its_json_would() -> None:
-    body = {
-        "workload": {
-            "model": "llama-3.1-8b",
-            "sequence_length": 4096,
-            "global_batch_size": 256,
-        },
-        "cluster": {"nodes": 2, "gpus_per_node": 8, "gpu": "h100-80gb"},
-    }
-    assert read_request(_request()) == read_request(body)
 
 
 def test_every_field_of_a_request_can_be_filled_in() -> None:
@@ -148,22 +133,12 @@ def test_a_pasted_configuration_is_the_model() -> None:
     assert request["workload"]["model_name"] == "our <b>model</b>"
 
 
-def test_a_name_without_a_configuration_is_not_asked_for() -> None:
-    assert "model_name" not in _request(**{MODEL_NAME: "left from before"})["workload"]
-
-
 @pytest.mark.parametrize(
     ("nodes", "ranks", "spelled"), [("1", "2", "cpu:2"), ("2", "2", "2x2xcpu")]
 )
 def test_cpu_ranks_are_of_whoever_works(nodes: str, ranks: str, spelled: str) -> None:
     request = _request(**{GPU: "CPU", NODES: nodes, GPUS_PER_NODE: ranks})
     assert request["cluster"] == spelled
-
-
-def test_a_cluster_can_be_written_out() -> None:
-    own = {"nodes": 1, "gpus_per_node": 4, "gpu": {"name": "ours", "memory_bytes": 2**36}}
-    assert _request(**{CLUSTER: json.dumps(own)})["cluster"] == own
-    assert _request(**{CLUSTER: "4x8xa100-80gb", GPU: "", NODES: ""})["cluster"] == "4x8xa100-80gb"
 
 
 def test_nothing_typed_says_all_that_is_needed() -> None:
@@ -182,17 +157,6 @@ def test_nothing_typed_says_all_that_is_needed() -> None:
 def test_every_wrong_field_is_told_beside_it_at_once() -> None:
     assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER}
     assert set(_said(**WRONG)) == set(WRONG)
-
-
-def test_they_are_told_in_the_words_of_the_reader() -> None:
-    for name in ("workload.sequence_length", "headroom", NODES):
-        values = read_form(_texts({**GOOD, name: WRONG[name]})).request
-        with pytest.raises(UsageError) as error:
-            read_request({key: value for key, value in values.items() if value is not None})
-        found = _said(**{name: WRONG[name]})
-        assert list(found) == [name]
-        assert found[name].lower() == error.value.allowed.lower()
-        assert found[name][:1].isupper()
 
 
 @pytest.mark.parametrize(
@@ -216,39 +180,6 @@ def test_what_is_wrong_with_a_pasted_configuration(text: str, said: str) -> None
     assert said in found[CONFIG]
 
 
-def test_a_model_that_is_wrong_is_not_blamed_for_the_sequence() -> None:
-    """What stands in for it takes any sequence."""
-    said = _said(**{MODEL: "no such", "workload.sequence_length": "200000"})
-    assert list(said) == [MODEL]
-
-
-def test_a_sequence_too_long_for_the_model_is() -> None:
-    said = _said(**{MODEL: "gpt2", "workload.sequence_length": "2048"})
-    assert "gpt2 takes 1024 at most" in said["workload.sequence_length"]
-
-
-def test_a_name_and_a_configuration_contradict_each_other() -> None:
-    said = _said(**{CONFIG: json.dumps(TINY)})
-    assert said == {MODEL: "A configuration is pasted too: empty one of the two"}
-
-
-def test_a_name_too_long_is_told_beside_the_name() -> None:
-    said = _said(**{MODEL: "", CONFIG: json.dumps(TINY), MODEL_NAME: "m" * 201,
-                    "workload.sequence_length": "32"})  # fmt: skip
-    assert list(said) == [MODEL_NAME]
-
-
-@pytest.mark.parametrize(
-    "text", ["{}", "{bad", "no such thing", '{"nodes": 1, "gpus_per_node": 1, "gpu": {}}', "local"]
-)
-def test_a_cluster_that_is_written_out_wrongly(text: str) -> None:
-    assert list(_said(**{CLUSTER: text})) == [CLUSTER]
-
-
-def test_the_nearest_names_are_offered() -> None:
-    assert "did you mean llama-3.1-8b" in _said(**{MODEL: "lama-3.1-8b"})[MODEL]
-
-
 def test_it_comes_back_as_it_was_typed() -> None:
     texts = _texts({**GOOD, **WRONG, "knobs.sharding": ["ddp", "zero9"]})
     asked = read_form(texts)
@@ -262,38 +193,6 @@ def test_it_comes_back_as_it_was_typed() -> None:
     assert [place for place, _ in form.errors] == [
         specs()[name].id for name in specs() if name in WRONG
     ]
-
-
-def test_what_is_of_no_field_is_told_above_all() -> None:
-    wrong = (Wrong(name="pool", said="Is full"), Wrong(name="", said="too many studies are open"))
-    assert form_of({}, wrong).errors == (
-        ("", "Too many studies are open"),
-        ("f-pool", "Pool of workers: Is full"),
-    )
-
-
-def test_it_begins_with_what_is_most_usual_and_folded() -> None:
-    form = form_of(None)
-    assert not any(section.is_open for section in form.sections)
-    shown = {c.spec.name: c.text for s in form.sections for c in s.controls}
-    assert {name: [text] for name, text in shown.items() if text} == initial_texts()
-
-
-def test_what_was_filled_in_is_not_folded_away() -> None:
-    open_now = [s.group.title for s in form_of({"headroom": ["0.1"]}).sections if s.is_open]
-    assert open_now == ["More"]
-
-
-def test_other_fields_than_the_forms_are_left_out() -> None:
-    assert texts_of([("pool", "a"), ("evil", "b"), ("pool", "c"), ("headroom", 1)]) == {
-        "pool": ["a", "c"]
-    }
-
-
-def test_ids_are_each_fields_own() -> None:
-    ids = [spec.id for spec in specs().values()]
-    assert len(set(ids)) == len(ids)
-    assert len(specs()) == sum(len(group.fields) + len(group.folded) for group in groups())
 
 
 @given(

@@ -5,8 +5,6 @@ from typing import Any
 import pytest
 
 from api.pages.form import all_wrong, read_form, texts_of_study
-from api.pages.form_fields import CLUSTER, CONFIG, GPU, GPUS_PER_NODE, MODEL
-from api.pages.people import path_with
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD
 from tuner.client.request import read_request
 from tuner.core.framework import installed_versions
@@ -56,27 +54,3 @@ def test_it_asks_the_same_on_the_same_terms(body: dict[str, Any]) -> None:
     assert request.question(installed_versions()) == study.question
     assert request.fidelity is not None
     assert request.limits_at(request.fidelity) == study.limits
-
-
-@pytest.mark.parametrize(
-    ("body", "filled", "empty"),
-    [
-        ({"workload": CATALOGUE, "cluster": "8xh100-80gb"}, (MODEL, GPU), (CONFIG, CLUSTER)),
-        (PREDICTED, (CONFIG, GPU), (MODEL, CLUSTER)),
-        ({"workload": {**WORKLOAD, "model_name": "llama-3.1-8b"}, "cluster": "8xh100-80gb"},
-         (CONFIG,), (MODEL,)),
-        (QUESTIONS[4], (CLUSTER,), (GPU,)),
-    ],
-)  # fmt: skip
-def test_what_is_published_is_asked_by_its_name(
-    body: dict[str, Any], filled: tuple[str, ...], empty: tuple[str, ...]
-) -> None:
-    texts = texts_of_study(_study(body))
-    assert all(texts.get(name) for name in filled)
-    assert not any(texts.get(name) for name in empty)
-
-
-def test_what_was_emptied_stays_empty() -> None:
-    """An empty form holds a number of GPUs; other fields that are empty would only be long."""
-    typed = f"{MODEL}=m&{GPUS_PER_NODE}=&{GPU}="
-    assert path_with(typed.encode()) == f"/new?{MODEL}=m&{GPUS_PER_NODE}="

@@ -1,27 +1,19 @@
 """``/``: pages, filters, and answers that are kept or computed in time."""
 
-import threading
 from urllib.parse import parse_qsl
 
 import pytest
-from fastapi import FastAPI
 
 from api.answers import Answers
 from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
 from api.pages.listing import STARTS, Wanted, list_studies
-from api.pages.study import study_page
-from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
-from tests.unit.pages import made
 from tests.unit.pages.conftest import ShowPage
-from tests.unit.pages.html import Element, read_page
-from tests.unit.pages.made import stored
+from tests.unit.pages.html import Element
 from tuner.core.quantity import Provenance
 from tuner.core.study import Limits, Study, StudyState
 from tuner.store import Store
-from tuner.store.access import Keys
-from tuner.store.tables import Scope
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>",
@@ -99,16 +91,6 @@ def test_a_study_is_one_line_with_its_answer(
     assert "data-moving" not in shown.attributes
 
 
-def test_the_memory_is_what_the_page_of_the_study_says(store: Store, answers: Answers) -> None:
-    study = stored(store, made.study(made.question(tp_size=[1]), [made.ok(1.0, 1, 30 * 2**30)]))
-    (line,) = list_studies(store, answers, Wanted(), STILL).lines
-    assert line.headline is not None
-    assert line.headline.needed_gib.value == pytest.approx(30.25), "with what lies outside"
-    assert line.used_share == pytest.approx(30.25 / line.headline.limit_gib)
-    shown = study_page(answers.whole(store.statuses([study])[study]), ())
-    assert "30.2 GiB" in shown.parts["answer"]
-
-
 def test_answers_are_computed_only_while_there_is_time(store: Store, answers: Answers) -> None:
     for number in range(3):
         probe(store, ask(store, number).id)
@@ -123,26 +105,6 @@ def test_answers_are_computed_only_while_there_is_time(store: Store, answers: An
     old = list_studies(store, answers, Wanted(), Ticking(1.0)).lines[-1]
     assert old.headline is not None
     assert old.is_old
-
-
-def test_nobody_waits_for_another_who_computes(store: Store, answers: Answers) -> None:
-    ask(store)
-    taken, done = threading.Event(), threading.Event()
-
-    def compute() -> None:
-        with answers.computing():
-            taken.set()
-            done.wait(60)
-
-    other = threading.Thread(target=compute)
-    other.start()
-    assert taken.wait(60)
-    try:
-        (line,) = list_studies(store, answers, Wanted(), STILL).lines
-    finally:
-        done.set()
-        other.join()
-    assert line.headline is None
 
 
 def test_an_empty_list_invites(page: ShowPage) -> None:
@@ -200,12 +162,3 @@ def test_hostile_names_and_reasons_are_text(page: ShowPage, store: Store) -> Non
         again = page(f"/new?like={study.id}")
         assert again.by_id("f-workload-model-name")["value"] == name
     assert not shown.by_id(ended.id).find("b")
-
-
-def test_those_who_may_only_look_see_no_form(store: Store, guarded: FastAPI) -> None:
-    _, key = Keys(store.transactions).create("a reader", Scope.READ)
-    browser = Browser(guarded)
-    browser.sign_in(key)
-    shown = read_page(browser.get("/").text)
-    assert "/new" not in [a["href"] for a in shown.one("main").find("a")]
-    assert browser.get("/new").status_code == 403

@@ -2,11 +2,7 @@
 
 from datetime import UTC, datetime
 
-import pytest
-from jinja2 import UndefinedError
-
 from api.pages import render
-from api.pages.assets import asset_url
 from api.pages.render import linked, sentence
 from tests.unit.pages.html import read_part
 
@@ -17,17 +13,6 @@ def shown(template: str, **values: object) -> str:
 
 def test_everything_is_escaped() -> None:
     assert shown("{{ a }}", a="<b>\"'&") == "&lt;b&gt;&#34;&#39;&amp;"
-
-
-def test_what_is_not_given_is_a_mistake() -> None:
-    with pytest.raises(UndefinedError):
-        shown("{{ missing }}")
-
-
-def test_assets_have_addresses_that_change_with_them() -> None:
-    assert shown("{{ asset('style.css') }}") == asset_url("style.css")
-    with pytest.raises(KeyError):
-        shown("{{ asset('none.css') }}")
 
 
 def test_figures_and_moments_as_they_are_written() -> None:
@@ -53,16 +38,6 @@ def test_figures_and_moments_as_they_are_written() -> None:
     ):
         found = read_part(render.ago(iso, datetime(2026, 11, 21, 12, tzinfo=UTC))).one("time")
         assert (found["datetime"], found.text) == (iso, expected)
-
-
-def test_names_are_isolated_and_cut_with_the_whole_behind_them() -> None:
-    template = "{% from 'macros.html' import name %}{{ name(text) }}"
-    short = read_part(shown(template, text="<i>a</i>")).one("bdi")
-    assert (short.text, short.get("title")) == ("<i>a</i>", "")
-    whole = "\N{LLAMA}" * 200
-    long = read_part(shown(template, text=whole)).one("bdi")
-    assert long["title"] == whole
-    assert long.text == "\N{LLAMA}" * 80 + "…"
 
 
 def test_sentences_are_text_in_which_probes_of_the_study_are_links() -> None:

@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from api.app import create_app
 from api.pages.form_fields import CONFIG, FRAMEWORK, GPU, GPUS_PER_NODE, MODEL, MODEL_NAME, NODES
 from api.settings import Settings
@@ -12,8 +10,6 @@ from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, question_of
 from tests.unit.pages.html import Element, read_page
 from tuner.core.study import Limits, Study
 from tuner.store import Store
-from tuner.store.access import Action
-from tuner.store.audit import Audit
 
 QUESTION = {
     MODEL: "",
@@ -54,15 +50,6 @@ def test_the_form_begins_empty(browser: Browser) -> None:
     assert page.by_id("question")["method"] == "post"
 
 
-def test_what_was_decided_is_told_once(browser: Browser) -> None:
-    answer = browser.submit("/new", QUESTION, page="/new")
-    assert answer.status_code == 303, answer.text
-    study_page = answer.headers["location"]
-    (told,) = _page(browser, study_page).find("ul", id="told")
-    assert "versions that are not stated" in told.text.lower()
-    assert not _page(browser, study_page).find("ul", id="told")
-
-
 def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
     answer = browser.submit("/new", QUESTION, page="/new")
     assert answer.status_code == 303, answer.text
@@ -73,18 +60,6 @@ def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
         question_of({**MEASURED, "workload": {**WORKLOAD, "model_name": "our model"}}).as_dict()
     )
     assert store.study(study.id).limits.max_probes == 4
-
-
-def test_who_asked_is_noted(browser: Browser, store: Store) -> None:
-    browser.submit("/new", QUESTION, page="/new")
-    (note,) = Audit(store.transactions).newest(10)
-    assert note.action == Action.SUBMIT
-
-
-def test_the_same_form_again_joins_the_study(browser: Browser, store: Store) -> None:
-    first, second = (browser.submit("/new", QUESTION, page="/new") for _ in range(2))
-    assert first.headers["location"] == second.headers["location"]
-    assert len(store.studies(5)) == 1
 
 
 def test_errors_stand_beside_their_fields(browser: Browser, store: Store) -> None:
@@ -123,23 +98,6 @@ def test_errors_stand_beside_their_fields(browser: Browser, store: Store) -> Non
     assert all("open" in one.attributes for one in page.find("details"))
 
 
-def test_what_only_the_planner_finds_wrong_stands_there_too(browser: Browser) -> None:
-    odd = {**QUESTION, "workload.global_batch_size": "15"}
-    page = read_page(browser.submit("/new", odd, page="/new").text)
-    (link,) = page.by_id("errors").find("a")
-    assert link["href"] == "#f-workload-global-batch-size"
-    assert "must be a multiple of" in page.by_id("f-workload-global-batch-size-error").text.lower()
-
-
-@pytest.mark.parametrize(
-    ("knob", "value"), [("knobs.tp_size", "3"), ("knobs.sharding", "hybrid_shard")]
-)
-def test_so_do_knobs_that_cannot_be_had(browser: Browser, knob: str, value: str) -> None:
-    page = read_page(browser.submit("/new", {**QUESTION, knob: value}, page="/new").text)
-    (link,) = page.by_id("errors").find("a")
-    assert link["href"] == f"#f-{knob.replace('.', '-').replace('_', '-')}"
-
-
 def test_too_many_open_studies_are_told_and_the_form_is_kept(
     store: Store, settings: Settings
 ) -> None:
@@ -154,30 +112,9 @@ def test_too_many_open_studies_are_told_and_the_form_is_kept(
     assert page.by_id("f-workload-sequence-length")["value"] == "32"
 
 
-def test_forms_of_others_are_refused(browser: Browser, store: Store) -> None:
-    assert browser.post("/new", data=QUESTION).status_code == 403
-    forged = browser.submit("/new", {**QUESTION, "csrf_token": "0" * 64}, page="/new")
-    assert forged.status_code == 403
-    elsewhere = browser.submit("/new", QUESTION, page="/new", sec_fetch_site="cross-site")
-    assert elsewhere.status_code == 403
-    assert store.studies(5) == []
-
-
-def test_a_form_can_be_filled_in_by_an_address(browser: Browser) -> None:
-    page = _page(browser, "/new?workload.model=gpt2&cluster.gpu=%22%3E%3Cscript%3E&evil=1")
-    assert page.by_id("f-workload-model")["value"] == "gpt2"
-    assert page.by_id("f-cluster-gpu")["value"] == '"><script>'
-    assert page.by_id("f-cluster-nodes")["value"] == "1"
-
-
 def test_a_form_can_be_filled_in_like_a_study(browser: Browser, store: Store) -> None:
     study = _ask(store, model="our model")
     page = _page(browser, f"/new?like={study.id}")
     assert json.loads(page.by_id("f-config").text)["hidden_size"] == TINY["hidden_size"]
     assert page.by_id("f-workload-global-batch-size")["value"] == "16"
     assert page.by_id("f-cluster-gpu")["value"] == "cpu"
-
-
-@pytest.mark.parametrize(("like", "status"), [("st-000000000000", 404), ("%3Cb%3E", 422)])
-def test_like_nothing(browser: Browser, like: str, status: int) -> None:
-    assert browser.get(f"/new?like={like}").status_code == status

@@ -140,6 +140,33 @@ def make_probe(
     )
 
 
+def done(number: int, request: ProbeRequest, found: Measurement, limit: int | None) -> Probe:
+    """A finished probe."""
+    return Probe(
+        id=number,
+        request=request,
+        state=ProbeState.DONE,
+        memory_limit_bytes=limit,
+        measurement=found,
+        finished_at=moment(number),
+    )
+
+
+def play(
+    study: Study, run: Callable[[ProbeRequest, int], Measurement], most: int = 500
+) -> tuple[Study, Stop]:
+    """Ask and measure until the planner stops; it fails where that takes more than ``most``."""
+    limit = study.limits.limit_bytes(study.question.cluster)
+    for _ in range(most):
+        step = next_probe(study)
+        if isinstance(step, Stop):
+            return study, step
+        assert not isinstance(step, Wait)
+        probe = done(len(study.probes) + 1, step, run(step, limit), limit)
+        study = replace(study, probes=(*study.probes, probe))
+    raise AssertionError("the planner does not stop")
+
+
 @dataclass
 class Machine:
     """Says what a probe would find. Deterministic: noise comes from the settings' names."""
@@ -184,25 +211,8 @@ class Machine:
         }
         return make_ok(times, needed, wall_s=sum(map(sum, times.values())))
 
-    def play(self, study: Study, most: int = 500) -> tuple[Study, Stop]:
-        """Ask and measure until the planner stops."""
-        for _ in range(most):
-            step = next_probe(study)
-            if isinstance(step, Stop):
-                return study, step
-            assert not isinstance(step, Wait)
-            limit = study.limits.limit_bytes(study.question.cluster)
-            number = len(study.probes) + 1
-            probe = Probe(
-                id=number,
-                request=step,
-                state=ProbeState.DONE,
-                memory_limit_bytes=limit,
-                measurement=self.run(step, limit),
-                finished_at=moment(number),
-            )
-            study = replace(study, probes=(*study.probes, probe))
-        raise AssertionError("the planner does not stop")
+    def play(self, study: Study) -> tuple[Study, Stop]:
+        return play(study, self.run)
 
     def best_seconds(self, legal: Sequence[Settings], limit: int) -> float:
         """The fastest of all that fit."""

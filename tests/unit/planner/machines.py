@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from math import exp, isfinite
 from typing import Any
 
+from tests.unit.planner.conftest import done, make_ok, make_oom
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.measurement import (
     CLOSES_CLASS,
     RAN,
     Measurement,
-    Memory,
     Outcome,
-    OutOfMemory,
 )
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.cost.memory.step import memory_bound
@@ -57,11 +56,11 @@ class Rough:
             return Measurement(outcome=outcome, wall_s=draw.uniform(0, 600), device_s=1.0)
         need = int(self._need_bytes(settings) * exp(self.contradicts * draw.gauss(0, 0.3)))
         if need > limit_bytes and draw.random() < 0.7:  # the rest is only seen to need more
-            return ran_out(need, limit_bytes)
+            return make_oom(max(limit_bytes + 1, need // 2), limit_bytes)
         counts = request.accumulation_counts or (settings.gradient_accumulation_steps,)
         seconds = exp(self.contradicts * draw.gauss(0, 1))
         times = {n: self._steps(draw, n * seconds) for n in counts}
-        found = ended_well(times, need, overhead_bytes=draw.choice([0, 2**20]))
+        found = make_ok(times, need, overhead=draw.choice([0, 2**20]))
         stopped = request.repetition == 0 and draw.random() < 0.1
         return replace(found, outcome=Outcome.STOPPED_EARLY) if stopped else found
 
@@ -74,69 +73,6 @@ class Rough:
     def _steps(self, draw: random.Random, seconds: float) -> tuple[float, ...]:
         spread = draw.choice([0.0, 0.01, 1.0])
         return tuple(seconds * exp(spread * draw.gauss(0, 1)) for _ in range(draw.randint(1, 10)))
-
-
-def ended_well(
-    times: dict[int, tuple[float, ...]], need_bytes: int, *, overhead_bytes: int = 0
-) -> Measurement:
-    """Done, with these steps by count."""
-    return Measurement(
-        outcome=Outcome.OK,
-        memory=Memory(
-            allocated_bytes=need_bytes,
-            allocated_low_bytes=need_bytes,
-            reserved_bytes=need_bytes,
-            device_bytes=need_bytes + overhead_bytes,
-            overhead_bytes=overhead_bytes,
-            by_phase={"backward": need_bytes},
-            by_category={"parameters": need_bytes // 4},
-            per_rank_bytes=(need_bytes,),
-        ),
-        step_times_s=times,
-        wall_s=sum(map(sum, times.values())),
-        device_s=sum(map(sum, times.values())),
-    )
-
-
-def ran_out(need_bytes: int, limit_bytes: int) -> Measurement:
-    """Out of memory just above the limit, or further up."""
-    shortage = OutOfMemory(
-        rank=0,
-        phase="backward",
-        requested_bytes=need_bytes // 10,
-        allocated_bytes=max(limit_bytes, need_bytes // 2) - need_bytes // 10 + 1,
-        reserved_bytes=need_bytes,
-        limit_bytes=limit_bytes,
-    )
-    return Measurement(outcome=Outcome.OOM, oom=shortage, wall_s=1.0, device_s=2.0)
-
-
-# -- playing studies through ------------------------------------------------------------------
-
-
-def done(number: int, request: ProbeRequest, measurement: Measurement, limit_bytes: int) -> Probe:
-    """A finished probe."""
-    return Probe(
-        id=number,
-        request=request,
-        state=ProbeState.DONE,
-        memory_limit_bytes=limit_bytes,
-        measurement=measurement,
-        finished_at="2026-01-01T00:00:00Z",
-    )
-
-
-def play(study: Study, run: Run, most: int = 500) -> tuple[Study, Stop]:
-    """Ask and measure until the planner stops; it fails where that takes more than ``most``."""
-    limit = study.limits.limit_bytes(study.question.cluster)
-    for _ in range(most):
-        step = next_probe(study)
-        if isinstance(step, Stop):
-            return study, step
-        assert not isinstance(step, Wait)
-        probe = done(len(study.probes) + 1, step, run(step, limit), limit)
-        study = replace(study, probes=(*study.probes, probe))
-    raise AssertionError("the planner does not stop")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +103,7 @@ class Asked:
 def play_at_once(
     study: Study, run: Run, at_once: int, draw: random.Random, most: int = 500
 ) -> tuple[Study, Stop, list[Asked]]:
-    """As :func:`play`, with several probes on their way, which end in any order."""
+    """Ask and measure, with several probes on their way, which end in any order."""
     limit = study.limits.limit_bytes(study.question.cluster)
     asked: list[Asked] = []
     for _ in range(2 * most):
@@ -212,7 +148,6 @@ def ruled_out(probes: Sequence[Probe], asked: Settings, limit_bytes: int) -> str
     """
     for probe in probes:
         had, found = probe.request.settings, probe.measurement
-        assert found is not None
         if found.outcome in CLOSES_CLASS and had.settings_class == asked.settings_class:
             return f"its class is {found.outcome}"
         if had == asked and found.outcome in ENDS:

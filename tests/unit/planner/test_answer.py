@@ -1,11 +1,25 @@
+"""Answers of studies to be measured, before and after probes, and of scripts."""
+
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tuner.core.configuration import parse_settings
-from tuner.core.study import StudyState
+from tests.models import TINY
+from tests.unit.made import ok, study_of
+from tuner.core.answer import Suggestion
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Sharding, parse_settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Basis, Fidelity, Measurement
+from tuner.core.quantity import Provenance
+from tuner.core.script import read_script
+from tuner.core.study import Question, Study, StudyState
+from tuner.core.workload import Workload
 from tuner.explain.known import answer
+from tuner.model import read_model_config
+from tuner.planner import Stop, is_answered
 from tuner.planner.knowledge import learn
 from tuner.planner.step_times import fair
 
@@ -44,11 +58,39 @@ def test_overhead_counts_and_reserved_memory_does_not(lab: SimpleNamespace) -> N
     assert answer(lab.study(probes=[probe], memory_limit_bytes=3 * GIB - 1)).best is None
 
 
-def test_the_default_limit_leaves_headroom(lab: SimpleNamespace) -> None:
-    memory = lab.question().cluster.gpu.memory_bytes
-    probe = lab.probe(1, DDP, lab.ok(1.0, int(memory * 0.96)))
-    assert answer(lab.study(probes=[probe], memory_limit_bytes=None)).best is None
-    assert answer(lab.study(probes=[probe], memory_limit_bytes=None, headroom=0.03)).best
+@pytest.mark.parametrize(
+    ("share", "limits", "fits"),
+    [
+        (0.94, {}, True),
+        (0.96, {}, False),
+        (0.96, {"headroom": 0.03}, True),
+        (0.949, {"headroom": 0.05}, True),
+        (0.951, {"headroom": 0.05}, False),
+    ],
+)
+def test_headroom_is_kept_of_what_was_measured(
+    lab: SimpleNamespace, share: float, limits: dict[str, float], fits: bool
+) -> None:
+    usable = lab.question().cluster.gpu.memory_bytes
+    probe = lab.probe(1, DDP, lab.ok(1.0, int(usable * share)))
+    found = answer(lab.study(probes=[probe], memory_limit_bytes=None, **limits))
+    assert (found.best is not None) is fits
+
+
+@pytest.mark.parametrize("overhead", [0, 100])
+def test_the_answer_fits_with_all_that_its_repetitions_needed(
+    lab: SimpleNamespace, overhead: int
+) -> None:
+    """The limit is kept by the interval's upper end, device memory outside tensors included."""
+    limit, overhead = 1000 * lab.MIB, overhead * lab.MIB
+    rows = [(DDP, 1.0, 900, 0), (DDP, 1.0, 901, 1), (FULL, 2.0, 800, 0)]
+    probes = [
+        lab.probe(n, one, lab.ok(seconds, mib * lab.MIB, overhead=overhead), repetition=again)
+        for n, (one, seconds, mib, again) in enumerate(rows, start=1)
+    ]
+    best = answer(lab.study(probes=probes, memory_limit_bytes=limit)).best
+    assert best.settings == (FULL if overhead else DDP)
+    assert best.allocated_gib.high * GIB + overhead <= limit
 
 
 def test_a_whole_study(lab: SimpleNamespace) -> None:
@@ -70,23 +112,6 @@ def test_a_whole_study(lab: SimpleNamespace) -> None:
     assert memory == sorted(memory, reverse=True)
 
 
-def test_what_is_predicted_to_fit_follows_the_limit_and_the_probes(lab: SimpleNamespace) -> None:
-    tight = lab.study(memory_limit_bytes=200 * lab.MIB)
-    before = answer(tight).predicted_to_fit
-    assert 0 < before < 46
-    oom = lab.probe(1, FULL, lab.oom(900 * lab.MIB, 200 * lab.MIB), limit=200 * lab.MIB)
-    assert answer(replace(tight, probes=(oom,))).predicted_to_fit < before
-
-
-def test_probes_are_counted_by_outcome(lab: SimpleNamespace) -> None:
-    probes = [
-        lab.probe(1, DDP, lab.ok(1.0, GIB)),
-        lab.probe(2, FULL, lab.oom(5 * GIB, 4 * GIB)),
-        lab.probe(3, DDP, lab.ok(1.0, GIB), repetition=1),
-    ]
-    assert answer(lab.study(probes=probes)).probes == {"ok": 2, "oom": 1}
-
-
 def test_times_are_told_as_of_what_was_chosen_for_them(lab: SimpleNamespace) -> None:
     probes = [
         lab.probe(n, one, lab.ok(1.0 + 0.005 * n, GIB)) for n, one in enumerate((DDP, FULL), 1)
@@ -95,3 +120,135 @@ def test_times_are_told_as_of_what_was_chosen_for_them(lab: SimpleNamespace) -> 
     for one in (found.best, *found.alternatives, *found.pareto):
         assert one.step_time_s == fair(known)[one.settings].step_time_s
         assert one.step_time_s != known.findings[one.settings].step_time_s
+
+
+NOT_FIT = "None of the settings probed was seen to fit"
+
+
+@pytest.fixture
+def question(lab: SimpleNamespace) -> Question:
+    """On GPUs, whose rates the catalogue knows."""
+    question: Question = lab.question("8xa100-80gb", 64)
+    return question
+
+
+def asked(lab: SimpleNamespace, question: Question, **limits: object) -> Study:
+    study: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
+    return replace(study, state=StudyState.QUEUED)
+
+
+def as_predicted(study: Study) -> Suggestion:
+    return answer(replace(study, limits=replace(study.limits, fidelity=Fidelity.PREDICTED)))
+
+
+@pytest.mark.parametrize(
+    ("fidelity", "state"),
+    [(Fidelity.MEASURED, StudyState.QUEUED), (Fidelity.EMULATED, StudyState.DONE)],
+)
+def test_without_a_probe_it_is_what_is_predicted(
+    lab: SimpleNamespace, question: Question, fidelity: Fidelity, state: StudyState
+) -> None:
+    study = replace(asked(lab, question, fidelity=fidelity), state=state)
+    found, predicted = answer(study), as_predicted(study)
+    assert found.best.as_dict() == predicted.best.as_dict()
+    assert [one.settings for one in found.alternatives] == [
+        one.settings for one in predicted.alternatives
+    ]
+    assert found.best.provenance is Provenance.PREDICTED
+    assert found.best.basis is Basis.ARITHMETIC
+    assert found.probes == {}
+    assert found.wall_s == found.device_s == 0
+    assert found.state == state
+    assert not is_answered(study)
+    assert found.explanation[0] == f"Nothing was {fidelity} yet: no probe is done."
+    assert f"What follows is predicted, until something is {fidelity} that fits." in (
+        found.explanation
+    )
+    assert not any(NOT_FIT in line for line in found.explanation)
+
+
+def test_what_ran_out_of_memory_is_not_suggested(lab: SimpleNamespace, question: Question) -> None:
+    """Nor what needs more; and what was seen is told first."""
+    limit = 2 * 2**30
+    study = asked(lab, question, memory_limit_bytes=limit)
+    before = answer(study).best
+    probe = lab.probe(1, before.settings, lab.oom(limit + 1, limit), limit=limit)
+    after = answer(replace(study, probes=(probe,)))
+    assert after.best.settings != before.settings
+    assert after.best.basis is Basis.ARITHMETIC
+    assert after.probes == {"oom": 1}
+    assert after.wall_s == 1.0
+    assert after.explanation[0].startswith(NOT_FIT)
+    assert after.explanation[1].startswith("The smallest need known is at least 2.00 GiB")
+    assert any(line.startswith("Out of memory: ") for line in after.explanation)
+    for one in (after.best, *after.alternatives):
+        same = replace(one.settings, micro_batch_size=before.settings.micro_batch_size)
+        assert not (
+            same.settings_class == before.settings.settings_class
+            and one.settings.micro_batch_size >= before.settings.micro_batch_size
+        )
+
+
+def test_a_study_in_which_nothing_fits_has_no_answer(lab: SimpleNamespace) -> None:
+    """Arithmetic expects these to fit; the probes, two thirds of them, say otherwise."""
+    question = lab.question(sharding=(Sharding.DDP,), tp_size=(1,))
+    machine = lab.Machine(question, memory_factor=1.5)
+    study = replace(asked(lab, question), limits=replace(lab.study().limits, max_probes=40))
+    smallest = min(map(machine.memory, (p.settings for p in answer(study).alternatives)))
+    study = replace(study, limits=replace(study.limits, memory_limit_bytes=smallest * 3 // 5))
+    played, stop = machine.play(study)
+    assert isinstance(stop, Stop)
+    assert stop.nothing_fits
+    reason = f"{stop.reason}: {stop.nothing_fits}"
+    found = answer(replace(played, state=StudyState.FAILED, reason=reason))
+    assert found.best is None
+    assert found.alternatives == ()
+    assert found.predicted_to_fit == 0
+    assert found.explanation[0].startswith(NOT_FIT)
+    assert not any("has ended" in line or "predicted to fit" in line for line in found.explanation)
+
+
+def test_a_probe_that_fits_takes_its_place(lab: SimpleNamespace, question: Question) -> None:
+    study = asked(lab, question)
+    slow = next(one.settings for one in reversed(answer(study).alternatives))
+    study = replace(study, probes=(lab.probe(1, slow, lab.ok(50.0, 2**30)),))
+    found = answer(study)
+    assert found.best.settings == slow
+    assert found.best.provenance is Provenance.MEASURED
+    assert found.best.basis is None
+    assert found.alternatives == ()
+    assert is_answered(study)
+
+
+# -- scripts ----------------------------------------------------------------------------------
+
+
+def test_of_a_script_is_said_what_was_counted(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
+    asked = Question(
+        workload=Workload(
+            model=read_model_config(TINY, name="tiny"), sequence_length=32, global_batch_size=8
+        ),
+        cluster=parse_cluster("cpu:2"),
+        framework=framework("torch"),
+        script=script,
+    )
+
+    def ran(loss: float, count: int) -> Measurement:
+        return replace(
+            ok(0.1 * count, 20, [count]),
+            losses=(loss, loss / 2),
+            tracked_accumulation=count,
+            optimizer_steps=12,
+            expected_optimizer_steps=12,
+            hardware={"memory": "peak resident set of the process"},
+        )
+
+    found = answer(
+        study_of(asked, ("micro_batch_size=4", ran(2.0, 1)), ("micro_batch_size=2", ran(2.1, 2)))
+    )
+    assert found.best.guard.verdict == "not_checked"
+    for words in ("1 backward call in", "12 optimizer steps in 12 reports", "lies within 5%"):
+        assert words in found.best.guard.why
+    assert any("its memory is the peak resident set" in one for one in found.explanation)

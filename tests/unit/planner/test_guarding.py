@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import SimpleNamespace
 
-import pytest
-
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import Outcome
 from tuner.core.study import Question, Study
-from tuner.core.workload import Optimizer
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.planner import to_guard
@@ -51,12 +48,6 @@ def study(lab: SimpleNamespace, guards: Mapping[str, GuardCheck] | None = None) 
     return replace(lab.study(question(lab), probes=probes), guards=guards or {})
 
 
-def test_without_a_verdict_the_reason_is_said(lab: SimpleNamespace) -> None:
-    guard = answer(study(lab)).best.guard
-    assert guard.verdict == "not_checked"
-    assert "yet" in guard.why
-
-
 def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> None:
     guard = answer(study(lab, verdicts(question(lab), DDP, CheckState.PASSED))).best.guard
     assert guard.as_dict() == {
@@ -65,20 +56,6 @@ def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> 
         "date": "2026-02-02T00:00:00.000Z",
         "why": "",
     }
-
-
-def test_the_notes_are_of_the_settings_own_twin(lab: SimpleNamespace) -> None:
-    """The 8-bit optimizer's verdicts are AdamW's, kept when that was asked about."""
-    known = study(lab, verdicts(question(lab), DDP, CheckState.PASSED))
-    workload = replace(known.question.workload, optimizer=Optimizer.ADAMW_8BIT)
-    guard = answer(replace(known, question=replace(known.question, workload=workload))).best.guard
-    assert guard.verdict == "passed"
-    assert guard.why == "the replica was trained with adamw in the place of adamw_8bit"
-
-
-def test_a_verdict_that_was_not_reached_says_why(lab: SimpleNamespace) -> None:
-    guard = answer(study(lab, verdicts(question(lab), DDP, CheckState.NOT_CHECKED))).best.guard
-    assert (guard.verdict, guard.why) == ("not_checked", "as planted")
 
 
 def test_what_failed_is_not_suggested_anywhere(lab: SimpleNamespace) -> None:
@@ -104,30 +81,3 @@ def test_finalists_are_guarded_until_they_have_verdicts(lab: SimpleNamespace) ->
     undecided = verdicts(question(lab), DDP, CheckState.NOT_CHECKED)
     assert to_guard(learn(study(lab, undecided))) == [DDP]
     assert to_guard(learn(study(lab, verdicts(question(lab), DDP, CheckState.PASSED)))) == []
-
-
-@pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_finalists_whose_steps_ran_are_guarded(lab: SimpleNamespace, fidelity: Fidelity) -> None:
-    whole = study(lab)
-    probes = tuple(replace(p, request=replace(p.request, fidelity=fidelity)) for p in whole.probes)
-    limits = replace(whole.limits, fidelity=fidelity)
-    known = learn(replace(whole, limits=limits, probes=probes))
-    assert to_guard(known) == ([] if fidelity is Fidelity.PREDICTED else [DDP])
-
-
-def test_settings_that_tie_are_finalists_too(lab: SimpleNamespace) -> None:
-    whole = study(lab)
-    probes = [replace(p, measurement=lab.ok(1.0, 2 * GIB)) for p in whole.probes]
-    assert len(to_guard(learn(replace(whole, probes=tuple(probes))))) > 1
-
-
-def test_predictions_take_verdicts_too(lab: SimpleNamespace) -> None:
-    stack = framework("torch", VERSIONS, {})
-    asked = replace(lab.question("8xa100-80gb", batch=64), framework=stack)
-    plain = lab.study(asked, fidelity=Fidelity.PREDICTED, memory_limit_bytes=None)
-    best = answer(plain).best.settings
-    passed = answer(replace(plain, guards=verdicts(asked, best, CheckState.PASSED))).best
-    assert (passed.settings, passed.guard.verdict) == (best, "passed")
-    other = answer(replace(plain, guards=verdicts(asked, best, CheckState.FAILED)))
-    assert other.best.settings != best
-    assert any("as planted" in line for line in other.explanation)

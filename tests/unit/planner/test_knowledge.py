@@ -1,11 +1,17 @@
+"""Lessons of probes: what fits, what is closed, and what needs no less than what did not fit."""
+
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import Checkpointing, Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.planner.knowledge import learn, learned
+from tuner.core.study import Study
+from tuner.cost.memory.step import memory_bound
+from tuner.cost.prediction import predict
+from tuner.planner.knowledge import Knowledge, family, heavier, learn, learned
+from tuner.space import enumerate_space
 
 SMALL = parse_settings("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4")
 MIDDLE = parse_settings("sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=2")
@@ -14,122 +20,143 @@ OTHER = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_st
 GIB = 2**30
 
 
-def candidates(study: object) -> set[Settings]:
-    return set(learn(study).candidates())
+def study_of(
+    lab: SimpleNamespace, *rows: tuple[Settings, Measurement], limit: int = 4 * GIB, today: int = 0
+) -> Study:
+    """Probes under a limit, in their order; repetitions count up. Today's limit may be another."""
+    probes = [
+        lab.probe(n, one, found, repetition=[s for s, _ in rows[: n - 1]].count(one), limit=limit)
+        for n, (one, found) in enumerate(rows, start=1)
+    ]
+    return lab.study(probes=probes, memory_limit_bytes=today or limit)
 
 
-def test_at_first_everything_is_a_candidate(lab: SimpleNamespace) -> None:
-    assert len(candidates(lab.study())) == 46
+def known(lab: SimpleNamespace, *rows: tuple[Settings, Measurement], **limits: int) -> Knowledge:
+    return learn(study_of(lab, *rows, **limits))
 
 
 def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab: SimpleNamespace) -> None:
-    probe = lab.probe(1, SMALL, lab.oom(5 * GIB, 4 * GIB), limit=4 * GIB)
-    known = learn(lab.study(probes=[probe]))
-    assert known.is_infeasible(SMALL)
-    assert known.is_infeasible(MIDDLE)
-    assert not known.is_infeasible(WHOLE)  # without accumulation no gradients wait
-    assert not known.is_infeasible(OTHER)
+    found = known(lab, (SMALL, lab.oom(5 * GIB, 4 * GIB)))
+    # without accumulation no gradients wait
+    ruled_out = [found.is_infeasible(one) for one in (SMALL, MIDDLE, WHOLE, OTHER)]
+    assert ruled_out == [True, True, False, False]
 
 
-def test_a_larger_limit_opens_what_a_smaller_one_closed(lab: SimpleNamespace) -> None:
-    probe = lab.probe(1, SMALL, lab.oom(2 * GIB, 1 * GIB), limit=1 * GIB)
-    assert SMALL in candidates(lab.study(probes=[probe], memory_limit_bytes=4 * GIB))
-    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=1 * GIB))
-    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=GIB // 2))
-    # it needs 2 GiB at least, which is more than today's limit
-    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=3 * GIB // 2))
-
-
-def test_the_devices_own_end_is_not_tried_again(lab: SimpleNamespace) -> None:
-    """It ran out below the limit that it was given: the device had less than was thought."""
-    probe = lab.probe(1, SMALL, lab.oom(3 * GIB, 3 * GIB), limit=4 * GIB)
-    assert SMALL not in candidates(lab.study(probes=[probe], memory_limit_bytes=4 * GIB))
+@pytest.mark.parametrize(
+    ("needed", "limit", "today", "is_open"),
+    [
+        (2 * GIB, GIB, 4 * GIB, True),
+        (2 * GIB, GIB, GIB, False),
+        (2 * GIB, GIB, GIB // 2, False),
+        (2 * GIB, GIB, 3 * GIB // 2, False),  # it needs more than today's limit at least
+        (3 * GIB, 4 * GIB, 4 * GIB, False),  # the device had less than was thought
+    ],
+)
+def test_a_larger_limit_opens_what_a_smaller_one_closed(
+    lab: SimpleNamespace, needed: int, limit: int, today: int, is_open: bool
+) -> None:
+    ran_out = lab.oom(needed, min(needed, limit))
+    found = known(lab, (SMALL, ran_out), limit=limit, today=today)
+    assert (SMALL in found.candidates()) is is_open
 
 
 def test_what_was_measured_may_not_fit_today(lab: SimpleNamespace) -> None:
-    probe = lab.probe(1, SMALL, lab.ok(1.0, 2 * GIB, count=4, overhead=GIB))
-    assert learn(lab.study(probes=[probe], memory_limit_bytes=3 * GIB)).fitting
-    known = learn(lab.study(probes=[probe], memory_limit_bytes=3 * GIB - 1))
-    assert not known.fitting
-    assert known.is_infeasible(MIDDLE)
+    row = (SMALL, lab.ok(1.0, 2 * GIB, count=4, overhead=GIB))
+    assert known(lab, row, limit=3 * GIB).fitting
+    found = known(lab, row, limit=3 * GIB - 1)
+    assert not found.fitting
+    assert found.is_infeasible(MIDDLE)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.INVALID, Outcome.WRONG_RESULT])
-def test_some_outcomes_close_the_class(lab: SimpleNamespace, outcome: Outcome) -> None:
-    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
-    bad = lab.probe(2, MIDDLE, Measurement(outcome=outcome))
-    known = learn(lab.study(probes=[good, bad]))
-    assert not known.fitting
-    assert not {SMALL, MIDDLE, WHOLE} & set(known.candidates())
-    assert OTHER in known.candidates()
+CLASS, ALONE = {SMALL, MIDDLE, WHOLE}, {MIDDLE}
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.NON_FINITE, Outcome.CRASHED, Outcome.HOST_OOM, Outcome.TIMEOUT]
+    ("outcome", "phase", "now", "later"),
+    [
+        (Outcome.INVALID, "build", CLASS, CLASS),
+        (Outcome.WRONG_RESULT, "", CLASS, CLASS),
+        (Outcome.NON_FINITE, "", ALONE, ALONE),
+        (Outcome.HOST_OOM, "", ALONE, ALONE),
+        (Outcome.TIMEOUT, "", ALONE, ALONE),
+        (Outcome.CRASHED, "forward", ALONE, ALONE),
+        (Outcome.CRASHED, "start", ALONE, set()),  # before the model was there
+        (Outcome.CRASHED, "build", ALONE, set()),
+        (Outcome.COMMUNICATION_ERROR, "", ALONE, set()),
+        (Outcome.WORKER_LOST, "", ALONE, set()),
+        (Outcome.CANCELLED, "", ALONE, set()),
+    ],
 )
-def test_others_close_the_settings(lab: SimpleNamespace, outcome: Outcome) -> None:
-    probe = lab.probe(1, MIDDLE, Measurement(outcome=outcome, wall_s=9.0))
-    found = candidates(lab.study(probes=[probe]))
-    assert MIDDLE not in found
-    assert {SMALL, WHOLE} <= found
+def test_what_an_outcome_closes_in_its_study_and_for_later_requests(
+    lab: SimpleNamespace, outcome: Outcome, phase: str, now: set[Settings], later: set[Settings]
+) -> None:
+    study = study_of(lab, (MIDDLE, Measurement(outcome=outcome, phase=phase, wall_s=9.0)))
+    for asked, closed in ((study, now), (replace(study, probes_before=1), later)):
+        candidates = set(learn(asked).candidates())
+        assert {SMALL, MIDDLE, WHOLE, OTHER} - candidates == closed
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome.COMMUNICATION_ERROR, Outcome.WORKER_LOST, Outcome.CANCELLED]
+    ("outcome", "stays"),
+    [
+        (Outcome.WORKER_LOST, True),
+        (Outcome.TIMEOUT, True),
+        (Outcome.CRASHED, False),
+        (Outcome.WRONG_RESULT, False),
+    ],
 )
-def test_accidents_are_tried_again_when_asked_again(lab: SimpleNamespace, outcome: Outcome) -> None:
-    from dataclasses import replace
-
-    study = lab.study(probes=[lab.probe(1, MIDDLE, Measurement(outcome=outcome))])
-    assert MIDDLE not in candidates(study)
-    assert MIDDLE in candidates(replace(study, probes_before=1))
-
-
-def test_an_accident_of_a_repetition_takes_nothing_back(lab: SimpleNamespace) -> None:
-    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
-    lost = lab.probe(2, SMALL, Measurement(outcome=Outcome.WORKER_LOST), repetition=1)
-    late = lab.probe(3, SMALL, Measurement(outcome=Outcome.TIMEOUT), repetition=2)
-    known = learn(lab.study(probes=[good, lost, late]))
-    assert [f.settings for f in known.fitting] == [SMALL]
-    assert known.repetitions[SMALL] == 3
-
-
-def test_a_crash_of_a_repetition_does(lab: SimpleNamespace) -> None:
-    good = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
-    bad = lab.probe(2, SMALL, Measurement(outcome=Outcome.CRASHED), repetition=1)
-    assert not learn(lab.study(probes=[good, bad])).fitting
+def test_a_repetition_may_take_back_what_ran(
+    lab: SimpleNamespace, outcome: Outcome, stays: bool
+) -> None:
+    ran = (SMALL, lab.ok(1.0, GIB, count=4))
+    found = known(lab, ran, (SMALL, Measurement(outcome=outcome)))
+    assert [f.settings for f in found.fitting] == [SMALL] * stays
+    assert found.repetitions[SMALL] == 2
 
 
 def test_repetitions_are_pooled(lab: SimpleNamespace) -> None:
-    first = lab.probe(1, SMALL, lab.ok(1.0, GIB, count=4))
-    again = lab.probe(2, SMALL, lab.ok(1.2, 2 * GIB, count=4), repetition=1)
-    (finding,) = learn(lab.study(probes=[again, first])).fitting
+    rows = [(SMALL, lab.ok(1.0, GIB, count=4)), (SMALL, lab.ok(1.2, 2 * GIB, count=4))]
+    (finding,) = known(lab, *rows).fitting
     assert finding.seconds == pytest.approx(1.1)
     assert finding.most_bytes == 2 * GIB
-    assert [p.id for p in finding.probes] == [1, 2]
+    assert finding.probe_ids == (1, 2)
 
 
-def test_settings_of_another_space_are_no_answer(lab: SimpleNamespace) -> None:
-    odd = parse_settings("sharding=full_shard,micro_batch_size=4,cpu_offload=true")
-    known = learn(lab.study(probes=[lab.probe(1, odd, lab.ok(0.1, GIB))]))
-    assert not known.findings
+def test_untimed_steps_and_settings_of_another_space_are_no_answer(lab: SimpleNamespace) -> None:
+    assert not known(lab, (replace(WHOLE, cpu_offload=True), lab.ok(0.1, GIB))).findings
+    found = known(lab, (WHOLE, lab.ok({}, GIB)))
+    assert not found.fitting
+    assert WHOLE not in found.candidates()
 
 
-def test_untimed_steps_are_no_answer(lab: SimpleNamespace) -> None:
-    known = learn(lab.study(probes=[lab.probe(1, WHOLE, lab.ok({}, GIB))]))
-    assert not known.fitting
-    assert WHOLE not in known.candidates()
+def test_what_was_stopped_early_is_tried_again_only_where_the_faster_does_not_fit(
+    lab: SimpleNamespace,
+) -> None:
+    ended = replace(lab.ok({4: (3.0, 3.0)}, GIB), outcome=Outcome.STOPPED_EARLY)
+    rows = [(WHOLE, lab.ok(1.0, 3 * GIB)), (SMALL, ended)]
+    found = known(lab, *rows)
+    assert SMALL not in {*found.candidates(), *found.findings}
+    assert found.slow[SMALL].step_time_s.value == 3.0
+    assert SMALL in known(lab, *rows, today=2 * GIB).candidates()
+    assert known(lab, *rows, today=GIB // 2).is_infeasible(SMALL)
+    late = known(lab, (SMALL, Measurement(outcome=Outcome.TIMEOUT, wall_s=600.0)))
+    assert late.slow[SMALL].step_time_s.value is None
 
 
-def variants(knob: str, *values: str) -> tuple[Settings, Settings]:
-    """The same settings with two values of a knob."""
-    base = "sharding=full_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
-    light, heavy = (parse_settings(f"{base},{knob}={value}") for value in values)
-    return light, heavy
+def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) -> None:
+    """Another one may be equal, and hold a mapping that is not."""
+    study = study_of(lab, (WHOLE, lab.ok(1.0, GIB)))
+    found = learned(study, Fidelity.MEASURED)
+    assert learned(study, Fidelity.MEASURED) is found == learn(study)
+    assert learned(replace(study), Fidelity.MEASURED) is not found
+    assert learned(study, Fidelity.EMULATED).findings == {}
+
+
+# -- what needs no less -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "knob",
+    ("knob", "light", "heavy"),
     [
         ("sync_each_batch", "true", "false"),
         ("tp_recompute_allgather", "true", "false"),
@@ -137,54 +164,38 @@ def variants(knob: str, *values: str) -> tuple[Settings, Settings]:
     ],
 )
 def test_out_of_memory_rules_out_what_needs_no_less(
-    lab: SimpleNamespace, knob: tuple[str, str, str]
+    lab: SimpleNamespace, knob: str, light: str, heavy: str
 ) -> None:
-    light, heavy = variants(*knob)
-    shortage = lab.oom(5 * GIB, 4 * GIB)
-    known = learn(lab.study(probes=[lab.probe(1, light, shortage, limit=4 * GIB)]))
-    assert known.is_infeasible(heavy)
-    known = learn(lab.study(probes=[lab.probe(1, heavy, shortage, limit=4 * GIB)]))
-    assert not known.is_infeasible(light)
+    base = "sharding=full_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
+    less, more = (parse_settings(f"{base},{knob}={value}") for value in (light, heavy))
+    ran_out = lab.oom(5 * GIB, 4 * GIB)
+    assert known(lab, (less, ran_out)).is_infeasible(more)
+    assert not known(lab, (more, ran_out)).is_infeasible(less)
 
 
-def stopped(lab: SimpleNamespace, seconds: float, allocated: int) -> Measurement:
-    """Ended after two steps."""
-    found = lab.ok({4: (seconds, seconds)}, allocated)
-    return replace(found, outcome=Outcome.STOPPED_EARLY)
-
-
-def test_what_was_stopped_early_is_not_tried_again(lab: SimpleNamespace) -> None:
-    fast = lab.probe(1, WHOLE, lab.ok(1.0, GIB))
-    slow = lab.probe(2, SMALL, stopped(lab, 3.0, GIB))
-    known = learn(lab.study(probes=[fast, slow]))
-    assert SMALL not in known.candidates()
-    assert SMALL not in known.findings
-    assert known.slow[SMALL].step_time_s.value == 3.0
-
-
-def test_it_is_once_what_it_was_compared_with_does_not_fit(lab: SimpleNamespace) -> None:
-    """Half of the limit: the fast one is out, and the slow one was never measured to its end."""
-    fast = lab.probe(1, WHOLE, lab.ok(1.0, 3 * GIB))
-    slow = lab.probe(2, SMALL, stopped(lab, 3.0, GIB))
-    assert SMALL in candidates(lab.study(probes=[fast, slow], memory_limit_bytes=2 * GIB))
-    known = learn(lab.study(probes=[fast, slow], memory_limit_bytes=GIB // 2))
-    assert known.is_infeasible(SMALL)
-
-
-def test_a_timeout_is_closed_and_says_no_time(lab: SimpleNamespace) -> None:
-    late = lab.probe(1, SMALL, Measurement(outcome=Outcome.TIMEOUT, wall_s=600.0))
-    known = learn(lab.study(probes=[late]))
-    assert SMALL not in known.candidates()
-    assert known.slow[SMALL].step_time_s.value is None
-
-
-def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) -> None:
-    """Another one may be equal, and hold a mapping that is not."""
-    probe = lab.probe(1, WHOLE, lab.ok(1.0, GIB))
-    study, none = lab.study(probes=[probe]), lab.study()
-    known = learned(study, Fidelity.MEASURED)
-    assert learned(study, Fidelity.MEASURED) is known
-    assert known == learn(study)
-    assert learned(replace(study), Fidelity.MEASURED) is not known
-    assert learned(none, Fidelity.MEASURED).findings == {}
-    assert learned(study, Fidelity.EMULATED).findings == {}
+@pytest.mark.parametrize(("cluster", "batch"), [("cpu:2", 8), ("8xh100-80gb", 64)])
+def test_by_arithmetic_too_they_need_no_less(
+    lab: SimpleNamespace, cluster: str, batch: int
+) -> None:
+    """Of all legal settings; what is dry-run or measured may differ by less than runs do."""
+    question = lab.question(cluster, batch, heads=8)
+    legal = enumerate_space(question).legal
+    by_family = {(family(one), one.micro_batch_size): one for one in legal}
+    pairs = [
+        (light, heavy)
+        for light in legal
+        for key in heavier(light)
+        if (heavy := by_family.get((key, light.micro_batch_size))) is not None
+        and heavy.gradient_accumulation_steps == light.gradient_accumulation_steps
+        and heavy != light
+    ]
+    full = Checkpointing.FULL
+    assert any(light.activation_checkpointing is full for light, _ in pairs)
+    for pair in pairs:
+        less, more = (memory_bound(question.workload, s, question.cluster) for s in pair)
+        assert less.total_bytes <= more.total_bytes
+        less, more = (
+            predict(question.workload, question.cluster, question.framework, s, limit_bytes=2**62)
+            for s in pair
+        )
+        assert less.needed_bytes.value <= 1.0001 * more.needed_bytes.value

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.measurement import Emulation, Fidelity
-from tuner.core.study import Probe, ProbeRequest, Question, Study
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Probe, Question, Study
 from tuner.cost.constants import default_costs
 from tuner.planner.forecast import forecast, overheads
 
@@ -54,33 +54,6 @@ def test_others_differ_by_communicators(lab: SimpleNamespace, question: Question
     assert overheads(on_nodes).of(four) == 2900 * MIB  # 4 of them, and 300 MiB each
 
 
-def test_nothing_is_known_where_nothing_was_seen(lab: SimpleNamespace, question: Question) -> None:
-    assert overheads(study_of(lab, question)).of(FULL) is None
-    assert overheads(study_of(lab, question, seen(lab, 1, FULL, 0))).of(FULL) is None
-    on_cpus = study_of(lab, lab.question("cpu:2", 64), seen(lab, 1, FULL, 300))
-    assert overheads(on_cpus).of(FULL) is None
-
-
-def test_measured_goes_before_emulated_and_another_device_says_nothing(
-    lab: SimpleNamespace, question: Question
-) -> None:
-    def emulated(number: int, *, stands_in: bool) -> Probe:
-        probe = seen(lab, number, FULL, 900)
-        emulation = Emulation(compute_s={}, exposed_s={}, collectives={}, stands_in=stands_in)
-        assert probe.measurement is not None
-        return replace(
-            probe,
-            request=ProbeRequest(settings=FULL, fidelity=Fidelity.EMULATED),
-            measurement=replace(probe.measurement, emulation=emulation),
-        )
-
-    alone = study_of(lab, question, emulated(1, stands_in=False))
-    assert overheads(alone).of(FULL) == 900 * MIB
-    assert overheads(study_of(lab, question, emulated(1, stands_in=True))).of(FULL) is None
-    both = study_of(lab, question, emulated(1, stands_in=False), seen(lab, 2, FULL, 1500))
-    assert overheads(both).of(FULL) == 1500 * MIB
-
-
 def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
     lab: SimpleNamespace, question: Question
 ) -> None:
@@ -89,21 +62,6 @@ def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
     assert overheads(study).of(FULL) == 1700 * MIB
     elsewhere = replace(past, question=lab.question("4xa100-80gb", 64))
     assert overheads(replace(study, past=(elsewhere,))).of(FULL) is None
-
-
-def test_a_forecast_counts_with_what_was_seen(lab: SimpleNamespace, question: Question) -> None:
-    study = study_of(lab, question, fidelity=Fidelity.PREDICTED)
-    before = forecast(study).estimates[FULL]
-    probed = replace(study, probes=(seen(lab, 1, FULL, 3000),))
-    after = forecast(probed).estimates[FULL]
-    more = 3000 * MIB - before.outside_bytes
-    assert more > 0
-    for name in ("value", "low", "high"):
-        was, now = getattr(before.needed_bytes, name), getattr(after.needed_bytes, name)
-        assert now == pytest.approx(was + more)
-    assert after.outside_bytes == 3000 * MIB
-    assert after.allocated_bytes == before.allocated_bytes
-    assert "are counted as in probes on these devices: 2.93 GiB" in after.notes[-1]
 
 
 def test_it_decides_what_fits(lab: SimpleNamespace, question: Question) -> None:

@@ -1,16 +1,23 @@
-"""One probe as programs read it."""
+"""One probe as programs read it, at today's rates."""
 
-from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 from tests.unit.cost.calibrations import calibration_of
-from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeState
-from tuner.cost.time.compute import layer_backends
+from tests.unit.cost.test_emulated import CASES, GATHER
+from tuner.core.cluster import Link, parse_cluster
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
+from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
+from tuner.core.workload import Precision
+from tuner.cost.calibration import Calibration
+from tuner.cost.time.emulated import priced, rates_of
+from tuner.explain.known import answer
 from tuner.planner import fits, probe_as_dict
-from tuner.planner.probes import attention_text, clocks_text
+from tuner.planner.knowledge import learn
+from tuner.planner.probes import at_todays_rates, repriced
+from tuner.results.points import rows_of
 from tuner.space import enumerate_space
 
 RAW = {
@@ -75,36 +82,82 @@ def test_fits_is_of_the_studys_terms(lab: SimpleNamespace) -> None:
     assert fits(lab.study(lab.question()), lab.oom(2**21, 2**20)) is False
 
 
-def test_another_kernel_than_the_predicted_one_is_told(lab: SimpleNamespace) -> None:
-    study = lab.study(lab.question(cluster="2xh100-80gb"))
-    layers = study.question.workload.model.layers
-    expected = Counter(map(str, layer_backends(study.question.workload, study.question.cluster)))
-
-    def said(**attention: int) -> str:
-        return attention_text(study, Measurement(outcome=Outcome.OK, attention=attention))
-
-    (kernel,) = expected
-    assert said(**expected) == f"{kernel} in {layers} layer{'s' * (layers > 1)}"
-    other = said(eager=1, flash=layers)
-    assert other.startswith("eager in 1 layer, flash in")
-    assert other.endswith(f"; predicted was {said(**expected)}")
-    assert said() == ""
+FULL = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
+HALF = replace(FULL, micro_batch_size=2, gradient_accumulation_steps=2)
+CPUS = parse_cluster("cpu:2")
+CALIBRATION = calibration_of(CASES, CPUS)
+LATER = replace(
+    CALIBRATION,
+    at="2026-12-01T10:00:00+00:00",
+    links={
+        name: replace(rates, bytes_per_s=rates.bytes_per_s.scaled(0.001))
+        for name, rates in CALIBRATION.links.items()
+    },
+)
 
 
-def test_clocks_in_words() -> None:
-    def said(**clocks: object) -> str:
-        return clocks_text(Measurement(outcome=Outcome.OK, hardware={"clocks": clocks}))
-
-    whole = {"sm_mhz": 1980.0, "power_w": 411.6, "temperature_c": 61.0, "throttle": []}
-    assert said(**whole) == "SM at 1980 MHz, 412 W, 61 °C after the last step"
-    slowed = said(sm_mhz=345.0, throttle=["hw_slowdown", "sync_boost"], idle=True)
-    assert slowed == (
-        "SM at 345 MHz after the last step, when it was idle; slowed by hw_slowdown, sync_boost"
+def alone(lab: SimpleNamespace, settings: Settings, seconds: float) -> Measurement:
+    """Steps that compute so long, and have no price."""
+    count = settings.gradient_accumulation_steps
+    emulation = Emulation(
+        compute_s={count: (seconds,) * 10},
+        exposed_s={},
+        collectives={count: (GATHER,)},
+        phases_s={count: {"forward": seconds / 3, "backward": seconds / 2}},
+        unpriced="unknown links",
     )
-    assert clocks_text(Measurement(outcome=Outcome.OK)) == ""
+    return replace(lab.ok(seconds, 2**30), step_times_s={}, emulation=emulation)
 
 
-def test_of_cpu_ranks_the_kernel_is_only_named(lab: SimpleNamespace) -> None:
-    study = lab.study(lab.question())
-    found = Measurement(outcome=Outcome.OK, attention={"math": 2})
-    assert attention_text(study, found) == "math in 2 layers"
+def of(
+    lab: SimpleNamespace,
+    number: int,
+    settings: Settings,
+    seconds: float,
+    calibration: Calibration | None,
+) -> Probe:
+    """A probe that was priced when there was this calibration."""
+    found = alone(lab, settings, seconds)
+    if calibration is not None:
+        found = priced(found, settings, rates_of(calibration, Precision.FP32, CPUS))
+    probe = lab.probe(number, settings, found)
+    return replace(probe, request=ProbeRequest(settings=settings, fidelity=Fidelity.EMULATED))
+
+
+def study_of(lab: SimpleNamespace, *probes: Probe, calibration: Calibration | None) -> Study:
+    study = lab.study(probes=probes, fidelity=Fidelity.EMULATED)
+    return replace(study, calibration=calibration)
+
+
+def test_a_slower_probe_does_not_win_by_older_rates(lab: SimpleNamespace) -> None:
+    """Both would send the same, and links were found to be a thousand times as slow."""
+    before, after = of(lab, 1, FULL, 1.2, CALIBRATION), of(lab, 2, HALF, 1.0, LATER)
+    taken = [max(probe.measurement.step_times_s.values()) for probe in (before, after)]
+    assert taken[0] < taken[1]
+    study = study_of(lab, before, after, calibration=LATER)
+    best = answer(study).best
+    assert best.settings == HALF
+    same = study_of(lab, of(lab, 1, FULL, 1.2, LATER), after, calibration=LATER)
+    assert repriced(study) == same
+    assert learn(study).findings == learn(same).findings
+    assert rows_of(study) == rows_of(same)
+    assert probe_as_dict(study, before) == probe_as_dict(study, same.probes[0])
+
+
+def test_a_probe_without_a_price_gets_one_when_links_were_measured(lab: SimpleNamespace) -> None:
+    probe = of(lab, 1, FULL, 1.0, None)
+    assert answer(study_of(lab, probe, calibration=None)).best is None
+    best = answer(study_of(lab, probe, calibration=CALIBRATION)).best
+    assert best.step_time_s.value > 1.0
+
+
+def test_a_price_that_cannot_be_made_anew_is_kept(lab: SimpleNamespace) -> None:
+    """The calibration is gone, and no catalogue has the links of CPU ranks."""
+    probe = of(lab, 1, FULL, 1.0, CALIBRATION)
+    study = study_of(lab, probe, calibration=None)
+    assert study.question.cluster.intra_node == Link()
+    assert repriced(study) is study
+    assert probe.measurement.emulation is not None
+    earlier = replace(probe.measurement.emulation, phases_s={})
+    old = replace(probe, measurement=replace(probe.measurement, emulation=earlier))
+    assert at_todays_rates(study_of(lab, old, calibration=LATER), old) is old.measurement

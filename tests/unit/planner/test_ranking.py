@@ -3,7 +3,7 @@ from types import SimpleNamespace
 from tuner.core.configuration import parse_settings
 from tuner.core.evaluation import Evaluation
 from tuner.planner.knowledge import learn
-from tuner.planner.ranking import choose, complexity, pareto
+from tuner.planner.ranking import choose, pareto
 
 A = "sharding=ddp,micro_batch_size=4"
 B = "sharding=full_shard,micro_batch_size=4"
@@ -26,7 +26,6 @@ def findings(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> tuple[Eval
 
 def best(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> str:
     choice = choose(findings(lab, *rows), TOLERANCE)
-    assert choice is not None
     texts = {parse_settings(text): text for text, _, _ in rows}
     return texts[choice.best.settings]
 
@@ -77,23 +76,10 @@ def test_a_trifle_of_memory_does_not_beat_the_fastest(lab: SimpleNamespace) -> N
     assert best(lab, (A, 1.0, 500), (B, 1.005, 499)) == A
 
 
-def test_simpler_but_heavier_does_not_beat_the_fastest(lab: SimpleNamespace) -> None:
-    assert best(lab, (C, 1.0, 500), (A, 1.005, 501)) == C
-
-
 def test_a_wide_interval_is_no_merit(lab: SimpleNamespace) -> None:
     """C cannot be told apart from A, but B, which can, is faster than C and lighter."""
     wide = [0.9, 0.95, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8]
     assert best(lab, (A, 1.0, 900), (B, 1.1, 400), (C, wide, 500)) == A
-
-
-def test_nothing_to_choose_from() -> None:
-    assert choose((), TOLERANCE) is None
-
-
-def test_knobs_off_their_default_are_counted() -> None:
-    assert complexity(parse_settings(A)) == 0
-    assert complexity(parse_settings(C)) == 2
 
 
 def test_the_front_has_what_nothing_beats_twice(lab: SimpleNamespace) -> None:

@@ -1,8 +1,8 @@
-"""What probes have taken, whatever the order in which they are told."""
+"""Probes' time, whatever the order in which they are told, and what is left of a budget."""
 
 import random
 from dataclasses import replace
-from itertools import pairwise
+from math import inf
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +17,8 @@ from tuner.planner.spending import (
     cost_of_asking,
     measured_so_far,
     probes_of_asking,
+    remaining_device_time_s,
+    remaining_wall_s,
     spent,
     total_measured,
 )
@@ -54,14 +56,6 @@ def test_time_that_several_share_counts_once(
         assert total_measured(probes) == (pytest.approx(expected_s), 2 * sum(r[0] for r in rows))
 
 
-def test_it_is_what_counting_moments_says() -> None:
-    draw = random.Random(1)
-    rows = [(draw.randint(1, 9), draw.randint(10, 59)) for _ in range(12)]
-    covered = {s for wall, end in rows for s in range(end - wall, end)}
-    assert any(later[1] - later[0] < one[1] for one, later in pairwise(sorted(rows)))
-    assert total_measured(probe(*row) for row in rows)[0] == len(covered)
-
-
 def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
     draw = random.Random(2)
     rows = [(draw.randint(0, 9), draw.randint(10, 59)) for _ in range(20)]
@@ -70,15 +64,6 @@ def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
     for number, taken in enumerate(so_far, start=1):
         assert taken == pytest.approx(total_measured(probes[:number]))
     assert len(so_far) == len(probes)
-
-
-def test_what_is_not_done_has_taken_nothing() -> None:
-    one = Probe(id=1, request=probe(1, 1).request, state=ProbeState.RUNNING)
-    assert total_measured([one]) == (0, 0)
-    assert list(measured_so_far([one])) == []
-
-
-# One sum
 
 
 @pytest.fixture
@@ -107,12 +92,12 @@ def test_budget_answer_and_break_even_say_the_same(study: Study) -> None:
     found = answer(study)
     assert (found.wall_s, found.device_s) == (cost(study).wall_s, cost(study).device_s)
     assert any("49 s and 96 device-seconds so far" in line for line in found.explanation)
-    for wall_s, is_spent in ((23.6, False), (23.5, True)):
-        asked = replace(study, limits=replace(study.limits, wall_s=wall_s))
-        assert bool(spent(asked)) is is_spent
-    for device_s, is_spent in ((46.1, False), (46.0, True)):
-        asked = replace(study, limits=replace(study.limits, device_s=device_s))
-        assert bool(spent(asked)) is is_spent
+    for limits, why in (
+        ({"wall_s": 23.6, "device_s": 46.1}, ""),
+        ({"wall_s": 23.5}, "the budget of 23.5 s is spent"),
+        ({"device_s": 46.0}, "the budget of 46 device-seconds is spent"),
+    ):
+        assert spent(on(study, **limits)) == why
 
 
 def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study: Study) -> None:
@@ -134,3 +119,22 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(study: Study) -> 
     found = replace(study, probes=(running, *others), probes_before=3)
     assert [p.id for p in probes_of_asking(found)] == [1]
     assert cost_of_asking(found).wall_s == 3.5
+
+
+def on(study: Study, **limits: object) -> Study:
+    return replace(study, limits=replace(study.limits, **limits))
+
+
+def test_the_tighter_budget_decides_how_long_there_is(study: Study) -> None:
+    assert (remaining_wall_s(study), remaining_device_time_s(study)) == (None, inf)
+    assert remaining_wall_s(on(study, wall_s=30.0)) == 6.5
+    assert remaining_wall_s(on(study, wall_s=30.0, device_s=50.0)) == 2  # on two devices
+    assert remaining_device_time_s(on(study, wall_s=1.0, device_s=50.0)) == 2
+
+
+def test_probes_on_their_way_are_spent_already(lab: SimpleNamespace, study: Study) -> None:
+    one = lab.probe(5, Settings(micro_batch_size=8), None, state=ProbeState.RUNNING)
+    tried = replace(study, probes=(*study.probes, one))
+    assert spent(on(tried, max_probes=3)) == "the budget of 3 probes is spent"
+    assert spent(on(tried, max_probes=4)) == ""
+    assert spent(on(study, max_probes=3)) == ""

@@ -1,3 +1,5 @@
+"""Times of steps, and how far apart runs of the same settings are."""
+
 import random
 from math import log, sqrt
 from statistics import median
@@ -8,15 +10,14 @@ from hypothesis import strategies as st
 
 from tests.profiles import examples
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.planner.timing import (
     ASSUMED,
     STUDENT,
     RunVariation,
     alike,
-    counts_to_run,
     is_extrapolated,
-    runs_timed,
+    seen_variation,
     step_time,
 )
 
@@ -61,11 +62,6 @@ def test_few_steps_widen_the_interval(steps: list[float], expected: tuple[float,
     assert ends(found) == pytest.approx(expected, abs=0.001)
 
 
-def test_runs_count_the_same_however_many_steps_they_timed() -> None:
-    found = step_time([run(n1=[1.0] * 10), run(n1=[1.2] * 3)], 1, variation=NO_VARIATION)
-    assert ends(found) == pytest.approx((1.1, 1.1, 1.1))
-
-
 def test_one_run_does_not_show_its_luck() -> None:
     low, value, high = ends(step_time([run(n1=[2.0] * 10)], 1))
     assert value == 2.0
@@ -80,13 +76,6 @@ def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> Non
     assert same.high - same.low < (once.high - once.low) / 3
     assert other.low < 1.03
     assert other.high > 1.17
-
-
-def test_the_luck_that_other_settings_have_shown_counts() -> None:
-    rough = RunVariation(squares=ASSUMED**2 + 3 * 0.05**2, freedom=4)
-    found = step_time([run(n1=[1.0] * 10)], 1, variation=rough)
-    sd = sqrt(rough.squares / 4)
-    assert log(found.high) == pytest.approx(STUDENT[3] * sd)
 
 
 def test_long_accumulation_lies_on_the_line() -> None:
@@ -118,13 +107,6 @@ def test_steps_at_the_full_count_overrule_the_line() -> None:
     assert not is_extrapolated([run(n2=[2.5]), run(n64=[60.0])], 64)
 
 
-def test_runs_behind_a_time_are_those_of_its_step_else_of_the_longest() -> None:
-    short, full = run(n2=[1.0], n4=[2.0]), run(n64=[30.0])
-    assert runs_timed([short, short, full], 64) == 1
-    assert runs_timed([short, short, run(n2=[1.0])], 64) == 2
-    assert runs_timed([run(n2=[])], 64) == runs_timed([], 1) == 0
-
-
 def test_nothing_timed_is_unknown() -> None:
     assert step_time([], 4).value is None
     assert step_time([Measurement(outcome=Outcome.OOM)], 4).value is None
@@ -149,23 +131,6 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(
     assert found.value == median(median(steps) for steps in runs)
 
 
-@settings(max_examples=examples(20))
-@given(
-    few=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
-    many=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=8),
-    count=st.integers(5, 1000),
-)
-def test_the_line_is_always_a_quantity(few: list[float], many: list[float], count: int) -> None:
-    found = step_time([run(n2=few, n4=many)], count)
-    assert 0 < found.low <= found.value <= found.high
-    assert median(many) <= found.value <= median(many) * count / 4 * (1 + 1e-9)
-
-
-def test_only_long_accumulation_is_cut_short() -> None:
-    assert counts_to_run(1) == counts_to_run(8) == ()
-    assert counts_to_run(9) == (2, 4)
-
-
 def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
     def q(low: float, value: float, high: float) -> Quantity:
         return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
@@ -173,3 +138,47 @@ def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
     assert alike(q(1, 1.5, 2), q(1.2, 1.9, 2.5))
     assert not alike(q(1, 1.5, 2), q(1.6, 2.2, 3))  # the intervals overlap, and that is all
     assert not alike(q(0.4, 0.55, 1.0), q(0.63, 0.81, 1.1))  # a noisy one and a slower one
+
+
+def steady(times: dict[int, float]) -> Measurement:
+    """Three equal steps by count."""
+    return Measurement(
+        outcome=Outcome.OK, step_times_s={count: (one,) * 3 for count, one in times.items()}
+    )
+
+
+def test_what_was_run_once_shows_none() -> None:
+    assert (
+        seen_variation([])
+        == seen_variation([[steady({1: 1.0})], [steady({1: 3.0})]])
+        == RunVariation()
+    )
+    assert RunVariation().half_width(1) == pytest.approx(STUDENT[0] * ASSUMED)
+
+
+def test_repetitions_of_all_settings_are_pooled() -> None:
+    found = seen_variation(
+        [[steady({1: 1.0}), steady({1: 1.1})], [steady({1: 5.0}), steady({1: 5.5})]]
+    )
+    assert found.freedom == 3
+    assert found.squares == pytest.approx(ASSUMED**2 + log(1.1) ** 2)
+    assert found.half_width(2) == pytest.approx(STUDENT[2] * sqrt(found.squares / 3 / 2))
+
+
+def test_steps_of_one_run_count_once_and_only_equal_ones_are_compared() -> None:
+    short, full = steady({2: 1.0, 4: 2.0}), steady({64: 40.0})
+    assert seen_variation([[short, full]]) == RunVariation()
+    again = seen_variation([[short, steady({2: 1.1, 4: 2.2}), full]])
+    assert again.freedom == 2
+    assert again.squares == pytest.approx(ASSUMED**2 + log(1.1) ** 2 / 2)
+    assert seen_variation([[Measurement(outcome=Outcome.OOM)] * 2]) == RunVariation()
+
+
+def test_many_repetitions_leave_the_normal_interval() -> None:
+    wide = [
+        RunVariation(squares=freedom * 0.02**2, freedom=freedom).half_width(1)
+        for freedom in range(1, 60)
+    ]
+    assert wide == sorted(wide, reverse=True)
+    assert wide[-1] == pytest.approx(QUANTILE * 0.02, rel=0.02)
+    assert wide[4] == pytest.approx(1.4759 * 0.02, rel=0.002)  # five degrees of freedom

@@ -1,6 +1,5 @@
 """Questions to nvidia-smi, which a function plays here, and how its answers are read."""
 
-import subprocess
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -45,25 +44,6 @@ def test_figures_of_some_gpus_by_name(smi: Smi) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "status"),
-    [
-        ("GPU-5c9d, 7", 2),
-        ("GPU-7a, 8", 0),  # of another GPU
-        ("GPU-5c9d, 7, 8", 0),  # of another figure too
-        ("", 0),
-        (subprocess.TimeoutExpired("nvidia-smi", 1), 0),
-        (FileNotFoundError(), 0),
-    ],
-)
-def test_without_a_good_answer_nothing_is_known(
-    smi: Smi, answer: str | Exception, status: int
-) -> None:
-    smi(answer, status)
-    assert nvidia_smi.ask(["5c9d"], "memory.used") == {}
-    assert nvidia_smi.clocks(["5c9d"]) == {}
-
-
-@pytest.mark.parametrize(
     ("mask", "throttle", "idle"),
     [
         ("0x0000000000000000", [], False),
@@ -87,8 +67,3 @@ def test_a_driver_that_knows_the_mask_by_its_first_name(smi: Smi) -> None:
     asked = smi("GPU-5c9d, 1410, 250.00, 55, 0x20", refuses=MODERN)
     assert nvidia_smi.clocks(["5c9d"])["5c9d"]["throttle"] == ["sw_thermal_slowdown"]
     assert [OLD in line for line in asked] == [False, True]
-
-
-def test_only_known_figures_are_in_the_clocks(smi: Smi) -> None:
-    smi("GPU-5c9d, [N/A], [Not Supported], 61, [Requested functionality has been deprecated]")
-    assert nvidia_smi.clocks(["5c9d"]) == {"5c9d": {"temperature_c": 61}}

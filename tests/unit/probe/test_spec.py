@@ -6,35 +6,16 @@ from typing import Any
 
 import pytest
 
+from tests.process.probe.specs import spec as spec_of
 from workers.probe.spec import Spec, parse_spec, read_spec
 
-SETTINGS = {
-    "sharding": "full_shard", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
-    "micro_batch_size": 2, "gradient_accumulation_steps": 3, "sync_each_batch": True,
-    "activation_checkpointing": "none", "cpu_offload": False,
-}  # fmt: skip
-VALUES = {
-    "format": 1, "model": {"model_type": "llama", "vocab_size": 50}, "settings": SETTINGS,
-    "sequence_length": 8, "global_batch_size": 24, "optimizer": "adamw", "precision": "fp32",
-    "reduce_dtype": "fp32", "world_size": 4, "gpus_per_node": 2, "device": "cpu",
-    "memory_limit_bytes": None, "seed": 1, "accumulation_counts": [3], "warmup_steps": 3,
-    "tracked_steps": 2, "measured_steps": 10, "minimum_steps": 3, "time_budget_s": 1.0,
-}  # fmt: skip
+LLAMA = {"model_type": "llama", "vocab_size": 50}
+VALUES = spec_of(LLAMA, 4, sharding="full_shard", gradient_accumulation_steps=3)
+SETTINGS = VALUES["settings"]
 
 
 def with_knobs(**knobs: object) -> Spec:
     return parse_spec({**VALUES, "settings": {**SETTINGS, **knobs}})
-
-
-def test_reads_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "spec.json"
-    path.write_text(json.dumps({**VALUES, "attention_backends": {"masked": "math"}}))
-    spec = read_spec(path)
-    assert (spec.settings.sharding, spec.sequence_length, spec.fidelity) == (
-        "full_shard", 8, "measured",
-    )  # fmt: skip
-    assert spec.attention_backends == {"masked": "math"}
-    assert parse_spec(VALUES).attention_backends == {}
 
 
 @pytest.mark.parametrize(

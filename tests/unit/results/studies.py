@@ -5,14 +5,14 @@ from dataclasses import replace
 from typing import Any
 
 from tests.unit.conftest import VERSIONS, make_dry_run
-from tests.unit.planner.conftest import SIZES, make_question, make_study, moment
+from tests.unit.planner.conftest import SIZES, done, make_question, make_study
 from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.measurement import Fidelity, Measurement
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Question, Study
+from tuner.core.study import ProbeRequest, Question, Study
 from tuner.core.workload import Workload
 from tuner.model import read_model_config
 
@@ -60,7 +60,7 @@ def measured_study(
         repetition = seen.get(settings, 0)
         seen[settings] = repetition + 1
         request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
-        probes.append(_done(number, request, found, limit))
+        probes.append(done(number, request, found, limit))
     question = question or make_question()
     return make_study(question, probes=probes, memory_limit_bytes=limit, **limits)
 
@@ -73,17 +73,6 @@ def with_dry_run(
     dry_run = make_dry_run(study.question, settings, gib * GIB, gib * GIB / 8, error=failure)
     request = ProbeRequest(settings=settings, fidelity=Fidelity.PREDICTED)
     found = measurement_of(study.question, settings, dry_run)
-    probe = _done(len(study.probes) + 1, request, found, None)
+    probe = done(len(study.probes) + 1, request, found, None)
     kept = {**study.dry_runs, dry_run.key: dry_run} if dry_run.profile else study.dry_runs
     return replace(study, probes=(*study.probes, probe), dry_runs=kept)
-
-
-def _done(number: int, request: ProbeRequest, found: Measurement, limit: int | None) -> Probe:
-    return Probe(
-        id=number,
-        request=request,
-        state=ProbeState.DONE,
-        memory_limit_bytes=limit,
-        measurement=found,
-        finished_at=moment(number),
-    )

@@ -1,9 +1,7 @@
 """What may be chosen, and what each value leads to: as the space itself has it."""
 
-from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -120,57 +118,6 @@ def test_the_nearest_is_legal_and_keeps_what_was_moved(
         assert getattr(nearest, keep) == getattr(raw, keep)
 
 
-def test_what_is_legal_is_its_own_nearest() -> None:
-    found = of(gpu_question("4xa100-80gb", batch=8))
-    assert [found.nearest(one.as_dict()) for one in found.legal] == list(found.legal)
-
-
-def test_batch_sizes_give_way_before_other_knobs() -> None:
-    found = of(gpu_question("4xa100-80gb", batch=8))
-    start = Settings(sharding=Sharding.FULL_SHARD, tp_size=4, micro_batch_size=8)
-    moved = found.nearest({**start.as_dict(), "tp_size": 1}, keep="tp_size")
-    assert (moved.sharding, moved.tp_size, moved.micro_batch_size) == (Sharding.FULL_SHARD, 1, 2)
-    assert moved.gradient_accumulation_steps == 1
-
-
-def test_a_knob_that_is_dead_there_moves_nothing_and_says_why() -> None:
-    found = of(gpu_question("2xa100-80gb"))
-    start = next(s for s in found.legal if s.tp_size == 1 and s.micro_batch_size == 2)
-    moved = found.nearest({**start.as_dict(), "tp_recompute_allgather": True}, keep="tp_size")
-    assert moved == start
-    _, on = found.options(start)["tp_recompute_allgather"]
-    assert on.shown == "true"
-    assert on.settings == start
-    assert "with tp_size 1 there is no activation to gather again" in on.why_not
-
-
-def test_a_value_that_is_not_legal_there_says_why() -> None:
-    found = of(gpu_question("2xa100-80gb", batch=8))
-    start = Settings(micro_batch_size=4, gradient_accumulation_steps=1)
-    options = {option.value: option for option in found.options(start)["micro_batch_size"]}
-    assert options[8].settings is None
-    assert "must divide 4" in options[8].why_not
-    wanted = replace(start, micro_batch_size=2, gradient_accumulation_steps=2)
-    assert options[2].settings == wanted
-
-
-def test_a_knob_with_one_value_says_why() -> None:
-    found = of(gpu_question("2xa100-80gb", tp_size=(1,)))
-    why = {choice.knob: choice.why_one for choice in found.knobs}
-    assert "asked for" in why["tp_size"]
-    assert "looked at only when" in why["cpu_offload"]
-    assert why["pp_size"] == "pp_size is 1: pipeline stages are written for nanotron only"
-    assert why["sharding"] == ""
-
-
-def test_accumulation_follows() -> None:
-    found = of(gpu_question())
-    (accumulation,) = [c for c in found.knobs if c.knob == "gradient_accumulation_steps"]
-    assert accumulation.follows
-    assert not accumulation.is_live
-    assert "gradient_accumulation_steps" not in found.options(found.legal[0])
-
-
 def test_offloading_is_not_in_a_space_that_was_not_asked_for_it() -> None:
     question = gpu_question("2xa100-80gb")
     raw = Settings(sharding=Sharding.FULL_SHARD, cpu_offload=True, micro_batch_size=4)
@@ -178,17 +125,3 @@ def test_offloading_is_not_in_a_space_that_was_not_asked_for_it() -> None:
     assert not of(question).nearest(raw.as_dict()).cpu_offload
     asked = of(gpu_question("2xa100-80gb", cpu_offload=(False, True)))
     assert asked.nearest(raw.as_dict()).cpu_offload
-
-
-@pytest.mark.parametrize(
-    ("values", "field"),
-    [
-        ({"no_such": 1}, "settings"),
-        ({"tp_size": "two"}, "tp_size"),
-        ({"sharding": "x"}, "sharding"),
-    ],
-)
-def test_what_no_knob_can_be_is_refused(values: dict[str, object], field: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        of(gpu_question()).nearest(values)
-    assert refused.value.field == field

@@ -8,13 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.planner.conftest import make_ok, make_question
+from tests.unit.planner.conftest import make_ok
 from tests.unit.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, Question, SamplerName, Study
-from tuner.core.workload import Optimizer
-from tuner.errors import UsageError
+from tuner.core.study import Question, SamplerName, Study
 from tuner.explain.known import answer
 from tuner.results import Compared, Difference, Part, differences
 
@@ -68,11 +66,6 @@ def test_figures_of_a_cluster_of_the_same_name_are_told() -> None:
     assert "cluster gpu name" not in {name for _, name in found}
 
 
-def test_fields_of_a_model_of_the_same_name_are_told() -> None:
-    found = of(predicted_study(make_question(heads=6)), predicted_study(make_question(heads=4)))
-    assert texts(found[Part.QUESTION, "model num_attention_heads"]) == ["6", "4"]
-
-
 @pytest.mark.parametrize(
     ("change", "name"),
     [
@@ -93,17 +86,6 @@ def test_each_of_the_terms_is_told(change: dict[str, Any], name: str) -> None:
     assert {n for part, n in found if part is Part.TERMS and found[part, n].differs} == {name}
 
 
-def test_every_field_of_the_terms_has_a_case_above() -> None:
-    """Headroom counts only where no limit is given, and is of the limit then."""
-    (mark,) = test_each_of_the_terms_is_told.pytestmark  # type: ignore[attr-defined]
-    told = {field for change, _ in mark.args[1] for field in change}
-    assert told == set(Limits.__dataclass_fields__) - {"headroom"}
-    study = predicted_study(gpu_question(), memory_limit_bytes=None)
-    found = of(study, replace(study, limits=replace(study.limits, headroom=0.2)))
-    assert texts(found[Part.TERMS, "headroom"]) == ["5.0%", "20%"]
-    assert found[Part.TERMS, "memory limit"].differs
-
-
 def test_answers_are_told_with_their_numbers() -> None:
     one = measured_study([(FOUR, make_ok(1.0, 512 * MIB))])
     other = measured_study([(SHARDED, make_ok(2.0, 1024 * MIB))])
@@ -118,34 +100,3 @@ def test_answers_are_told_with_their_numbers() -> None:
     ]
     assert not found[Part.ANSWER, "micro_batch_size"].differs
     assert texts(found[Part.COST, "probes"]) == ["1", "1"]
-
-
-def test_speeds_of_gpus_and_cpu_ranks_are_in_one_line() -> None:
-    ranks = measured_study([(FOUR, make_ok(1.0, 512 * MIB))])
-    found = of(ranks, predicted_study(gpu_question()))
-    assert all(texts(found[Part.COST, "rank time"]))
-    assert not {name for _, name in found if "GPU" in name}
-
-
-def test_when_a_study_was_asked_is_told_to_the_minute() -> None:
-    one = replace(measured_study([]), asked_at="2026-11-22T06:09:22.592Z")
-    (asked, _) = texts(of(one, one)[Part.COST, "asked"])
-    assert asked == "2026-11-22 06:09 UTC"
-
-
-def test_a_study_without_an_answer_has_empty_cells() -> None:
-    one = measured_study([(FOUR, make_ok(1.0, 512 * MIB))])
-    workload = replace(one.question.workload, optimizer=Optimizer.SGD)
-    other = replace(one, question=replace(one.question, workload=workload))
-    told = [Compared(study=one, suggestion=answer(one)), Compared(study=other, suggestion=None)]
-    found = {line.name: line for line in differences(told)}
-    assert texts(found["optimizer"]) == ["adamw", "sgd"]
-    assert found["sharding"].cells[1].text == ""
-    assert found["sharding"].differs
-
-
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_two_to_four_are_compared(count: int) -> None:
-    study = predicted_study()
-    with pytest.raises(UsageError, match="compare 2 to 4 studies"):
-        differences([Compared(study=study, suggestion=None)] * count)

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
-from tests.unit.planner.machines import Rough, play
-from tests.unit.results.studies import MIB, gpu_question, measured_study, predicted_study
+from tests.unit.planner.conftest import Machine, make_ok, make_question, make_study, play
+from tests.unit.planner.machines import Rough
+from tests.unit.results.studies import MIB, gpu_question, measured_study
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.configuration import Settings, Sharding
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
 from tuner.explain.known import answer
@@ -52,7 +52,6 @@ def test_whatever_a_machine_says(
                 assert getattr(value.settings, one.knob) == value.value
                 assert value.settings in choices(study).legal
             if value.is_best:
-                assert best is not None
                 assert value.settings == best.settings
                 assert value.tokens_per_s_per_gpu == best.tokens_per_s_per_gpu
                 assert value.relative in (1.0, None)
@@ -77,53 +76,6 @@ def test_what_was_measured_goes_before_what_is_predicted() -> None:
     assert found["shard_grad_op"].relative
 
 
-def test_other_knobs_that_differ_are_named() -> None:
-    other = Settings(
-        sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2
-    )
-    study = measured_study(
-        [(FOUR, make_ok(1.0, 500 * MIB)), (other, make_ok(2.0, 500 * MIB, count=2))]
-    )
-    found = effects(study, answer(study))["sharding"]
-    assert found["full_shard"].differs == ("micro_batch_size",)
-
-
-def test_where_nothing_fits_the_least_need_is_told() -> None:
-    question = gpu_question(
-        "2xa100-80gb", sharding=(Sharding.DDP, Sharding.FULL_SHARD), tp_size=(1,)
-    )
-    study = predicted_study(question, memory_limit_bytes=1 * MIB)
-    found = effects(study, answer(study))["sharding"]
-    for value in found.values():
-        assert value.fits is False
-        assert value.tokens_per_s_per_gpu == UNKNOWN
-        assert value.relative is None
-        assert value.memory_gib.value
-        assert value.note == "nothing with it is known or expected to fit"
-        assert not value.is_best
-
-
-def test_a_value_of_which_all_ran_out_of_memory() -> None:
-    plain = Settings(gradient_accumulation_steps=4)
-    told = [
-        (SHARDED, make_ok(1.0, 500 * MIB)),
-        (FOUR, make_oom(1500 * MIB, 1000 * MIB)),
-        (plain, make_oom(1200 * MIB, 1000 * MIB)),
-    ]
-    question = make_question(
-        sharding=(Sharding.DDP, Sharding.FULL_SHARD),
-        tp_size=(1,),
-        sync_each_batch=(True,),
-        activation_checkpointing=(Checkpointing.NONE,),
-    )
-    study = measured_study(told, question, limit_mib=1000)
-    found = effects(study, answer(study))["sharding"]["ddp"]
-    assert found.fits is False
-    assert found.relative is None
-    assert found.memory_gib.value
-    assert found.note == "nothing with it is known or expected to fit"
-
-
 def test_where_no_rate_is_known_probes_tell_of_what_was_not_probed() -> None:
     study, _ = Machine(make_question()).play(make_study(max_probes=6))
     found = effects(study, answer(study))
@@ -131,14 +83,3 @@ def test_where_no_rate_is_known_probes_tell_of_what_was_not_probed() -> None:
     predicted = [value for value in values if value.provenance is Provenance.PREDICTED]
     assert predicted
     assert all(value.relative for value in predicted)
-
-
-def test_without_an_answer_nothing_is_compared() -> None:
-    study = predicted_study()
-    found = effects(study, None)
-    assert found
-    for values in found.values():
-        for value in values.values():
-            assert value.relative is None
-            assert not value.is_best
-            assert value.differs == ()

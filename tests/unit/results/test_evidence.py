@@ -1,21 +1,18 @@
-"""What is known of a study: each part once, and no number at assumed rates alone."""
+"""Evidence of settings: what fits and why not, and no number at assumed rates alone."""
 
 from dataclasses import replace
 
-from tests.unit.planner.conftest import Machine, make_ok, make_question, make_study
+from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
 from tests.unit.results.studies import MIB, gpu_question, measured_study, predicted_study
-from tuner.core.configuration import Settings
+from tuner.core.configuration import Settings, Sharding
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.quantity import Provenance
-from tuner.planner.forecast import forecast
+from tuner.core.quantity import UNKNOWN, Provenance
+from tuner.core.study import Study
 from tuner.results import Evidence
+from tuner.results.evidence import failed
 
 FOUR = Settings(micro_batch_size=4)
-
-
-def test_the_forecast_is_the_planners() -> None:
-    study = predicted_study()
-    assert Evidence(study).forecast.estimates == forecast(study).estimates
 
 
 def test_there_is_no_outlook_where_rates_are_known() -> None:
@@ -40,12 +37,6 @@ def test_the_outlook_adds_speeds_and_leaves_memory() -> None:
         assert told.fits == found.fits
 
 
-def test_speeds_that_are_known_stay() -> None:
-    evidence = Evidence(predicted_study())
-    for found in evidence.forecast.estimates.values():
-        assert evidence.with_speed(found) is found
-
-
 def test_only_fidelities_with_results_are_told_and_dry_runs_are_none() -> None:
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
     assert list(Evidence(study).probed) == [Fidelity.MEASURED]
@@ -53,3 +44,48 @@ def test_only_fidelities_with_results_are_told_and_dry_runs_are_none() -> None:
     running = replace(probe, measurement=None)
     assert Evidence(replace(study, probes=(running,))).probed == {}
     assert Evidence(predicted_study()).seen(FOUR) == ()
+
+
+FOUR = Settings(micro_batch_size=4)
+SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
+SHARDED_TWO = replace(SHARDED, micro_batch_size=2, gradient_accumulation_steps=2)
+
+
+def seen(study: Study, settings: Settings) -> Evaluation:
+    (found,) = Evidence(study).seen(settings)
+    return found
+
+
+def test_settings_that_also_ran_out_do_not_fit_and_keep_what_was_timed() -> None:
+    told = [(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_oom(900 * MIB, 800 * MIB))]
+    found = seen(measured_study(told, limit_mib=800), FOUR)
+    assert found.fits is False
+    assert found.overshoot_gib == 100 / 1024
+    assert found.step_time_s.value == 1.0
+    assert found.outcome is Outcome.OOM
+
+
+def test_what_closes_a_class_speaks_against_its_other_settings() -> None:
+    wrong = Measurement(outcome=Outcome.KNOB_INACTIVE, detail="nothing was reduced")
+    study = measured_study([(SHARDED, make_ok(1.0, 500 * MIB)), (SHARDED_TWO, wrong)])
+    assert seen(study, SHARDED).fits is False
+    assert seen(study, SHARDED).why == "settings of its class ended as knob_inactive"
+    assert seen(study, SHARDED_TWO).why == "nothing was reduced"
+
+
+def test_provenance_is_of_what_is_known() -> None:
+    known = seen(measured_study([(FOUR, make_ok(1.0, 500 * MIB))]), FOUR)
+    assert known.known_from is Provenance.MEASURED
+    guessed = replace(known.step_time_s, provenance=Provenance.PREDICTED)
+    assert replace(known, step_time_s=guessed).known_from is Provenance.PREDICTED
+    assert replace(known, step_time_s=UNKNOWN).known_from is Provenance.MEASURED
+    nothing = replace(known, step_time_s=UNKNOWN, needed_bytes=UNKNOWN, fidelity=Fidelity.EMULATED)
+    assert nothing.known_from is Provenance.EMULATED
+
+
+def test_of_a_failure_nothing_is_known_but_how_it_ended() -> None:
+    crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 9")
+    (probe,) = measured_study([(FOUR, crashed)]).probes
+    found = failed(probe)
+    assert (found.outcome, found.why, found.fits) == (Outcome.CRASHED, "signal 9", None)
+    assert found.needed_bytes == found.allocated_bytes == found.step_time_s == UNKNOWN

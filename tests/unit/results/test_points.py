@@ -7,17 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
-from tests.unit.planner.machines import Rough, play
+from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study, play
+from tests.unit.planner.machines import Rough
 from tests.unit.results.studies import GIB, MIB, measured_study, predicted_study, with_dry_run
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
+from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import Study
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
-from tuner.planner.step_times import fair
 from tuner.results import Evidence, Point, PointKind, points
 
 FOUR = Settings(micro_batch_size=4)
@@ -52,12 +51,10 @@ def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> Non
         over = point.kind in (PointKind.OOM, PointKind.OVER_LIMIT)
         assert over == (point.overshoot_gib is not None)
         if point.kind is PointKind.FITS and point.probes and point.outcome is not None:
-            assert point.memory_gib.high is not None
             assert point.memory_gib.high * GIB <= known.limit_bytes + 1
         if over:
             assert not point.on_front
             assert not point.is_best
-            assert point.overshoot_gib is not None
             assert point.overshoot_gib >= 0
 
 
@@ -87,16 +84,6 @@ def test_the_answer_goes_first_then_the_fastest() -> None:
     assert [point.on_front for point in found] == [True, False, True, False]
     assert [point.probes for point in found] == [(2,), (4,), (1,), (3,)]
     assert found[0].words == "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=1"
-
-
-def test_what_ran_out_of_memory_tells_by_how_much_at_least() -> None:
-    study = measured_study([(FOUR, make_oom(900 * MIB, 700 * MIB))], limit_mib=700)
-    (point, *_) = [p for p in points(study, answer(study)) if p.settings == FOUR]
-    assert point.kind is PointKind.OOM
-    assert point.memory_gib.value == pytest.approx(900 / 1024)
-    assert point.overshoot_gib == pytest.approx(200 / 1024)
-    assert point.allocated_gib == point.tokens_per_s_per_gpu == UNKNOWN
-    assert point.provenance is Provenance.MEASURED
 
 
 def test_what_lies_outside_the_allocator_counts_against_the_limit() -> None:
@@ -131,41 +118,6 @@ def test_what_was_stopped_early_has_its_memory_and_speed() -> None:
     assert not point.on_front
 
 
-def test_what_came_to_nothing_has_neither() -> None:
-    lost = Measurement(outcome=Outcome.CRASHED, detail="signal 9 in rank 1")
-    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (SHARDED, lost)])
-    point = by_settings(points(study, answer(study)))[SHARDED]
-    assert point.kind is PointKind.OTHER
-    assert point.memory_gib == point.tokens_per_s_per_gpu == UNKNOWN
-    assert point.detail == "signal 9 in rank 1"
-    assert point.provenance is Provenance.MEASURED
-
-
-def test_an_accident_of_a_repetition_says_nothing() -> None:
-    accident = Measurement(outcome=Outcome.WORKER_LOST, detail="its process is gone")
-    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, accident)])
-    (point,) = [p for p in points(study, answer(study)) if p.settings == FOUR]
-    assert (point.kind, point.outcome, point.detail) == (PointKind.FITS, Outcome.OK, "")
-    assert point.probes == (1, 2)
-
-
-def test_what_trains_something_else_is_no_answer_though_it_fits() -> None:
-    wrong = replace(make_ok(0.5, 400 * MIB), outcome=Outcome.WRONG_RESULT, detail="loss is off")
-    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (SHARDED, wrong)])
-    point = by_settings(points(study, answer(study)))[SHARDED]
-    assert point.kind is PointKind.OTHER
-    assert point.detail == "loss is off"
-
-
-def test_intervals_are_those_of_the_answer() -> None:
-    told = [(FOUR, make_ok({1: [1.0, 1.1, 0.9, 1.05]}, 500 * MIB)),
-            (SPLIT, make_ok({1: [1.02, 1.12, 0.91, 1.06]}, 520 * MIB))]  # fmt: skip
-    study = measured_study(told)
-    mine = by_settings(points(study, answer(study)))
-    for one, finding in fair(learn(study)).items():
-        assert mine[one].step_time_s == finding.step_time_s
-
-
 def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:
     study = predicted_study()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
@@ -180,7 +132,6 @@ def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:
     assert mine[failed].kind is PointKind.OTHER
     assert mine[failed].memory_gib == UNKNOWN
     assert "aten::odd" in mine[failed].detail
-    assert suggestion.best is not None
     best = mine[suggestion.best.settings]
     assert best.is_best
     assert best.allocated_gib == suggestion.best.allocated_gib
@@ -199,17 +150,3 @@ def test_of_two_fidelities_the_one_that_is_asked_for_is_shown() -> None:
         seen = Evidence(whole).seen(FOUR)
         assert [one.fidelity for one in seen] == [asked, *{*PROBED} - {asked}]
         assert seen[0].step_time_s.value == seconds
-
-
-def test_without_an_answer_there_is_what_was_probed() -> None:
-    study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
-    (point,) = points(study, None)
-    assert not point.is_best
-    assert not point.on_front
-    assert points(measured_study([]), None) == ()
-
-
-def test_evidence_may_be_shared() -> None:
-    study, _ = Machine(make_question()).play(make_study(max_probes=6))
-    suggestion, evidence = answer(study), Evidence(study)
-    assert points(study, suggestion, evidence) == points(study, suggestion)

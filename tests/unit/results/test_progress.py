@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study
-from tests.unit.planner.machines import Rough, play
-from tests.unit.results.studies import MIB, measured_study, predicted_study, with_dry_run
+from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study, play
+from tests.unit.planner.machines import Rough
+from tests.unit.results.studies import MIB, measured_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import UNKNOWN
@@ -65,11 +65,6 @@ def test_the_best_so_far() -> None:
     assert [step.wall_s for step in steps] == pytest.approx([2, 3, 5, 7])
 
 
-def test_a_repetition_may_lower_it() -> None:
-    steps = progress(measured_study([(FOUR, make_ok(s, 500 * MIB)) for s in (1.0, 2.0)]))
-    assert [step.best for step in steps] == pytest.approx([TOKENS, TOKENS / 1.5])
-
-
 def test_what_trains_something_else_takes_its_class_with_it() -> None:
     wrong = Measurement(outcome=Outcome.WRONG_RESULT)
     told = [(SHARDED, make_ok(2.0, 500 * MIB)), (FOUR, make_ok(1.0, 500 * MIB)),
@@ -86,33 +81,3 @@ def test_what_crashed_once_is_closed_alone() -> None:
             (one, crashed)]  # fmt: skip
     steps = progress(measured_study(told))
     assert [step.best for step in steps] == pytest.approx([TOKENS, TOKENS / 0.5, TOKENS])
-
-
-def test_time_that_two_probes_share_counts_once() -> None:
-    study = measured_study(
-        [(FOUR, make_ok(1.0, MIB, wall_s=10)), (TWO, make_ok(1.0, MIB, wall_s=10))]
-    )
-    first, second = study.probes
-    second = replace(second, finished_at="2026-01-01T00:00:04Z")
-    steps = progress(replace(study, probes=(first, second)))
-    assert [step.wall_s for step in steps] == pytest.approx([10, 14])
-    assert [step.device_s for step in steps] == [4, 8]
-
-
-def test_probes_are_told_as_they_ended() -> None:
-    study = measured_study([(FOUR, make_ok(1.0, MIB)), (TWO, make_ok(2.0, MIB, count=2))])
-    first, second = study.probes
-    later = replace(first, finished_at="2026-01-02T00:00:00Z")
-    steps = progress(replace(study, probes=(later, second)))
-    assert [step.probe_id for step in steps] == [2, 1]
-
-
-def test_of_a_prediction_they_are_dry_runs() -> None:
-    study = with_dry_run(predicted_study(), FOUR, 1.0)
-    (step,) = progress(study)
-    assert step.fits
-    assert step.best == step.tokens_per_s_per_gpu.value is not None
-
-
-def test_what_has_not_ended_is_not_told() -> None:
-    assert progress(measured_study([])) == ()

@@ -1,17 +1,15 @@
 """What any legal settings would need: the predicted answer's own figures, and never measured."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from math import fsum
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study
-from tests.unit.planner.machines import Rough, play
+from tests.unit.planner.conftest import Machine, make_ok, make_oom, make_question, make_study, play
+from tests.unit.planner.machines import Rough
 from tests.unit.results.studies import (
     GIB,
     MIB,
@@ -20,19 +18,15 @@ from tests.unit.results.studies import (
     predicted_study,
     with_dry_run,
 )
-from tests.unit.results.test_choices import QUESTIONS, almost_legal
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
+from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Question, Study
-from tuner.cost.prediction import predict
-from tuner.errors import UsageError
+from tuner.core.study import Study
 from tuner.explain.known import answer, as_predicted
 from tuner.results import Predictor, WhatIf, what_if
-from tuner.space import check_settings, enumerate_space, settings_notes
+from tuner.space import enumerate_space
 
 NEVER = {Provenance.MEASURED, Provenance.EMULATED}
-FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
 
 
 def check(study: Study, found: WhatIf) -> None:
@@ -85,23 +79,6 @@ def as_answered(study: Study, predictor: Predictor) -> None:
             assert found.tokens_per_s_per_gpu == one.tokens_per_s_per_gpu
 
 
-@given(question=QUESTIONS, limit_mib=st.sampled_from([100, 400, 80_000]), dry=st.booleans())
-@settings(max_examples=examples(8))
-def test_of_every_legal_settings(question: Question, limit_mib: int, dry: bool) -> None:
-    study = predicted_study(question, memory_limit_bytes=limit_mib * MIB)
-    legal = enumerate_space(question).legal
-    if dry and question.framework.name != "nanotron":
-        study = with_dry_run(study, legal[len(legal) // 2], 0.25)
-    predictor = Predictor(study)
-    for one in legal:
-        found = predictor.what_if(one)
-        assert found.settings == one
-        assert found.collapsed == ()
-        assert found.seen == ()
-        check(study, found)
-    as_answered(study, predictor)
-
-
 @given(
     seed=st.integers(0, 2**31),
     where=st.sampled_from([("cpu:1", 8), ("cpu:2", 12), ("2xa100-80gb", 8)]),
@@ -124,39 +101,6 @@ def test_of_every_legal_settings_whatever_probes_found(
     as_answered(study, predictor)
 
 
-def checked_or_refused(
-    question: Question, raw: Settings, written: Collection[str]
-) -> Settings | str:
-    """The canonical form, or the words of the refusal."""
-    try:
-        return check_settings(question, raw, given=written)
-    except UsageError as error:
-        return str(error)
-
-
-@given(asked=almost_legal(), given_all=st.booleans())
-@settings(max_examples=examples(30))
-def test_dead_knobs_collapse_as_the_space_says(
-    asked: tuple[Question, Settings], given_all: bool
-) -> None:
-    question, raw = asked
-    study = predicted_study(question)
-    written = ("sharding", "tp_recompute_allgather", "sync_each_batch") if given_all else ()
-    checked = checked_or_refused(question, raw, written)
-    if isinstance(checked, str) or checked.cpu_offload:
-        with pytest.raises(UsageError) as refused:
-            what_if(study, raw, given=written)
-        # Offloading is legal, and not looked at unless it is asked for.
-        why = checked if isinstance(checked, str) else "is not in the space of this study"
-        assert str(refused.value).endswith(why)
-        return
-    found = what_if(study, raw, given=written)
-    assert found.settings == checked
-    assert found.settings in enumerate_space(question).legal
-    assert found.collapsed == settings_notes(question, raw, given=written)
-    check(study, found)
-
-
 def test_memory_is_of_the_dry_run_of_its_class() -> None:
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
@@ -165,30 +109,11 @@ def test_memory_is_of_the_dry_run_of_its_class() -> None:
     assert (found.basis, plain.basis) == (Basis.DRY_RUN, Basis.ARITHMETIC)
     assert found.notes[0] == "The memory is from a dry run (probe #1)."
     assert plain.notes[0].startswith("The memory is by arithmetic")
-    assert found.allocated_gib.value is not None
     assert found.allocated_gib.value > 1.0
     assert found.step_time_s == plain.step_time_s
     larger = replace(one, micro_batch_size=4, gradient_accumulation_steps=1)
     assert what_if(study, larger).basis is Basis.DRY_RUN
     assert what_if(study, replace(one, sync_each_batch=False)).basis is Basis.ARITHMETIC
-
-
-def test_without_probes_it_is_the_cost_model_alone() -> None:
-    question = gpu_question()
-    study = predicted_study(question)
-    one = Settings(micro_batch_size=4)
-    found = what_if(study, one)
-    direct = predict(
-        question.workload,
-        question.cluster,
-        question.framework,
-        one,
-        limit_bytes=study.limits.limit_bytes(question.cluster),
-    )
-    assert found.memory_gib == direct.needed_bytes.scaled(1 / GIB)
-    assert found.step_time_s == direct.step_time_s
-    assert found.outside_gib == (direct.context_bytes + direct.communicator_bytes) / GIB
-    assert found.words == "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
 
 
 def test_what_was_measured_stands_beside_and_corrects() -> None:
@@ -222,35 +147,6 @@ def test_what_ran_out_of_memory_is_said_to() -> None:
     assert "did not fit when they, or smaller ones, were measured" in found.why
 
 
-def test_a_failed_dry_run_leaves_nothing_predicted() -> None:
-    one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
-    study = with_dry_run(predicted_study(), one, error=FAILURE)
-    found = what_if(study, one)
-    assert found.fits is None
-    assert found.why.startswith("their dry run failed: sharding=full_shard ended as")
-    assert Predictor(study).explain(one) == ()
-    check(study, found)
-
-
-def test_what_the_cost_model_does_not_cover_is_unknown() -> None:
-    experts = {
-        "model_type": "mixtral", "hidden_size": 64, "intermediate_size": 128,
-        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4,
-        "vocab_size": 256, "max_position_embeddings": 256, "num_local_experts": 3,
-    }  # fmt: skip
-    from tuner.core.framework import framework
-    from tuner.model import read_model_config
-
-    question = gpu_question()
-    workload = replace(question.workload, model=read_model_config(experts, name="experts"))
-    old = framework("accelerate", {"torch": "2.5.0", "accelerate": "1.0.0"}, {})
-    study = predicted_study(replace(question, workload=workload, framework=old))
-    found = what_if(study, Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4))
-    assert found.fits is None
-    assert "is not covered" in found.why
-    check(study, found)
-
-
 def test_where_no_rate_is_known_probes_tell_the_speed() -> None:
     question = make_question()
     study = make_study(question, memory_limit_bytes=600 * MIB, max_probes=8)
@@ -266,31 +162,3 @@ def test_where_no_rate_is_known_probes_tell_the_speed() -> None:
     truth = Machine(question).seconds(unprobed, 4)
     assert after.step_time_s.value == pytest.approx(truth, rel=0.3)
     assert "assumed rates and corrected by the probes" in " ".join(after.notes)
-
-
-def test_what_no_step_was_timed_of_is_not_told_at_assumed_rates() -> None:
-    one = Settings(micro_batch_size=4)
-    crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 9")
-    found = what_if(measured_study([(one, crashed)]), one)
-    assert found.step_time_s == UNKNOWN
-    assert found.seen[0].why == "signal 9"
-
-
-def test_it_explains_where_memory_goes() -> None:
-    (first, *others) = Predictor(predicted_study()).explain(Settings(micro_batch_size=4))
-    assert first.startswith("By arithmetic the peak of")
-    assert any(line.startswith("`sharding=") for line in others)
-
-
-@pytest.mark.parametrize(
-    ("raw", "field"),
-    [
-        (dict(micro_batch_size=3), "micro_batch_size"),
-        (dict(gradient_accumulation_steps=5), "gradient_accumulation_steps"),
-        (dict(tp_size=3), "tp_size"),
-    ],
-)
-def test_what_is_not_legal_is_refused_with_its_field(raw: dict[str, Any], field: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        what_if(predicted_study(), Settings(**raw))
-    assert refused.value.field == field

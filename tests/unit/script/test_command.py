@@ -44,10 +44,6 @@ def test_a_flag_stands_at_one_value_only(
     assert command_of(question, settings).argv[9:] == flags
 
 
-def test_an_argument_that_is_empty_by_itself_stays(asking: Asking) -> None:
-    assert command_of(asking((*BATCH, "--tag", "")), SETTINGS).argv[-2:] == ("--tag", "")
-
-
 def test_a_template_is_rendered_under_another_name(asking: Asking, tmp_path: Path) -> None:
     text = "tokens: {{micro: {micro_batch_size}, data: {data_parallel_size}}}\n"
     (tmp_path / "config.yaml").write_text(text)

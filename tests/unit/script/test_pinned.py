@@ -27,12 +27,6 @@ def test_only_what_is_named_varies(asking: Asking) -> None:
     assert "sharding" not in found
 
 
-def test_what_is_not_named_is_told_with_its_value(asking: Asking) -> None:
-    whys = {dead.knob: dead.why for dead in enumerate_space(asking()).dead_knobs}
-    said = "{sharding} is used nowhere in the script's command, so it is taken to be that"
-    assert whys["sharding"] == f"sharding is ddp: {said}"
-
-
 def test_what_is_not_named_may_be_stated(asking: Asking) -> None:
     question = asking(knobs={"sharding": ("full_shard",)})
     space = enumerate_space(question)
@@ -46,19 +40,6 @@ def test_accelerate_is_told_by_its_file(asking: Asking) -> None:
     assert {Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD} == found["sharding"]
     plain = [s for s in enumerate_space(question).legal if s.sharding is Sharding.DDP]
     assert {s.activation_checkpointing for s in plain} == {Checkpointing.NONE}
-
-
-def test_several_values_that_the_file_has_are_not_of_what_it_has_not(asking: Asking) -> None:
-    both = {"activation_checkpointing": ("none", "full")}
-    legal = enumerate_space(asking(name="accelerate", launch=Launch.ACCELERATE, knobs=both)).legal
-    plain = {s.activation_checkpointing for s in legal if s.sharding is Sharding.DDP}
-    assert plain == {Checkpointing.NONE}
-    assert {s.activation_checkpointing for s in legal} == set(Checkpointing)
-
-
-def test_accelerate_on_a_cpu_shards_nothing(asking: Asking) -> None:
-    question = asking(name="accelerate", launch=Launch.ACCELERATE, cluster="cpu:2")
-    assert {s.sharding for s in enumerate_space(question).legal} == {Sharding.DDP}
 
 
 def test_accelerate_defers_synchronization_unless_told(asking: Asking) -> None:
@@ -92,10 +73,3 @@ def test_what_is_refused(
     with pytest.raises(UsageError) as error:
         asking(arguments, **more)
     assert said in str(error.value)
-
-
-def test_one_stated_batch_and_another_knob_are_enough(asking: Asking) -> None:
-    stated = {"micro_batch_size": (2,), "sharding": ("full_shard",)}
-    question = asking(("--tp={tp_size}",), knobs=stated)
-    assert varied(question).keys() >= {"tp_size"}
-    assert {s.micro_batch_size for s in enumerate_space(question).legal} == {2}

@@ -2,17 +2,10 @@
 
 import pytest
 
-from tuner.core.configuration import KNOBS
-from tuner.core.script import NAMES, is_optional, render, used_in
+from tuner.core.script import render, used_in
 from tuner.errors import UsageError
 
 VALUES = {"micro_batch_size": "4", "activation_checkpointing": "full", "sync_each_batch": "false"}
-
-
-def test_every_knob_can_be_named() -> None:
-    assert set(KNOBS) <= set(NAMES)
-    for knob in KNOBS:
-        assert used_in("x", f"--a={{{knob}}}") == {knob}
 
 
 @pytest.mark.parametrize(
@@ -50,9 +43,3 @@ def test_what_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as error:
         used_in("script arguments", text)
     assert said in str(error.value)
-
-
-def test_a_text_that_may_become_nothing() -> None:
-    assert is_optional("{activation_checkpointing=full?--recompute}")
-    assert not is_optional("{micro_batch_size}")
-    assert not is_optional("--a={activation_checkpointing=full?x}")

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
 
@@ -24,14 +23,6 @@ def test_a_trial_is_believed(made: SimpleNamespace) -> None:
     belief = believe(prior, [made.trial(1, 3.0)])
     assert exp(belief.log_seconds[1]) == pytest.approx(3.0, rel=0.02)
     assert belief.error[1] < 0.03
-
-
-def test_what_all_have_in_common_is_learned_from_one(made: SimpleNamespace) -> None:
-    """A machine three times as slow as predicted is so for its neighbours too."""
-    prior = made.prior([4.0, 2.0, 1.0])
-    belief = believe(prior, [made.trial(0, 12.0)])
-    assert exp(belief.log_seconds[1]) == pytest.approx(6.0, rel=0.2)
-    assert belief.error[2] > belief.error[1] > belief.error[0]
 
 
 def test_needs_are_corrected_and_doubted_after_a_surprise(made: SimpleNamespace) -> None:
@@ -89,15 +80,6 @@ def test_a_timeout_makes_its_neighbours_doubtful_and_slow(made: SimpleNamespace)
     assert found[0].log_seconds == pytest.approx(found[1].log_seconds)
 
 
-def test_a_timeout_that_took_no_longer_than_expected_says_nothing_of_time(
-    made: SimpleNamespace,
-) -> None:
-    prior = made.prior([100.0] * 3)
-    belief = believe(prior, [Trial(index=0, result=Result.TIMED_OUT, seconds=1.0)])
-    assert belief.log_seconds == pytest.approx(prior.log_seconds)
-    assert belief.succeeds[1] < 0.6
-
-
 # -- trials that were run in another way ------------------------------------------------------
 
 
@@ -127,14 +109,6 @@ def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
     assert 1.1 * before < after < 2.05
 
 
-def test_what_an_indirect_trial_needed_is_a_need(made: SimpleNamespace) -> None:
-    prior = made.prior([1.0] * 3, [60, 70, 78])
-    light = believe(prior, [indirect(0, None, need=50.0)])
-    assert light.log_need[2] < prior.log_need[2]
-    out = Trial(index=0, result=Result.TOO_LARGE, need_bytes=82 * made.GIB, indirect=True)
-    assert believe(prior, [out]).fits[0] < 0.2
-
-
 def test_refused_ones_teach_nothing_of_others(made: SimpleNamespace) -> None:
     prior = made.prior([1.0] * 3)
     belief, nothing = believe(prior, [Trial(index=0, result=Result.REFUSED)]), believe(prior, [])
@@ -150,38 +124,9 @@ def test_the_order_of_trials_is_nothing(made: SimpleNamespace) -> None:
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
-def test_unknown_speeds_are_taken_for_the_median(made: SimpleNamespace) -> None:
-    prior = made.prior([1.0, 2.0, 4.0])
-    prior = replace(prior, log_seconds=np.array([0.0, np.nan, log(4.0)]))
-    assert believe(prior, []).log_seconds[1] == pytest.approx(log(2.0))
-    unknown = replace(prior, log_seconds=np.full(3, np.nan))
-    assert believe(unknown, []).log_seconds == pytest.approx(np.zeros(3))
-
-
 def test_earlier_searches_that_agree_are_believed(made: SimpleNamespace) -> None:
     """The prior thinks all equal; earlier searches saw the first one twice as slow."""
     prior = made.prior([1.0] * 6)
     past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
     belief = believe(prior, [], past)
     assert belief.log_seconds[0] > belief.log_seconds[5] + 0.2
-
-
-def test_an_earlier_search_of_another_kind_fades(made: SimpleNamespace) -> None:
-    prior = made.prior([1.0] * 6)
-    past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
-    far = replace(past, workload=past.workload + 5.0)
-    near, none = believe(prior, [], past).log_seconds, believe(prior, [], far).log_seconds
-    assert np.ptp(none) < 0.1 * np.ptp(near)
-
-
-def test_earlier_failures_make_doubtful(made: SimpleNamespace) -> None:
-    prior = made.prior([1.0] * 3)
-    past = made.past(prior, [0.0] * 3, studies=3)
-    failed = replace(past, ran=np.zeros(past.size), log_excess=np.full(past.size, np.nan))
-    assert np.all(believe(prior, [], failed).succeeds < 0.5)
-    assert np.all(believe(prior, [], past).succeeds > 0.9)
-
-
-def test_a_search_without_a_limit(made: SimpleNamespace) -> None:
-    prior = replace(made.prior([1.0, 2.0]), log_limit=float("inf"))
-    assert believe(prior, [made.trial(0, 1.0)]).fits == pytest.approx(1.0)

@@ -8,7 +8,6 @@ import pytest
 from optuna.trial import TrialState
 
 from tuner.core.study import SamplerName
-from tuner.errors import UsageError
 from tuner.search import engine
 from tuner.search.engine import MOST_ILLEGAL, ask, replayed
 from tuner.search.gain import best_log_seconds, propose
@@ -88,14 +87,6 @@ def test_a_sampler_of_optunas_goes_through_all_that_may_fit(
     assert allowed.tolist() == [n == 3 for n in range(8)]  # that one needs 90 GiB of 80
 
 
-def test_optunas_gaussian_process_is_asked(made: SimpleNamespace) -> None:
-    pytest.importorskip("scipy")
-    pytest.importorskip("torch")
-    prior, allowed = made.knobbed(), np.arange(8) > 1
-    trials = [as_predicted(made, prior, index) for index in (0, 1)] * 6
-    assert allowed[ask(prior, trials, allowed, sampler=SamplerName.GP).index]
-
-
 def test_illegal_proposals_fail_and_then_a_random_one_is_taken(
     made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -120,15 +111,3 @@ def test_illegal_proposals_fail_and_then_a_random_one_is_taken(
     assert Stubborn.asked == 4 * MOST_ILLEGAL
     assert len(taken) > 1
     assert taken < {1, 2, 4, 5, 6, 7}  # the other is not expected to fit
-
-
-def test_gp_is_refused_where_its_packages_are_missing(
-    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "tuner.core.study.find_spec", lambda name: None if name == "torch" else name
-    )
-    assert [name for name in SamplerName if name.why_not_here] == [SamplerName.GP]
-    prior = made.knobbed()
-    with pytest.raises(UsageError, match=r"sampler.*gp.*torch.*tuner\[gp\]"):
-        ask(prior, [], every(prior), sampler=SamplerName.GP)

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tuner.search.belief import Belief, believe
+from tuner.search.belief import Belief
 from tuner.search.gain import best_log_seconds, gain_of_more, log_expected_gain, propose
 
 
@@ -43,11 +43,6 @@ def test_more_probes_gain_more_and_never_less_than_nothing() -> None:
     assert all(0 < mean < high for mean, high in gains)
     assert gain_of_more(given, 0.0, ~allowed, 3) == (0.0, 0.0)
     assert gain_of_more(replace(given, succeeds=np.zeros(3)), 0.0, allowed, 3) == (0.0, 0.0)
-
-
-def test_a_tried_candidate_has_nothing_to_gain(made: SimpleNamespace) -> None:
-    after = believe(made.prior([1.0, 1.5]), [made.trial(0, 1.0)])
-    assert np.exp(log_expected_gain(after, 0.0))[0] < 0.02
 
 
 def test_the_first_proposal(made: SimpleNamespace) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from types import SimpleNamespace
 
-import numpy as np
 import optuna
 import pytest
 from optuna.samplers import BaseSampler
@@ -11,7 +10,6 @@ from optuna.testing import pytest_samplers
 from optuna.trial import TrialState, create_trial
 
 from tuner.core.configuration import Settings
-from tuner.search.gain import propose
 from tuner.search.sampler import MEMORY, CostModelSampler, KnobParameters, trial_of
 from tuner.search.trials import Result, Trial
 
@@ -88,12 +86,6 @@ def test_a_study_of_ones_own_finds_the_best_and_tries_nothing_twice(made: Simple
     study.optimize(objective, n_trials=1)  # nothing is left: the best that is known once more
 
 
-def test_workers_beside_each_other_try_different_ones(made: SimpleNamespace) -> None:
-    sampler = CostModelSampler(made.knobbed())
-    study = optuna.create_study(sampler=sampler)
-    assert len({str(sampler.suggest(study.ask())) for _ in range(8)}) == 8
-
-
 def test_values_that_are_illegal_together_are_pruned(made: SimpleNamespace) -> None:
     sampler = CostModelSampler(made.knobbed())
     study = optuna.create_study(sampler=sampler)
@@ -131,11 +123,3 @@ def test_it_is_for_seconds_to_minimise(made: SimpleNamespace) -> None:
     study = optuna.create_study(direction="maximize", sampler=CostModelSampler(made.knobbed()))
     with pytest.raises(ValueError, match="seconds to minimise"):
         study.ask().suggest_categorical("sharding", ("ddp", "full_shard"))
-
-
-def test_only_what_is_allowed_is_sampled(made: SimpleNamespace) -> None:
-    prior, allowed = made.knobbed(), np.zeros(8, dtype=bool)
-    allowed[5] = True
-    sampler = CostModelSampler(prior, allowed)
-    assert sampler.suggest(optuna.create_study(sampler=sampler).ask()) == prior.settings[5]
-    assert sampler.proposal == propose(prior, [], allowed)

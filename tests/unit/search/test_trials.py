@@ -6,7 +6,7 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.core.workload import Optimizer, ReduceDtype, Workload
-from tuner.model import load_model, read_model_config
+from tuner.model import load_model
 from tuner.search.kernel import alike
 from tuner.search.trials import CHOICES, DOUBLINGS, settings_features, workload_features
 
@@ -56,15 +56,3 @@ def test_any_two_values_of_a_choice_are_as_far() -> None:
     pairs = [(one, other) for n, one in enumerate(shardings) for other in shardings[n + 1 :]]
     for one, other in [*pairs, *((workloads[0], other) for other in workloads[1:])]:
         assert np.linalg.norm(one - other) == pytest.approx(1 / CHOICES)
-
-
-def test_an_architecture_is_a_choice_and_a_name_is_not() -> None:
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2}
-    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100}
-    points = []
-    for kind, name in (("llama", "a"), ("llama", "b"), ("mistral", "a")):
-        model = read_model_config({"model_type": kind, **sizes}, name=name)
-        workload = replace(WORKLOAD, model=model, sequence_length=16)
-        points.append(workload_features(workload, CLUSTER))
-    assert points[0].tolist() == points[1].tolist()
-    assert np.linalg.norm(points[0] - points[2]) == pytest.approx(1 / CHOICES)

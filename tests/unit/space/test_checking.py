@@ -18,18 +18,6 @@ def test_accumulation_is_derived(ask: Ask) -> None:
     assert settings_notes(ask(), settings, given=("sharding", "micro_batch_size")) == ()
 
 
-def test_dead_knobs_are_collapsed_and_noted(ask: Ask) -> None:
-    settings = parse_settings(
-        "sharding=full_shard,tp_size=8,micro_batch_size=8,sync_each_batch=false"
-    )
-    checked = check_settings(ask(), settings)
-    assert (checked.sharding, checked.sync_each_batch) == ("ddp", True)
-    given = ("sharding", "tp_size", "micro_batch_size", "sync_each_batch")
-    notes = {note.knob: note.why for note in settings_notes(ask(), settings, given=given)}
-    assert set(notes) == {"sharding", "sync_each_batch"}
-    assert notes["sharding"].startswith("sharding is ddp, not full_shard as asked")
-
-
 def test_broken_rules_are_named(ask: Ask) -> None:
     for text, field, words in [
         ("micro_batch_size=8,pp_size=2", "pp_size", "cannot be had here: pipeline"),
@@ -93,12 +81,3 @@ def test_a_knob_left_out_has_the_value_that_is_not_refused(ask: Ask) -> None:
     assert note.why.startswith("sync_each_batch is false: accelerate 0.28 to 0.30 takes")
     at_once = parse_settings("sharding=full_shard,micro_batch_size=8")
     assert check_settings(old, at_once).sync_each_batch
-
-
-def test_what_a_version_ignores_is_collapsed(ask: Ask) -> None:
-    old = ask(name="accelerate", versions={"accelerate": "1.10"})
-    settings = parse_settings("sharding=full_shard,micro_batch_size=2,sync_each_batch=false")
-    assert check_settings(old, settings).sync_each_batch
-    assert settings_notes(old, settings, given=("sharding",)) == ()
-    (note,) = settings_notes(old, settings, given=("sync_each_batch",))
-    assert "not false as asked" in note.why

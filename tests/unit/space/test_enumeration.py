@@ -13,14 +13,7 @@ from tuner.space import Space, check_settings, count_settings, enumerate_space
 
 Ask = Callable[..., Question]
 
-GPT2 = {
-    "model_type": "gpt2",
-    "n_embd": 768,
-    "n_layer": 12,
-    "n_head": 12,
-    "n_positions": 4096,
-}
-MIXTRAL = {"model_type": "mixtral", "num_local_experts": 8, "intermediate_size": 14335}
+GPT2 = {"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "n_positions": 4096}
 
 
 def values(space: Space, knob: str) -> set[object]:
@@ -112,15 +105,6 @@ def test_settings_are_counted_up_to_a_number(ask: Ask) -> None:
             assert count_settings(impossible, 5) == 0
 
 
-def test_cpu_offload_is_there_when_asked_for_and_only_sharded(ask: Ask) -> None:
-    assert values(enumerate_space(ask()), "cpu_offload") == {False}
-    space = enumerate_space(ask(cpu_offload=(False, True)))
-    offloaded = {one.sharding for one in space.legal if one.cpu_offload}
-    assert offloaded == {Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD}
-    assert Sharding.DDP in values(space, "sharding")
-    assert Sharding.DDP not in values(enumerate_space(ask(cpu_offload=(True,))), "sharding")
-
-
 def test_pipelines_are_nanotrons_and_never_starve(ask: Ask) -> None:
     space = enumerate_space(ask(name="nanotron", batch=16))
     assert values(space, "pp_size") == {1, 2, 4, 8}
@@ -147,14 +131,6 @@ def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
         assert "tp_size 1" in why(space, "tp_recompute_allgather")
 
 
-def test_experts_are_not_split_but_attention_is(ask: Ask) -> None:
-    assert 2 in values(enumerate_space(ask(config=MIXTRAL)), "tp_size")
-    dense = ask(config={"intermediate_size": 11007})
-    space = enumerate_space(dense)
-    assert values(space, "tp_size") == {1}
-    assert "intermediate_size (11007)" in why(space, "tp_size")
-
-
 def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
     for knobs, words in [
         ({"name": "accelerate", "tp_size": (2,)}, "tp_size: got '2'; cannot be had here: no"),
@@ -163,18 +139,6 @@ def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
     ]:
         with pytest.raises(UsageError, match=words):
             enumerate_space(ask(**knobs))
-
-
-def test_a_dead_knob_that_was_restricted_is_collapsed_and_said(ask: Ask) -> None:
-    space = enumerate_space(ask(name="accelerate", tp_size=(1, 2)))
-    assert values(space, "tp_size") == {1}
-    assert why(space, "tp_size").startswith("tp_size is 1: ")
-    space = enumerate_space(ask(sync_each_batch=(False,), tp_size=(1,)))
-    whole = {s for s in space.legal if s.gradient_accumulation_steps == 1}
-    assert whole
-    assert all(s.sync_each_batch for s in whole)
-    assert not any(s.sync_each_batch for s in space.legal if s not in whole)
-    assert "not false as asked" in why(space, "sync_each_batch")
 
 
 # -- versions decide --------------------------------------------------------------------------
@@ -215,18 +179,6 @@ def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:
         ask(name="accelerate", versions={"accelerate": "0.30"}, sync_each_batch=(True,))
     )
     assert values(asked, "gradient_accumulation_steps") == {1}
-
-
-def test_fsdp1_with_offload_may_not_sync_each_batch(ask: Ask) -> None:
-    space = enumerate_space(
-        ask(name="accelerate", versions={"accelerate": "1.0"}, cpu_offload=(False, True))
-    )
-    found = {
-        (s.cpu_offload, s.sync_each_batch)
-        for s in space.legal
-        if s.sharding is Sharding.FULL_SHARD and s.gradient_accumulation_steps > 1
-    }
-    assert found == {(False, True), (False, False), (True, False)}
 
 
 def test_the_trainer_that_skips_the_wrong_sync_is_left_without_accumulation(ask: Ask) -> None:

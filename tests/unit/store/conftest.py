@@ -33,7 +33,6 @@ def enter(store: Store, study: Study, requests: list[ProbeRequest]) -> list[Prob
     entered = []
     for request in requests:
         status = store.status(study.id)
-        assert status is not None
         probe = store.enter_probe(study.id, status.revision, request, 1000)
         assert probe is not None
         entered.append(probe)
@@ -153,12 +152,7 @@ def study(store: Store, question: Question) -> Study:
 
 
 @pytest.fixture
-def claim(
-    store: Store,
-    study: Study,
-    requests: Callable[[int], list[ProbeRequest]],
-    worker: WorkerIdentity,
-) -> Claim:
+def claim(store, study, requests, worker) -> Claim:
     """One probe of the study, claimed by this process."""
     assert store.enter_probe(study.id, study.revision, requests(1)[0], 1000)
     claim = store.claim(study.id, worker)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import select, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE
 from tuner.core import lease
-from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, Question, Study
+from tuner.core.measurement import Measurement, Outcome
+from tuner.core.study import Limits, Study
 from tuner.store import Claim, Store, WorkerIdentity
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
@@ -18,20 +18,13 @@ Begin = Callable[..., Claim]
 
 
 @pytest.fixture
-def begin(
-    store: Store,
-    study: Study,
-    requests: Callable[[int], list[ProbeRequest]],
-    worker: WorkerIdentity,
-    long_ago: None,
-) -> Begin:
+def begin(store, study, requests, worker, long_ago) -> Begin:
     """Claims a probe; it was begun some seconds ago."""
     revision = store.study(study.id).revision
     assert store.enter_probe(study.id, revision, requests(1)[0], None) is not None
 
     def claim(seconds: float, who: WorkerIdentity = worker) -> Claim:
         made = store.claim(study.id, who)
-        assert made is not None
         with Session(store.transactions.writer) as session, session.begin():
             row = session.get_one(AttemptRow, made.attempt_id)
             row.started_at = clock(session) - timedelta(seconds=seconds)
@@ -48,7 +41,7 @@ def long_ago(store: Store, study: Study) -> None:
         session.execute(update(StudyRow).values(asked_at=then))
 
 
-def test_what_was_given_back_is_charged(store: Store, study: Study, begin: Begin) -> None:
+def test_what_was_given_back_is_charged(store, study, begin) -> None:
     assert store.study(study.id).fruitless_s == 0
     store.give_back(begin(200), "the study's time is spent")
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
@@ -56,9 +49,7 @@ def test_what_was_given_back_is_charged(store: Store, study: Study, begin: Begin
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
 
 
-def test_an_accident_is_charged_and_what_has_a_result_is_not(
-    store: Store, study: Study, begin: Begin
-) -> None:
+def test_an_accident_is_charged_and_what_has_a_result_is_not(store, study, begin) -> None:
     """The last attempt's time is its measurement's."""
     crashed = Measurement(outcome=Outcome.CRASHED, wall_s=200.0)
     store.record(begin(200), crashed)
@@ -69,9 +60,7 @@ def test_an_accident_is_charged_and_what_has_a_result_is_not(
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
 
 
-def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(
-    store: Store, study: Study, begin: Begin
-) -> None:
+def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, study, begin) -> None:
     lost = begin(500, ELSEWHERE)
     with Session(store.transactions.writer) as session, session.begin():
         row = session.get_one(AttemptRow, lost.attempt_id)
@@ -80,23 +69,9 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(
     assert store.study(study.id).fruitless_s == pytest.approx(30)
 
 
-def test_an_earlier_asking_is_not_charged(
-    store: Store, study: Study, question: Question, begin: Begin
-) -> None:
+def test_an_earlier_asking_is_not_charged(store, study, question, begin) -> None:
     store.give_back(begin(200), "Ctrl-C")
     store.ask(question, Limits(max_probes=3))
     again = store.study(study.id)
     assert again.fruitless_s == 0
     assert again.fruitless_before_s == pytest.approx(200, abs=60)  # which the answer's cost holds
-
-
-def test_another_fidelity_is_not_charged(
-    store: Store, study: Study, question: Question, begin: Begin
-) -> None:
-    store.give_back(begin(200), "Ctrl-C")
-    with Session(store.transactions.writer) as session, session.begin():
-        row = session.scalars(select(AttemptRow)).one()
-        row.started_at = row.ended_at = clock(session) + timedelta(hours=1)
-        row.ended_at += timedelta(seconds=20)
-    assert store.ask(question, Limits()).fruitless_s == pytest.approx(20)
-    assert store.ask(question, Limits(fidelity=Fidelity.EMULATED)).fruitless_s == 0

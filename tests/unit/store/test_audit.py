@@ -19,7 +19,7 @@ def audit(store: Store) -> Audit:
     return Audit(store.transactions)
 
 
-def test_the_newest_come_first(audit: Audit) -> None:
+def test_the_newest_come_first(audit) -> None:
     audit.note(LOCAL, Action.SUBMIT, "st-0123456789ab", address="127.0.0.1")
     audit.note("k1", Action.KEY_CREATE, key="", times=3)
     newer, older = audit.newest(10)
@@ -36,7 +36,7 @@ def test_the_newest_come_first(audit: Audit) -> None:
     assert newer.as_dict()["at"].endswith("Z")
 
 
-def test_they_are_read_in_pages(audit: Audit) -> None:
+def test_they_are_read_in_pages(audit) -> None:
     for number in range(5):
         audit.note(LOCAL, Action.CANCEL, times=number)
     first = audit.newest(2)
@@ -46,7 +46,7 @@ def test_they_are_read_in_pages(audit: Audit) -> None:
     assert audit.newest(2, before=last[-1].id) == []
 
 
-def test_a_strangers_text_is_cut_and_made_harmless(audit: Audit) -> None:
+def test_a_strangers_text_is_cut_and_made_harmless(audit) -> None:
     audit.note("k" * 500, Action.JOIN, address="a\nb\x1b[2J\0" + "x" * 10_000)
     (entry,) = audit.newest(1)
     assert entry.actor == "k" * 64
@@ -54,9 +54,7 @@ def test_a_strangers_text_is_cut_and_made_harmless(audit: Audit) -> None:
     assert len(entry.data["address"]) == 200
 
 
-def test_what_is_old_is_deleted_and_who_did_that_is_noted(
-    audit: Audit, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_old_is_deleted_and_who_did_that_is_noted(audit, monkeypatch) -> None:
     monkeypatch.setattr("tuner.store.audit.PRUNED", 3)
     with audit.transactions.write() as session:
         now = clock(session)

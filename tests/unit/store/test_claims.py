@@ -11,16 +11,9 @@ import pytest
 from sqlalchemy import select
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import (
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import StoreError
-from tuner.store import Claim, Store, WorkerIdentity, open_store
+from tuner.store import Claim, Store, open_store
 from tuner.store.tables import AttemptRow
 
 Requests = Callable[[int], list[ProbeRequest]]
@@ -64,12 +57,7 @@ def left_by(store: Store, claim: Claim) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("devices", [(), ("GPU-0", "GPU-1")])
 def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
-    store: Store,
-    study: Study,
-    requests: Requests,
-    worker: WorkerIdentity,
-    run_out: Callable[[], None],
-    devices: tuple[str, ...],
+    store, study, requests, worker, run_out, devices
 ) -> None:
     assert store.enter_probe(study.id, study.revision, requests(1)[0])
     with answers_lost(store), pytest.raises(StoreError):
@@ -81,9 +69,7 @@ def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
     assert attempts(store) == [(1, "lost"), (2, "running")]
 
 
-def test_a_record_whose_answer_is_lost_is_made_once(
-    store: Store, claim: Claim, found: Measurement
-) -> None:
+def test_a_record_whose_answer_is_lost_is_made_once(store, claim, found) -> None:
     strange = replace(found, losses=(10.5, float("nan")))
     with answers_lost(store), pytest.raises(StoreError):
         store.record(claim, strange)
@@ -94,9 +80,7 @@ def test_a_record_whose_answer_is_lost_is_made_once(
     assert left_by(store, claim) == before
 
 
-def test_an_accident_whose_record_is_sent_again_is_tried_once_more(
-    store: Store, claim: Claim, worker: WorkerIdentity
-) -> None:
+def test_an_accident_whose_record_is_sent_again_is_tried_once_more(store, claim, worker) -> None:
     crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 11")
     with answers_lost(store), pytest.raises(StoreError):
         store.record(claim, crashed)
@@ -107,7 +91,7 @@ def test_an_accident_whose_record_is_sent_again_is_tried_once_more(
     assert attempts(store) == [(1, "done"), (2, "running")]
 
 
-def test_what_is_given_back_twice_is_given_back(store: Store, claim: Claim) -> None:
+def test_what_is_given_back_twice_is_given_back(store, claim) -> None:
     with answers_lost(store), pytest.raises(StoreError):
         store.give_back(claim, "Ctrl-C")
     before = left_by(store, claim)
@@ -117,7 +101,7 @@ def test_what_is_given_back_twice_is_given_back(store: Store, claim: Claim) -> N
 
 
 def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
-    url: str, store: Store, question: Question, requests: Requests, worker: WorkerIdentity
+    url, store, question, requests, worker
 ) -> None:
     for number in range(4):
         study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Limits())

@@ -7,17 +7,9 @@ import pytest
 from sqlalchemy import text
 
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import (
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.study import ProbeRequest, ProbeState, Question
 from tuner.dryrun import DryRun
-from tuner.store import Store, WorkerIdentity
 
 MakeDryRun = Callable[..., DryRun]
 FAILURE = {"type": "TimeLimit", "message": "took longer than 60 s"}
@@ -32,15 +24,8 @@ def dry_run(question: Question, dry_run_of: MakeDryRun) -> DryRun:
     return dry_run_of(question, Settings())
 
 
-def test_a_dry_run_is_kept(store: Store, dry_run: DryRun) -> None:
-    assert store.dry_runs([]) == {}
-    assert store.dry_runs([dry_run.key]) == {}
-    store.keep_dry_run(dry_run)
-    assert store.dry_runs([dry_run.key, "another"]) == {dry_run.key: dry_run}
-
-
 def test_the_first_dry_run_of_a_key_stays_unless_it_failed(
-    store: Store, question: Question, dry_run: DryRun, dry_run_of: MakeDryRun
+    store, question, dry_run, dry_run_of
 ) -> None:
     failed = dry_run_of(question, Settings(), error=FAILURE)
     assert failed.key == dry_run.key
@@ -52,9 +37,7 @@ def test_the_first_dry_run_of_a_key_stays_unless_it_failed(
     assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
 
 
-def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(
-    store: Store, dry_run: DryRun
-) -> None:
+def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(store, dry_run) -> None:
     store.keep_dry_run(dry_run)
     with store.transactions.write() as session:
         session.execute(text("UPDATE dry_runs SET record = '{\"format\": 0}'"))
@@ -63,15 +46,12 @@ def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(
     assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
 
 
-def test_a_probe_that_is_known_is_entered_as_done(
-    store: Store, study: Study, dry_run: DryRun, found: Measurement
-) -> None:
+def test_a_probe_that_is_known_is_entered_as_done(store, study, dry_run, found) -> None:
     store.keep_dry_run(dry_run)
     measurement = replace(found, dry_run=dry_run.key)
     entered = store.enter_probe(study.id, study.revision, request(Settings()), 7, measurement)
     after = store.study(study.id)
     assert after.probes == (entered,)
-    assert entered is not None
     assert (entered.state, entered.memory_limit_bytes) == (ProbeState.DONE, 7)
     assert entered.measurement == measurement
     assert entered.finished_at
@@ -82,26 +62,11 @@ def test_a_probe_that_is_known_is_entered_as_done(
     assert store.studies()[0].probes == {Outcome.OK: 1}
 
 
-def test_a_study_that_moved_on_takes_no_known_probe(
-    store: Store, study: Study, found: Measurement, question: Question
-) -> None:
-    asked_again = store.ask(question, Limits())
-    for revision in (study.revision, asked_again.revision + 1):
-        assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
-    assert store.move(study.id, StudyState.DONE)
-    revision = store.study(study.id).revision
-    assert store.enter_probe(study.id, revision, request(Settings()), None, found) is None
-    assert store.study(study.id).probes == ()
-
-
-def test_a_worker_may_take_probes_of_one_fidelity_only(
-    store: Store, study: Study, worker: WorkerIdentity
-) -> None:
+def test_a_worker_may_take_probes_of_one_fidelity_only(store, study, worker) -> None:
     for fidelity in Fidelity:
         revision = store.study(study.id).revision
         assert store.enter_probe(study.id, revision, request(Settings(), fidelity), None)
     for fidelity in reversed(Fidelity):
         claim = store.claim(study.id, worker, fidelity)
-        assert claim is not None
         assert claim.probe.request.fidelity is fidelity
         assert store.claim(study.id, worker, fidelity) is None

@@ -5,18 +5,11 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import text, update
+from sqlalchemy import update
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import (
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
-from tuner.store import Claim, Store, WorkerIdentity
+from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
+from tuner.store import Claim, Store
 from tuner.store.figures import Figures, read_figures
 from tuner.store.tables import AttemptRow, AttemptState, clock
 from tuner.store.workers import Workers
@@ -29,14 +22,7 @@ def figures(store: Store) -> Figures:
 
 
 @pytest.fixture
-def busy(
-    store: Store,
-    study: Study,
-    requests: Requests,
-    worker: WorkerIdentity,
-    dead: WorkerIdentity,
-    question: Question,
-) -> Claim:
+def busy(store, study, requests, worker, dead, question) -> Claim:
     """Six probes: two queued, one of which was lost; one running; three done."""
     for number, request in enumerate(requests(6)):
         assert store.enter_probe(study.id, study.revision + number, request, None)
@@ -53,13 +39,7 @@ def busy(
     return claim
 
 
-def test_what_an_ended_study_has_left_queued_waits_for_nothing(store: Store, busy: Claim) -> None:
-    assert store.move(busy.study_id, StudyState.CANCELLED, "enough")
-    found = figures(store)
-    assert (found.probes[ProbeState.QUEUED], found.probes[ProbeState.RUNNING]) == (0, 1)
-
-
-def test_what_there_is_is_counted(store: Store, busy: Claim) -> None:
+def test_what_there_is_is_counted(store, busy) -> None:
     found = figures(store)
     assert {state: n for state, n in found.studies.items() if n} == {
         StudyState.RUNNING: 1,
@@ -80,7 +60,7 @@ def test_what_there_is_is_counted(store: Store, busy: Claim) -> None:
     assert (found.devices_held, found.workers_living) == (2, 1)
 
 
-def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store: Store, busy: Claim) -> None:
+def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store, busy) -> None:
     assert figures(store).oldest_beat_s < 30
     with store.transactions.write() as session:
         until = clock(session) + timedelta(seconds=60 - 45)
@@ -90,23 +70,3 @@ def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store: Store, busy: Clai
     assert figures(store).oldest_beat_s < 30
     store.give_back(busy, "enough")
     assert figures(store).oldest_beat_s == 0.0
-
-
-@pytest.mark.usefixtures("busy")
-def test_no_table_is_read_through(
-    store: Store, url: str, count_statements: Callable[[], list[str]]
-) -> None:
-    """Of large tables, only indexes are: measurements are kilobytes each."""
-    if "sqlite" not in url:
-        pytest.skip("PostgreSQL reads small tables through, whatever indexes there are")
-    statements = count_statements()
-    figures(store)
-    large = ("FROM studies", "FROM probes", "FROM attempts", "FROM measurements")
-    looked_at = [one for one in statements if any(table in one for table in large)]
-    assert len(looked_at) == 6
-    with store.transactions.read() as session:
-        for statement in looked_at:
-            plain = f"EXPLAIN QUERY PLAN {statement.replace('?', 'NULL')}"
-            details = [row.detail for row in session.execute(text(plain))]
-            steps = [step for step in details if not step.startswith("LIST SUBQUERY")]
-            assert all("COVERING INDEX" in step for step in steps), (statement, steps)

@@ -34,7 +34,7 @@ def undated(verdict: GuardCheck) -> GuardCheck:
     return replace(verdict, date=None)
 
 
-def test_a_verdict_is_kept_with_its_date(store: Store, verdict: GuardCheck) -> None:
+def test_a_verdict_is_kept_with_its_date(store, verdict) -> None:
     assert store.checks() == {}
     store.keep_check(verdict)
     (found,) = store.checks().values()
@@ -44,9 +44,7 @@ def test_a_verdict_is_kept_with_its_date(store: Store, verdict: GuardCheck) -> N
     assert store.checks("another") == {}
 
 
-def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
-    store: Store, verdict: GuardCheck
-) -> None:
+def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(store, verdict) -> None:
     undecided = replace(verdict, ruling=CheckState.NOT_CHECKED, outcome=Outcome.TIMEOUT)
     passed = replace(verdict, ruling=CheckState.PASSED, outcome=Outcome.OK, detail="")
     for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
@@ -55,9 +53,7 @@ def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(
         assert undated(store.checks()[verdict.key]) == kept
 
 
-def test_a_study_is_read_with_its_verdicts(
-    store: Store, question: Question, verdict: GuardCheck
-) -> None:
+def test_a_study_is_read_with_its_verdicts(store, question, verdict) -> None:
     study = store.ask(question, Limits())
     assert study.guards == {}
     store.keep_check(verdict)
@@ -85,9 +81,7 @@ def miscounted(store: Store, question: Question) -> str:
     return study.id
 
 
-def test_what_a_probe_found_wrong_is_kept_for_other_studies(
-    store: Store, question: Question
-) -> None:
+def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question) -> None:
     study_id = miscounted(store, question)
     (kept,) = store.checks().values()
     assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
@@ -102,9 +96,7 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(
     assert wrong_of(other, [ddp, full]).keys() == {ddp}
 
 
-def test_a_verdict_on_another_model_that_failed_is_read_too(
-    store: Store, question: Question, verdict: GuardCheck
-) -> None:
+def test_a_verdict_on_another_model_that_failed_is_read_too(store, question, verdict) -> None:
     settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
     failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
     beside = replace(failed, key="beside", ruling=CheckState.PASSED, outcome=Outcome.OK)

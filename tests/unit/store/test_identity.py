@@ -11,15 +11,15 @@ import pytest
 from tuner.store import WorkerIdentity
 
 
-def test_a_process_that_ended_is_dead(dead: WorkerIdentity) -> None:
+def test_a_process_that_ended_is_dead(dead) -> None:
     assert dead.is_alive() is False
 
 
-def test_a_pid_that_came_round_again_is_not_the_worker(worker: WorkerIdentity) -> None:
+def test_a_pid_that_came_round_again_is_not_the_worker(worker) -> None:
     assert replace(worker, started=worker.started - 100).is_alive() is False
 
 
-def test_of_another_machine_or_boot_nothing_is_known(worker: WorkerIdentity) -> None:
+def test_of_another_machine_or_boot_nothing_is_known(worker) -> None:
     assert replace(worker, host="elsewhere").is_alive() is None
     assert replace(worker, boot_id="before").is_alive() is None
 
@@ -33,7 +33,6 @@ def test_a_zombie_is_dead_and_a_stopped_process_is_not() -> None:
     )
     process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
         worker = WorkerIdentity.from_dict(json.loads(process.stdout.readline()))
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert worker.is_alive() is True

@@ -4,19 +4,16 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine, inspect, text
 
-from tuner.core.study import Limits, Question, Study
+from tuner.core.study import Limits
 from tuner.errors import StoreError, UsageError
-from tuner.store import Store, migrate, open_store
-from tuner.store.backup import backup
+from tuner.store import migrate, open_store
 from tuner.store.engine import make_engine, parse_url
 from tuner.store.tables import VERSION_TABLE
 
@@ -71,38 +68,23 @@ def plain(value: object) -> str:
     return re.sub(r"\s+", " ", str(value))
 
 
-def test_migrations_make_what_the_tables_say(empty_url: str, engine: Engine) -> None:
+def test_migrations_make_what_the_tables_say(empty_url, engine) -> None:
     assert migrate.upgrade(empty_url) == list(migrate.REVISIONS)
     assert migrate.upgrade(empty_url) == []
     assert migrate.check(empty_url) == []
     with engine.begin() as connection:
         migrated = described(connection)
-        partial = "postgresql" in str(engine.url) and migrated["attempts"]["indexes"]  # type: ignore[index]
+        partial = "postgresql" in str(engine.url) and migrated["attempts"]["indexes"]
         migrate.METADATA.drop_all(connection)
         migrate.METADATA.create_all(connection)
         expected = described(connection)
         if partial:  # which the tables leave to the migration
             assert "state" in partial["uq_attempts_running"]
-            expected["attempts"]["indexes"]["uq_attempts_running"] = partial[  # type: ignore[index]
-                "uq_attempts_running"
-            ]
+            expected["attempts"]["indexes"]["uq_attempts_running"] = partial["uq_attempts_running"]
         assert migrated == expected
 
 
-def test_down_and_up_again(empty_url: str, engine: Engine) -> None:
-    migrate.upgrade(empty_url)
-    with engine.begin() as connection:
-        config = migrate.alembic_config(connection)
-        scripts = ScriptDirectory.from_config(config)
-        assert scripts.get_heads() == [migrate.HEAD]
-        found = [script.revision for script in scripts.walk_revisions()]
-        assert tuple(reversed(found)) == migrate.REVISIONS
-        command.downgrade(config, "base")
-        assert not any(name in migrate.METADATA.tables for name in described(connection))
-    assert migrate.upgrade(empty_url) == list(migrate.REVISIONS)
-
-
-def test_check_tells_what_is_different(empty_url: str, engine: Engine) -> None:
+def test_check_tells_what_is_different(empty_url, engine) -> None:
     migrate.upgrade(empty_url)
     with engine.begin() as connection:  # tables of others beside ours are no difference
         connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
@@ -116,14 +98,13 @@ def test_check_tells_what_is_different(empty_url: str, engine: Engine) -> None:
     assert any("uq_attempts_running" in line for line in found)
 
 
-def test_check_finds_rows_that_point_nowhere(sqlite_url: str, question: Question) -> None:
+def test_check_finds_rows_that_point_nowhere(sqlite_url, question) -> None:
     with pytest.raises(UsageError, match="there is no such database yet"):
         migrate.check(sqlite_url)
     with open_store(sqlite_url) as store:
         store.ask(question, Limits())
         with store.transactions.engine.connect() as connection:
             driver = connection.connection.driver_connection
-            assert driver is not None
             driver.execute("PRAGMA foreign_keys = OFF")
             connection.execute(text("DELETE FROM studies"))
             connection.commit()
@@ -139,7 +120,7 @@ def test_check_finds_rows_that_point_nowhere(sqlite_url: str, question: Question
     ],
 )
 def test_a_database_of_another_version_is_refused_and_left_alone(
-    empty_url: str, engine: Engine, revision: str, state: str, words: str
+    empty_url, engine, revision, state, words
 ) -> None:
     migrate.upgrade(empty_url)
     with engine.begin() as connection:
@@ -155,17 +136,7 @@ def test_a_database_of_another_version_is_refused_and_left_alone(
         assert described(connection) == before
 
 
-def test_a_database_from_before_the_first_release_can_be_copied(
-    sqlite_url: str, tmp_path: Path
-) -> None:
-    with open_store(sqlite_url) as store, store.transactions.write() as session:
-        session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0007'"))
-    assert backup(sqlite_url, tmp_path / "copy.db") > 0
-
-
-def test_a_migration_that_fails_leaves_nothing(
-    empty_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_migration_that_fails_leaves_nothing(empty_url, monkeypatch) -> None:
     def fails(config: Config, revision: str) -> None:
         upgrade(config, revision)
         raise RuntimeError("stop")
@@ -178,7 +149,7 @@ def test_a_migration_that_fails_leaves_nothing(
     assert migrate.upgrade(empty_url) == list(migrate.REVISIONS)
 
 
-def test_an_open_store_is_ready_unless_it_is_of_another_version(store: Store) -> None:
+def test_an_open_store_is_ready_unless_it_is_of_another_version(store) -> None:
     assert migrate.why_not_ready(store.transactions) == ""
     update = f"UPDATE {VERSION_TABLE} SET version_num = "
     with store.transactions.write() as session:
@@ -188,7 +159,7 @@ def test_an_open_store_is_ready_unless_it_is_of_another_version(store: Store) ->
         session.execute(text(f"{update} '{migrate.HEAD}'"))
 
 
-def test_opening_a_database_at_head_imports_no_alembic(url: str, study: Study) -> None:
+def test_opening_a_database_at_head_imports_no_alembic(url, study) -> None:
     program = (
         "import sys; from tuner.store import open_store; open_store(sys.argv[1]).studies();"
         " print(*sorted({'alembic', 'psutil', 'torch', 'numpy'} & set(sys.modules)))"
@@ -197,9 +168,7 @@ def test_opening_a_database_at_head_imports_no_alembic(url: str, study: Study) -
     assert run.stdout == b"\n"
 
 
-def test_migrations_are_found_in_an_installed_package(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, engine: Engine
-) -> None:
+def test_migrations_are_found_in_an_installed_package(monkeypatch, tmp_path, engine) -> None:
     def folder() -> str | None:
         with engine.connect() as connection:
             return migrate.alembic_config(connection).get_main_option("script_location")

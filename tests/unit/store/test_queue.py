@@ -13,16 +13,8 @@ from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import TRIED_AGAIN, Measurement, Outcome
-from tuner.core.study import (
-    OPEN,
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
-from tuner.store import Claim, Store, WorkerIdentity, engine, open_store, queue
+from tuner.core.study import OPEN, Limits, ProbeRequest, ProbeState, StudyState
+from tuner.store import engine, open_store, queue
 from tuner.store.tables import AttemptRow, AttemptState
 
 Requests = Callable[[int], list[ProbeRequest]]
@@ -32,9 +24,7 @@ RunOut = Callable[[], None]
 # Claims
 
 
-def test_a_claim_takes_the_oldest_probe_and_runs_the_study(
-    store: Store, study: Study, requests: Requests, worker: WorkerIdentity
-) -> None:
+def test_a_claim_takes_the_oldest_probe_and_runs_the_study(store, study, requests, worker) -> None:
     first, second = enter(store, study, requests(2))
     claim = claimed(store, study, worker)
     assert claim.probe == replace(first, state=ProbeState.RUNNING)
@@ -51,9 +41,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_many_who_claim_at_once_get_each_probe_once(
-    url: str, store: Store, study: Study, requests: Requests, worker: WorkerIdentity
-) -> None:
+def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests, worker) -> None:
     number = 32
     ids = [probe.id for probe in enter(store, study, requests(number))]
     done = Measurement(outcome=Outcome.OK)
@@ -80,7 +68,7 @@ def test_many_who_claim_at_once_get_each_probe_once(
     assert store.events(study.id, limit=5, last=True) == events[-5:]
 
 
-def test_a_probe_has_one_running_attempt_at_most(store: Store, claim: Claim) -> None:
+def test_a_probe_has_one_running_attempt_at_most(store, claim) -> None:
     with (
         pytest.raises(IntegrityError),
         Session(store.transactions.writer) as session,
@@ -100,19 +88,19 @@ def test_a_probe_has_one_running_attempt_at_most(store: Store, claim: Claim) -> 
         session.add(second)
 
 
-def test_statuses_are_checked_by_the_database(store: Store, study: Study) -> None:
+def test_statuses_are_checked_by_the_database(store, study) -> None:
     statement = "UPDATE studies SET state = 'lost'"
     with pytest.raises(IntegrityError), store.transactions.writer.begin() as connection:
         connection.exec_driver_sql(statement)
 
 
-def test_a_beat_extends_the_lease(store: Store, claim: Claim, run_out: RunOut) -> None:
+def test_a_beat_extends_the_lease(store, claim, run_out) -> None:
     run_out()
     assert store.beat(claim)
     assert store.reap() == 0
 
 
-def test_a_beat_tells_that_the_study_is_cancelled(store: Store, claim: Claim) -> None:
+def test_a_beat_tells_that_the_study_is_cancelled(store, claim) -> None:
     assert store.beat(claim)
     assert store.move(claim.study_id, StudyState.CANCELLED, "enough")
     assert not store.beat(claim)
@@ -120,9 +108,7 @@ def test_a_beat_tells_that_the_study_is_cancelled(store: Store, claim: Claim) ->
     assert store.study(claim.study_id).probes[0].state is ProbeState.DONE
 
 
-def test_a_late_record_changes_nothing(
-    store: Store, study: Study, requests: Requests, found: Measurement, run_out: RunOut
-) -> None:
+def test_a_late_record_changes_nothing(store, study, requests, found, run_out) -> None:
     enter(store, study, requests(1))
     late = claimed(store, study, ELSEWHERE)
     run_out()
@@ -142,9 +128,7 @@ def test_a_late_record_changes_nothing(
 
 
 @pytest.mark.parametrize("accident", sorted(TRIED_AGAIN))
-def test_an_accident_is_tried_once_more(
-    store: Store, claim: Claim, worker: WorkerIdentity, study: Study, accident: Outcome
-) -> None:
+def test_an_accident_is_tried_once_more(store, claim, worker, study, accident) -> None:
     happened = Measurement(outcome=accident, detail="signal 11")
     assert store.record(claim, happened)
     [probe] = store.study(study.id).probes
@@ -155,28 +139,18 @@ def test_an_accident_is_tried_once_more(
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
-def test_times_that_cannot_be_are_not_recorded(
-    store: Store,
-    claim: Claim,
-    worker: WorkerIdentity,
-    study: Study,
-    found: Measurement,
-    seconds: float,
-) -> None:
+def test_times_that_cannot_be_are_not_recorded(store, claim, worker, study, found, seconds) -> None:
     wrong = replace(found, step_times_s={1: (0.5, seconds)})
     assert store.record(claim, wrong)
     assert store.study(study.id).probes[0].state is ProbeState.QUEUED  # it is tried once more
     assert store.record(claimed(store, study, worker), wrong)
     [probe] = store.study(study.id).probes
-    assert probe.measurement is not None
     assert probe.measurement.outcome is Outcome.CRASHED
     assert probe.measurement.detail.startswith("a time that cannot be: step of 1 micro-batches")
     assert probe.measurement.step_times_s == {}
 
 
-def test_what_is_given_back_does_not_count(
-    store: Store, claim: Claim, worker: WorkerIdentity, study: Study
-) -> None:
+def test_what_is_given_back_does_not_count(store, claim, worker, study) -> None:
     for _ in range(4):
         assert store.give_back(claim, "Ctrl-C")
         assert store.study(study.id).probes[0].state is ProbeState.QUEUED
@@ -187,9 +161,7 @@ def test_what_is_given_back_does_not_count(
     assert told.count("Ctrl-C") == 4
 
 
-def do_anything(
-    store: Store, question: Question, requests: list[ProbeRequest], run_out: RunOut, seed: int
-) -> None:
+def do_anything(store, question, requests, run_out, seed) -> None:
     """What workers and users do, in any order."""
     draw = random.Random(seed)
     study = store.ask(question, Limits())
@@ -214,7 +186,7 @@ def do_anything(
 
 @pytest.mark.usefixtures("patient")
 def test_those_who_do_anything_at_once_break_nothing(
-    url: str, store: Store, question: Question, requests: Requests, run_out: RunOut
+    url, store, question, requests, run_out
 ) -> None:
     def work(seed: int) -> None:
         # Nobody plans what another plans: the planner sees the probes of its revision.
@@ -244,11 +216,7 @@ def test_those_who_do_anything_at_once_break_nothing(
 
 
 def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
-    store: Store,
-    study: Study,
-    requests: Requests,
-    run_out: RunOut,
-    monkeypatch: pytest.MonkeyPatch,
+    store, study, requests, run_out, monkeypatch
 ) -> None:
     enter(store, study, requests(1))
     claim = claimed(store, study, ELSEWHERE)
@@ -265,7 +233,7 @@ def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
 
 
 def test_a_worker_elsewhere_is_lost_when_its_lease_runs_out(
-    store: Store, study: Study, requests: Requests, run_out: RunOut
+    store, study, requests, run_out
 ) -> None:
     enter(store, study, requests(1))
     claimed(store, study, ELSEWHERE)
@@ -278,17 +246,7 @@ def test_a_worker_elsewhere_is_lost_when_its_lease_runs_out(
     assert store.reap() == 0
 
 
-def test_a_pid_that_another_process_has_now_is_a_lost_worker(
-    store: Store, study: Study, requests: Requests, worker: WorkerIdentity
-) -> None:
-    enter(store, study, requests(1))
-    claimed(store, study, replace(worker, started=worker.started - 3600))
-    assert store.reap() == 1
-
-
-def test_a_probe_that_lost_three_workers_is_closed(
-    store: Store, study: Study, requests: Requests, dead: WorkerIdentity, worker: WorkerIdentity
-) -> None:
+def test_a_probe_that_lost_three_workers_is_closed(store, study, requests, dead, worker) -> None:
     enter(store, study, requests(1))
     assert store.give_back(claimed(store, study, worker), "not a loss")
     for lost in range(3):
@@ -297,13 +255,12 @@ def test_a_probe_that_lost_three_workers_is_closed(
         assert store.reap() == 1
     [probe] = store.study(study.id).probes
     assert probe.state is ProbeState.DONE
-    assert probe.measurement is not None
     assert probe.measurement.outcome is Outcome.WORKER_LOST
     assert store.claim(study.id, worker) is None
 
 
 def test_a_lost_attempt_is_counted_once_by_those_who_reap_at_once(
-    url: str, store: Store, study: Study, requests: Requests, dead: WorkerIdentity
+    url, store, study, requests, dead
 ) -> None:
     enter(store, study, requests(4))
     for _ in range(4):
@@ -320,18 +277,14 @@ def test_a_lost_attempt_is_counted_once_by_those_who_reap_at_once(
     assert store.study(study.id).state is StudyState.QUEUED
 
 
-def test_a_running_study_stays_with_the_worker_that_plans(
-    store: Store, study: Study, worker: WorkerIdentity, run_out: RunOut
-) -> None:
+def test_a_running_study_stays_with_the_worker_that_plans(store, study, worker, run_out) -> None:
     assert store.move(study.id, StudyState.RUNNING, worker=worker)
     run_out()
     store.reap()
     assert store.study(study.id).state is StudyState.RUNNING, "its process lives"
 
 
-def test_a_running_study_without_a_sign_of_its_worker_is_put_back(
-    store: Store, study: Study, run_out: RunOut
-) -> None:
+def test_a_running_study_without_a_sign_of_its_worker_is_put_back(store, study, run_out) -> None:
     assert store.move(study.id, StudyState.RUNNING, worker=ELSEWHERE)
     store.reap()
     assert store.study(study.id).state is StudyState.RUNNING
@@ -344,7 +297,7 @@ def test_a_running_study_without_a_sign_of_its_worker_is_put_back(
 
 
 def test_readers_of_events_miss_none_while_others_write(
-    url: str, store: Store, study: Study, requests: Requests, worker: WorkerIdentity
+    url, store, study, requests, worker
 ) -> None:
     enter(store, study, requests(12))
     over = threading.Event()

@@ -29,7 +29,7 @@ def key_of(key: str = "k", owner: str = "", body: Any = BODY) -> RequestKey:
     return RequestKey(owner=owner, key=key, body_hash=body_hash(body))
 
 
-def test_the_same_request_asks_once(store: Store, question: Any) -> None:
+def test_the_same_request_asks_once(store, question) -> None:
     requests = Requests(store.transactions)
     asked = [requests.ask(question, Limits(), key_of(), NOTE) for _ in range(3)]
     assert len(set(asked)) == 1
@@ -38,9 +38,7 @@ def test_the_same_request_asks_once(store: Store, question: Any) -> None:
     assert requests.answered(key_of()) == asked[0]
 
 
-def test_another_body_with_the_same_key_is_refused_and_asks_nothing(
-    store: Store, question: Any
-) -> None:
+def test_another_body_with_the_same_key_is_refused_and_asks_nothing(store, question) -> None:
     requests = Requests(store.transactions)
     study_id = requests.ask(question, Limits(), key_of())
     other = key_of(body={**BODY, "cluster": "cpu:4"})
@@ -51,15 +49,13 @@ def test_another_body_with_the_same_key_is_refused_and_asks_nothing(
     assert store.study(study_id).limits == Limits()
 
 
-def test_keys_of_two_owners_are_two(store: Store, question: Any) -> None:
+def test_keys_of_two_owners_are_two(store, question) -> None:
     requests = Requests(store.transactions)
     requests.ask(question, Limits(), key_of(owner="a"))
     assert requests.answered(key_of(owner="b")) is None
 
 
-def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(
-    store: Store, question: Any
-) -> None:
+def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(store, question) -> None:
     requests = Requests(store.transactions)
     study_id = requests.ask(question, Limits(), None, replace=False)
     other = Limits(max_probes=3, wall_s=60.0)
@@ -80,7 +76,7 @@ def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(
     assert store.study(study_id).limits == Limits()
 
 
-def test_a_key_is_forgotten_after_a_day(store: Store, question: Any) -> None:
+def test_a_key_is_forgotten_after_a_day(store, question) -> None:
     requests = Requests(store.transactions)
     requests.ask(question, Limits(), key_of("old"))
     with store.transactions.write() as session:
@@ -94,7 +90,7 @@ def test_a_key_is_forgotten_after_a_day(store: Store, question: Any) -> None:
         assert session.scalar(select(func.count()).select_from(RequestRow)) == 1
 
 
-def test_a_request_that_asked_nothing_is_remembered_too(store: Store, question: Any) -> None:
+def test_a_request_that_asked_nothing_is_remembered_too(store, question) -> None:
     study_id = store.ask(question, Limits()).id
     requests = Requests(store.transactions)
     requests.remember(key_of(), study_id)
@@ -104,7 +100,7 @@ def test_a_request_that_asked_nothing_is_remembered_too(store: Store, question: 
 
 
 def test_what_is_written_beside_is_written_with_it_or_not_at_all(
-    store: Store, question: Any, monkeypatch: pytest.MonkeyPatch
+    store, question, monkeypatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError
@@ -117,7 +113,7 @@ def test_what_is_written_beside_is_written_with_it_or_not_at_all(
     assert store.find(question) is None
 
 
-def test_many_at_once_ask_once(store: Store, question: Any) -> None:
+def test_many_at_once_ask_once(store, question) -> None:
     requests = Requests(store.transactions)
     with ThreadPoolExecutor(8) as pool:
         asked = list(pool.map(lambda _: requests.ask(question, Limits(), key_of()), range(24)))

@@ -1,37 +1,27 @@
 """What comes out of the store is what went in, in few queries."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import event, select, update
-from sqlalchemy.engine import Engine
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import (
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
 from tuner.errors import StoreError, UnknownNameError, UsageError
-from tuner.store import Claim, Store, WorkerIdentity
 from tuner.store.tables import MeasurementRow, StudyRow
 
 Requests = Callable[[int], list[ProbeRequest]]
 
 
-def test_a_study_is_found_by_a_beginning_of_its_id(store: Store, study: Study) -> None:
+def test_a_study_is_found_by_a_beginning_of_its_id(store, study) -> None:
     for given in (study.id, study.id[:6], study.id[3:], study.id.upper()):
         assert store.study(given).id == study.id
 
 
-def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study) -> None:
+def test_an_unknown_study_is_refused_with_the_nearest(store, study) -> None:
     wrong = study.id[:-1] + "-"
     with pytest.raises(UnknownNameError, match=f"study: .*did you mean {study.id}"):
         store.study(wrong)
@@ -40,7 +30,7 @@ def test_an_unknown_study_is_refused_with_the_nearest(store: Store, study: Study
             store.study(given)
 
 
-def test_a_beginning_that_several_have_is_refused(store: Store, question: Question) -> None:
+def test_a_beginning_that_several_have_is_refused(store, question) -> None:
     for tp_size in range(1, 18):  # of 17 ids two begin with the same digit
         store.ask(replace(question, knobs={"tp_size": (tp_size,)}), Limits())
     digits = Counter(summary.id[3] for summary in store.studies())
@@ -49,9 +39,7 @@ def test_a_beginning_that_several_have_is_refused(store: Store, question: Questi
         store.study(several)
 
 
-def test_studies_are_listed_newest_first_with_their_outcomes(
-    store: Store, claim: Claim, question: Question, found: Measurement
-) -> None:
+def test_studies_are_listed_newest_first_with_their_outcomes(store, claim, question, found) -> None:
     store.record(claim, found)
     other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     newest, older = store.studies()
@@ -64,9 +52,7 @@ def test_studies_are_listed_newest_first_with_their_outcomes(
     assert store.studies()[0].id == claim.study_id
 
 
-def test_a_measurement_comes_back_as_it_was(
-    store: Store, claim: Claim, found: Measurement, requests: Requests
-) -> None:
+def test_a_measurement_comes_back_as_it_was(store, claim, found, requests) -> None:
     assert store.record(claim, found)
     [probe] = store.study(claim.study_id).probes
     assert probe.measurement == found
@@ -79,21 +65,7 @@ def test_a_measurement_comes_back_as_it_was(
     assert probe.finished_at is not None
 
 
-def test_a_row_that_is_not_as_it_was_is_read_as_it_is(
-    store: Store, claim: Claim, found: Measurement
-) -> None:
-    store.record(claim, found)
-    store.study(claim.study_id)
-    with Session(store.transactions.engine) as session, session.begin():
-        changed = replace(found, detail="mended by hand").as_dict()
-        session.execute(update(MeasurementRow).values(measurement=changed))
-    [probe] = store.study(claim.study_id).probes
-    assert probe.measurement == replace(found, detail="mended by hand")
-
-
-def test_the_figures_of_a_measurement_can_be_queried(
-    store: Store, claim: Claim, found: Measurement
-) -> None:
+def test_the_figures_of_a_measurement_can_be_queried(store, claim, found) -> None:
     store.record(claim, found)
     with Session(store.transactions.engine) as session:
         row = session.scalars(select(MeasurementRow)).one()
@@ -104,7 +76,7 @@ def test_the_figures_of_a_measurement_can_be_queried(
     assert (row.wall_s, row.device_s) == (12.5, 25.0)
 
 
-def test_what_cannot_be_json_or_text_elsewhere_is_kept(store: Store, claim: Claim) -> None:
+def test_what_cannot_be_json_or_text_elsewhere_is_kept(store, claim) -> None:
     odd = Measurement(
         outcome=Outcome.NON_FINITE,
         detail="two\nlines and \0 and \udcff",
@@ -116,28 +88,14 @@ def test_what_cannot_be_json_or_text_elsewhere_is_kept(store: Store, claim: Clai
     assert store.events(claim.study_id)[-1].data["detail"] == "two lines and and ?"
 
 
-@contextmanager
-def counted() -> Iterator[list[str]]:
-    statements: list[str] = []
-
-    def count(conn: object, cursor: object, statement: str, *rest: object) -> None:
-        statements.append(statement)
-
-    event.listen(Engine, "before_cursor_execute", count)
-    try:
-        yield statements
-    finally:
-        event.remove(Engine, "before_cursor_execute", count)
-
-
 def test_reading_takes_as_many_queries_whatever_is_stored(
-    store: Store, study: Study, requests: Requests, worker: WorkerIdentity, found: Measurement
+    store, study, requests, worker, found, count_statements
 ) -> None:
     def reading() -> list[int]:
         numbers = []
         for read in (lambda: store.study(study.id), store.studies, lambda: store.events(study.id)):
-            with counted() as statements:
-                read()
+            statements = count_statements()
+            read()
             numbers.append(len([s for s in statements if s.startswith("SELECT")]))
         return numbers
 
@@ -153,23 +111,9 @@ def test_reading_takes_as_many_queries_whatever_is_stored(
     assert reading() == empty == [8, 2, 1]
 
 
-def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store: Store, study: Study) -> None:
+def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store, study) -> None:
     with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(question={"workload": {}}))
     with pytest.raises(StoreError, match=f"study {study.id} cannot be read"):
         store.study(study.id)
     assert len(store.studies()) == 1
-
-
-def test_times_that_cannot_be_are_dropped_where_they_were_stored(
-    store: Store, claim: Claim, study: Study, found: Measurement
-) -> None:
-    """As by a version that did not look at them."""
-    store.record(claim, found)
-    wrong = {**found.as_dict(), "step_times_s": {"1": [0.5, 0.0]}}
-    with store.transactions.write() as session:
-        session.execute(update(MeasurementRow).values(measurement=wrong))
-    [probe] = store.study(study.id).probes
-    assert probe.measurement is not None
-    assert probe.measurement.outcome is Outcome.CRASHED
-    assert "a time that cannot be" in probe.measurement.detail

@@ -1,12 +1,11 @@
 """Which earlier studies a question is read with."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import pytest
-from sqlalchemy import event, update
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from tuner.core.cluster import parse_cluster
@@ -27,13 +26,7 @@ def plant(store: Store, found: Measurement, worker: WorkerIdentity) -> Plant:
     """Makes a study with finished probes: ``plant(question, probes=3)``."""
     repetitions = count()
 
-    def make(
-        question: Question,
-        *,
-        probes: int = 1,
-        fidelity: Fidelity = Fidelity.MEASURED,
-        result: Measurement = found,
-    ) -> Study:
+    def make(question, *, probes=1, fidelity=Fidelity.MEASURED, result=found) -> Study:
         study = store.ask(question, Limits(fidelity=fidelity))
         for _ in range(probes):
             request = ProbeRequest(
@@ -54,34 +47,22 @@ def other_batch(question: Question, batch: int = 16) -> Question:
     return replace(question, workload=replace(question.workload, global_batch_size=batch))
 
 
-def test_another_workload_on_such_a_cluster_is_similar(
-    store: Store, question: Question, plant: Plant
-) -> None:
-    earlier = plant(other_batch(question), probes=2)
-    (found,) = store.similar(question)
-    assert found.id == earlier.id
-    assert found.question == earlier.question
-    assert found.probes == earlier.probes
-    assert len(found.probes) == 2
-
-
-def test_studies_are_read_with_their_past(store: Store, question: Question, plant: Plant) -> None:
+def test_studies_are_read_with_their_past(store, question, plant) -> None:
     earlier = plant(other_batch(question))
     asked = store.ask(question, Limits())
     assert [one.id for one in asked.past] == [earlier.id]
     assert asked.past[0].past == ()
     assert store.study(asked.id).past == asked.past
     found = store.find(question)
-    assert found is not None
     assert found.past == asked.past
 
 
-def test_a_study_is_not_its_own_past(store: Store, question: Question, plant: Plant) -> None:
+def test_a_study_is_not_its_own_past(store, question, plant) -> None:
     assert plant(question).past == ()
     assert store.similar(question) == ()
 
 
-def test_the_number_of_nodes_may_differ(store: Store, question: Question, plant: Plant) -> None:
+def test_the_number_of_nodes_may_differ(store, question, plant) -> None:
     one = replace(question, cluster=parse_cluster("8xh100-80gb"))
     plant(one)
     four = replace(question, cluster=parse_cluster("4x8xh100-80gb"))
@@ -98,14 +79,12 @@ def test_the_number_of_nodes_may_differ(store: Store, question: Question, plant:
     ],
     ids=str,
 )
-def test_another_stack_or_cluster_is_not_similar(
-    store: Store, question: Question, plant: Plant, change: dict[str, Any]
-) -> None:
+def test_another_stack_or_cluster_is_not_similar(store, question, plant, change) -> None:
     plant(replace(question, **change))
     assert store.similar(question) == ()
 
 
-def test_another_gpu_or_link_is_not_similar(store: Store, question: Question, plant: Plant) -> None:
+def test_another_gpu_or_link_is_not_similar(store, question, plant) -> None:
     asked = replace(question, cluster=parse_cluster("8xh100-80gb"))
     link = replace(asked.cluster.intra_node, bytes_per_s=1e9)
     plant(replace(question, cluster=parse_cluster("8xa100-80gb")))
@@ -114,9 +93,7 @@ def test_another_gpu_or_link_is_not_similar(store: Store, question: Question, pl
     assert store.similar(asked) == ()
 
 
-def test_only_probes_that_ran_steps_count(
-    store: Store, question: Question, plant: Plant, found: Measurement
-) -> None:
+def test_only_probes_that_ran_steps_count(store, question, plant, found) -> None:
     own = Emulation(compute_s={1: (0.5,)}, exposed_s={}, collectives={})
     plant(other_batch(question, 16), fidelity=Fidelity.PREDICTED)
     plant(
@@ -125,29 +102,22 @@ def test_only_probes_that_ran_steps_count(
         result=replace(found, emulation=replace(own, stands_in=True)),
     )
     emulated = plant(
-        other_batch(question, 64),
-        fidelity=Fidelity.EMULATED,
-        result=replace(found, emulation=own),
+        other_batch(question, 64), fidelity=Fidelity.EMULATED, result=replace(found, emulation=own)
     )
     assert [one.id for one in store.similar(question)] == [emulated.id]
 
 
-def test_those_asked_last_come_first_and_are_not_too_many(
-    store: Store, question: Question, plant: Plant
-) -> None:
+def test_those_asked_last_come_first_and_are_not_too_many(store, question, plant) -> None:
     ids = [plant(other_batch(question, 8 * 2**i)).id for i in range(1, 5)]
     with Session(store.transactions.writer) as session, session.begin():
         for year, study_id in enumerate(ids, start=2001):
             row = session.get(StudyRow, study_id)
-            assert row is not None
             row.asked_at = row.asked_at.replace(year=year)
     assert [one.id for one in store.similar(question)] == ids[::-1]
     assert [one.id for one in store.similar(question, limit=2)] == ids[:1:-1]
 
 
-def test_the_newest_probes_are_read_and_not_too_many(
-    store: Store, question: Question, plant: Plant, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_newest_probes_are_read_and_not_too_many(store, question, plant, monkeypatch) -> None:
     assert MOST_PROBES >= 100
     monkeypatch.setattr("tuner.store.rows.MOST_PROBES", 3)
     first = plant(other_batch(question, 16), probes=2)
@@ -157,9 +127,7 @@ def test_the_newest_probes_are_read_and_not_too_many(
     assert found[first.id] == [p.id for p in first.probes[1:]]
 
 
-def test_a_study_that_cannot_be_read_is_left_out(
-    store: Store, question: Question, plant: Plant
-) -> None:
+def test_a_study_that_cannot_be_read_is_left_out(store, question, plant) -> None:
     broken, sound = plant(other_batch(question, 16)), plant(other_batch(question, 32))
     with Session(store.transactions.writer) as session, session.begin():
         other = update(StudyRow).where(StudyRow.id == broken.id)
@@ -167,30 +135,10 @@ def test_a_study_that_cannot_be_read_is_left_out(
     assert [one.id for one in store.similar(question)] == [sound.id]
 
 
-@pytest.fixture
-def statements(store: Store) -> Iterator[list[str]]:
-    """The queries that are made from now on."""
-    seen: list[str] = []
-
-    def note(connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
-        if statement.lstrip().upper().startswith("SELECT"):
-            seen.append(statement)
-
-    event.listen(store.transactions.engine, "before_cursor_execute", note)
-    yield seen
-    event.remove(store.transactions.engine, "before_cursor_execute", note)
-
-
-def test_what_another_host_measured_on_cpus_is_no_past(
-    store: Store, question: Question, plant: Plant
-) -> None:
+def test_what_another_host_measured_on_cpus_is_no_past(store, question, plant) -> None:
     """Nor what was measured before hosts were told apart."""
     one = Machine(name="a", gpus=(), cores=2, memory_bytes=2**33, processor="Xeon A")
-    hosts = (
-        one,
-        replace(one, processor="EPYC B"),
-        replace(one, cores=64),
-    )
+    hosts = (one, replace(one, processor="EPYC B"), replace(one, cores=64))
     asked, *others = (
         replace(question, cluster=parse_cluster("cpu:2", there=host)) for host in hosts
     )

@@ -13,18 +13,10 @@ from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import (
-    STUDY_TRANSITIONS,
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import STUDY_TRANSITIONS, Limits, ProbeRequest, ProbeState, StudyState
 from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_asking
-from tuner.store import Claim, EventKind, Store, WorkerIdentity, open_store, study_id
+from tuner.store import EventKind, open_store, study_id
 from tuner.store.audit import Action, Audit, AuditNote
 from tuner.store.tables import StudyRow
 
@@ -35,7 +27,7 @@ RunOut = Callable[[], None]
 # Asking
 
 
-def test_a_new_question_makes_a_queued_study(store: Store, question: Question) -> None:
+def test_a_new_question_makes_a_queued_study(store, question) -> None:
     study = store.ask(question, Limits(max_probes=7))
     assert study.id == study_id(question) == f"st-{question.identity[:12]}"
     assert (study.state, study.reason, study.probes_before) == (StudyState.QUEUED, "", 0)
@@ -47,9 +39,7 @@ def test_a_new_question_makes_a_queued_study(store: Store, question: Question) -
     assert store.find(question) == store.study(study.id) == study
 
 
-def test_asking_again_keeps_what_was_learned_and_counts_it(
-    store: Store, claim: Claim, question: Question, found: Measurement
-) -> None:
+def test_asking_again_keeps_what_was_learned_and_counts_it(store, claim, question, found) -> None:
     assert store.record(claim, found)
     assert store.move(claim.study_id, StudyState.DONE, "no gain")
     before = store.study(claim.study_id)
@@ -63,23 +53,19 @@ def test_asking_again_keeps_what_was_learned_and_counts_it(
     assert again.revision > before.revision
 
 
-def test_asking_again_leaves_a_running_study_to_its_live_worker(
-    store: Store, claim: Claim, question: Question
-) -> None:
+def test_asking_again_leaves_a_running_study_to_its_live_worker(store, claim, question) -> None:
     assert store.ask(question, Limits(max_probes=3)).state is StudyState.RUNNING
     assert store.beat(claim)
 
 
-def test_asking_again_puts_back_a_study_whose_worker_is_dead(
-    store: Store, study: Study, question: Question, dead: WorkerIdentity
-) -> None:
+def test_asking_again_puts_back_a_study_whose_worker_is_dead(store, study, question, dead) -> None:
     assert store.move(study.id, StudyState.RUNNING, worker=dead)
     again = store.ask(question, Limits())
     assert again.state is StudyState.QUEUED
 
 
 def test_asking_again_withdraws_what_was_planned_and_never_tried(
-    store: Store, study: Study, question: Question, requests: Requests
+    store, study, question, requests
 ) -> None:
     untried = requests(1)
     enter(store, study, untried)
@@ -92,12 +78,7 @@ def test_asking_again_withdraws_what_was_planned_and_never_tried(
 
 @pytest.mark.parametrize("end", ["crashed", "given back"])
 def test_asking_again_closes_what_was_tried_and_is_not_done(
-    store: Store,
-    study: Study,
-    question: Question,
-    requests: Requests,
-    worker: WorkerIdentity,
-    end: str,
+    store, study, question, requests, worker, end
 ) -> None:
     """The planner may want something else, and the budget is that of the new limits."""
     enter(store, study, requests(2))
@@ -109,7 +90,6 @@ def test_asking_again_closes_what_was_tried_and_is_not_done(
     again = store.ask(question, Limits(max_probes=1))
     [probe] = again.probes
     assert probe.state is ProbeState.DONE
-    assert probe.measurement is not None
     assert probe.measurement.outcome is Outcome.CANCELLED
     assert again.probes_before == 1
     assert probes_of_asking(again) == ()
@@ -122,7 +102,7 @@ def test_asking_again_closes_what_was_tried_and_is_not_done(
 
 
 def test_what_another_worker_runs_meanwhile_is_the_new_askings(
-    store: Store, study: Study, question: Question, requests: Requests, worker: WorkerIdentity
+    store, study, question, requests, worker
 ) -> None:
     enter(store, study, requests(2))
     first, second = claimed(store, study, worker), claimed(store, study, worker)
@@ -134,9 +114,7 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(
     assert [p.id for p in probes_of_asking(store.study(study.id))] == [first.probe.id]
 
 
-def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(
-    store: Store, study: Study, question: Question
-) -> None:
+def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(store, study, question) -> None:
     store.add_guard_time(study.id, 2.0)
     store.add_guard_time(study.id, 0.5)
     assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (2.5, 0.0)
@@ -145,7 +123,7 @@ def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(
     assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (1.0, 2.5)
 
 
-def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> None:
+def test_two_who_ask_at_once_make_one_study(url, question) -> None:
     open_store(url).close()
     barrier = threading.Barrier(4)
 
@@ -161,9 +139,7 @@ def test_two_who_ask_at_once_make_one_study(url: str, question: Question) -> Non
         assert store.study(summary.id).revision == 4
 
 
-def test_another_question_with_the_same_id_is_refused(
-    store: Store, study: Study, question: Question
-) -> None:
+def test_another_question_with_the_same_id_is_refused(store, study, question) -> None:
     with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(identity="0" * 64))
     with pytest.raises(StoreError, match="belongs to another question"):
@@ -173,7 +149,7 @@ def test_another_question_with_the_same_id_is_refused(
 # Moving
 
 
-def test_a_study_moves_as_the_table_allows(store: Store, study: Study) -> None:
+def test_a_study_moves_as_the_table_allows(store, study) -> None:
     cursor = store.events(study.id)[-1].id
     for before, to in itertools.product(StudyState, StudyState):
         with Session(store.transactions.writer) as session, session.begin():
@@ -188,9 +164,7 @@ def test_a_study_moves_as_the_table_allows(store: Store, study: Study) -> None:
         cursor = told[-1].id if told else cursor
 
 
-def test_a_study_that_was_asked_again_is_not_done(
-    store: Store, study: Study, question: Question, worker: WorkerIdentity
-) -> None:
+def test_a_study_that_was_asked_again_is_not_done(store, study, question, worker) -> None:
     store.move(study.id, StudyState.RUNNING, worker=worker)
     again = store.ask(question, Limits(max_probes=1))
     assert not store.move(study.id, StudyState.DONE, "spent", revision=study.revision)
@@ -198,7 +172,7 @@ def test_a_study_that_was_asked_again_is_not_done(
 
 
 def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(
-    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch
+    store, study, monkeypatch
 ) -> None:
     audit = Audit(store.transactions)
     note = AuditNote(actor="local", action=Action.CANCEL)
@@ -218,12 +192,9 @@ def test_what_is_written_beside_a_move_is_written_with_it_or_not_at_all(
 # Entering probes
 
 
-def test_a_probe_is_entered_at_the_revision_it_was_planned_at(
-    store: Store, study: Study, requests: Requests
-) -> None:
+def test_a_probe_is_entered_at_the_revision_it_was_planned_at(store, study, requests) -> None:
     first, second = requests(2)
     probe = store.enter_probe(study.id, study.revision, first, None)
-    assert probe is not None
     assert (probe.state, probe.request, probe.memory_limit_bytes) == (
         ProbeState.QUEUED,
         first,
@@ -233,9 +204,7 @@ def test_a_probe_is_entered_at_the_revision_it_was_planned_at(
     assert store.study(study.id).probes == (probe,)
 
 
-def test_of_those_who_plan_at_once_one_enters(
-    url: str, store: Store, study: Study, requests: Requests
-) -> None:
+def test_of_those_who_plan_at_once_one_enters(url, store, study, requests) -> None:
     barrier = threading.Barrier(4)
 
     def plan(request: ProbeRequest) -> bool:
@@ -250,7 +219,7 @@ def test_of_those_who_plan_at_once_one_enters(
 
 @pytest.mark.parametrize("state", [StudyState.DONE, StudyState.CANCELLED, StudyState.FAILED])
 def test_no_probe_is_entered_or_claimed_in_a_study_at_its_end(
-    store: Store, study: Study, requests: Requests, state: StudyState, worker: WorkerIdentity
+    store, study, requests, state, worker
 ) -> None:
     enter(store, study, requests(1))
     store.move(study.id, StudyState.RUNNING)
@@ -260,9 +229,7 @@ def test_no_probe_is_entered_or_claimed_in_a_study_at_its_end(
     assert store.claim(study.id, worker) is None
 
 
-def test_the_same_probe_is_not_entered_twice(
-    store: Store, study: Study, requests: Requests
-) -> None:
+def test_the_same_probe_is_not_entered_twice(store, study, requests) -> None:
     [request] = requests(1)
     enter(store, study, [request])
     with pytest.raises(IntegrityError):
@@ -271,12 +238,7 @@ def test_the_same_probe_is_not_entered_twice(
 
 
 def test_what_the_planner_must_know_changes_the_revision(
-    store: Store,
-    study: Study,
-    requests: Requests,
-    worker: WorkerIdentity,
-    question: Question,
-    run_out: RunOut,
+    store, study, requests, worker, question, run_out
 ) -> None:
     revisions = [study.revision]
 
@@ -302,9 +264,7 @@ def test_what_the_planner_must_know_changes_the_revision(
 # Events
 
 
-def test_events_tell_in_order_what_happened(
-    store: Store, claim: Claim, question: Question, found: Measurement
-) -> None:
+def test_events_tell_in_order_what_happened(store, claim, question, found) -> None:
     store.record(claim, found)
     store.move(claim.study_id, StudyState.DONE, "no gain")
     store.ask(question, Limits(max_probes=2))
@@ -328,12 +288,7 @@ def test_events_tell_in_order_what_happened(
     assert [e.id for e in events] == sorted({e.id for e in events})
 
 
-def test_what_is_queued_goes_with_its_study(
-    store: Store,
-    study: Study,
-    claim: Claim,
-    requests: Requests,
-) -> None:
+def test_what_is_queued_goes_with_its_study(store, study, claim, requests) -> None:
     first, second, third = requests(3)
     assert claim.probe.request == first
     for request in (second, third):
@@ -350,16 +305,12 @@ def test_what_is_queued_goes_with_its_study(
     assert left[second].measurement.detail == "the study is cancelled"
     assert store.give_back(claim, "the study was cancelled")
     (ended,) = [p for p in store.study(study.id).probes if p.request == first]
-    assert ended.measurement is not None
     assert (ended.state, ended.measurement.outcome) == (ProbeState.DONE, Outcome.CANCELLED)
     assert store.reap() == 0
 
 
-def test_an_accident_of_an_ended_study_is_not_tried_again(
-    store: Store, study: Study, claim: Claim
-) -> None:
+def test_an_accident_of_an_ended_study_is_not_tried_again(store, study, claim) -> None:
     assert store.move(study.id, StudyState.CANCELLED, "enough")
     assert store.record(claim, Measurement(outcome=Outcome.CRASHED, detail="a signal"))
     (probe,) = store.study(study.id).probes
-    assert probe.measurement is not None
     assert (probe.state, probe.measurement.outcome) == (ProbeState.DONE, Outcome.CRASHED)

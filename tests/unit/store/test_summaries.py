@@ -2,15 +2,10 @@
 
 from sqlalchemy import text
 
-from tuner.core.study import Study
-from tuner.store import Store
-
 LINE = {"state": "running", "words": "none of <b>these</b> \u202e\U0001f600", "tokens": 9412.1}
 
 
-def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(
-    store: Store, study: Study
-) -> None:
+def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(store, study) -> None:
     assert store.summaries([]) == store.summaries([study.id]) == {}
     newer, other = {**LINE, "probes": 9}, {**LINE, "state": "done"}
     steps = [(LINE, 7, True, LINE), (LINE, 7, False, LINE), (newer, 8, True, newer),
@@ -20,10 +15,9 @@ def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(
         assert store.summaries([study.id, "st-none"])[study.id].content == kept
     last = store.summaries([study.id])[study.id]
     assert last.newest_event == 9
-    assert last.made_at.endswith("Z")
 
 
-def test_summaries_go_with_their_study(store: Store, study: Study) -> None:
+def test_summaries_go_with_their_study(store, study) -> None:
     assert not store.keep_summary("st-gone", LINE, 1)
     assert store.keep_summary(study.id, LINE, 1)
     with store.transactions.write() as session:

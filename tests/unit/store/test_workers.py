@@ -37,7 +37,7 @@ def living(workers: Workers, pool: str = "") -> list[int]:
     return [worker.id for worker in workers.living(pool)]
 
 
-def test_a_worker_comes_back_as_it_registered(workers: Workers) -> None:
+def test_a_worker_comes_back_as_it_registered(workers) -> None:
     made = register(workers, "b", "a")
     [found] = workers.living()
     assert (found.id, found.name, found.identity) == (made, "elsewhere:1", ELSEWHERE)
@@ -48,16 +48,14 @@ def test_a_worker_comes_back_as_it_registered(workers: Workers) -> None:
     assert found.started_at == found.seen_at
 
 
-def test_workers_serve_their_pools_and_studies_of_none(workers: Workers) -> None:
+def test_workers_serve_their_pools_and_studies_of_none(workers) -> None:
     one, other = register(workers), register(workers, "a100")
     assert living(workers) == [one, other]
     assert living(workers, "a100") == [other]
     assert living(workers, "a10") == []
 
 
-def test_a_worker_without_a_sign_does_not_live(
-    workers: Workers, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_without_a_sign_does_not_live(workers, store, monkeypatch) -> None:
     with store.transactions.read() as session:
         now = module.clock(session)
     monkeypatch.setattr(module, "clock", lambda session: now)
@@ -70,7 +68,7 @@ def test_a_worker_without_a_sign_does_not_live(
     assert living(workers) == [made]
 
 
-def test_a_worker_that_stopped_does_not_live(workers: Workers) -> None:
+def test_a_worker_that_stopped_does_not_live(workers) -> None:
     made = register(workers)
     assert workers.stopped(made)
     assert living(workers) == []
@@ -78,15 +76,13 @@ def test_a_worker_that_stopped_does_not_live(workers: Workers) -> None:
     assert living(workers) == [made]
 
 
-def test_a_process_of_this_machine_that_is_gone_does_not_live(
-    workers: Workers, dead: WorkerIdentity, worker: WorkerIdentity
-) -> None:
+def test_a_process_of_this_machine_that_is_gone_does_not_live(workers, dead, worker) -> None:
     register(workers, who=dead)
     made = register(workers, who=worker)
     assert living(workers) == [made]
 
 
-def test_workers_are_forgotten_after_a_week(workers: Workers, store: Store) -> None:
+def test_workers_are_forgotten_after_a_week(workers, store) -> None:
     old = register(workers)
     age(store, KEPT_S + 1)
     new = register(workers, who=replace(ELSEWHERE, pid=2))

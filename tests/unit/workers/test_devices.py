@@ -8,16 +8,9 @@ import pytest
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import Framework
 from tuner.core.measurement import Fidelity
-from tuner.errors import ProbeError, UsageError
+from tuner.errors import ProbeError
 from tuner.machine import Machine, ReportedGpu, facts
-from workers.devices import (
-    Device,
-    DeviceLocks,
-    DeviceShare,
-    check_machine,
-    devices_here,
-    shares,
-)
+from workers.devices import Device, DeviceLocks, DeviceShare, check_machine, devices_here, shares
 from workers.measuring.ranks import Kind
 
 UUIDS = ("GPU-c", "GPU-a", "GPU-b")
@@ -51,7 +44,7 @@ def test_gpus_that_were_chosen_keep_their_spelling() -> None:
     ]
 
 
-def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path: Path) -> None:
+def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path) -> None:
     """The database keeps apart what has one name; a container has a name of its own."""
     boots = {"here": "0b1c6c5e-31f0", "there": "77aa01c2-92bd"}
     for machine_name, boot in boots.items():
@@ -99,12 +92,6 @@ def on(question, cluster: str):
     return replace(question, cluster=parse_cluster(cluster))
 
 
-@pytest.mark.parametrize("cluster", ["a100-80gb", "2xa100-80gb"])
-def test_gpus_of_the_kind_that_is_asked_about(question, monkeypatch, cluster) -> None:
-    monkeypatch.setattr(facts, "visible_gpus", lambda: (A100, A100))
-    check_machine(on(question, cluster))
-
-
 @pytest.mark.parametrize(
     ("cluster", "why"),
     [
@@ -139,22 +126,6 @@ def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, w
         check_machine(on(question, "8xh200-141gb"), Fidelity.EMULATED)
 
 
-def test_gpus_that_differ(question, monkeypatch) -> None:
-    other = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
-    monkeypatch.setattr(facts, "visible_gpus", lambda: (A100, other))
-    with pytest.raises(ProbeError, match="differ"):
-        check_machine(on(question, "a100-80gb"))
-
-
-def test_a_driver_that_does_not_answer(question, monkeypatch) -> None:
-    def fail() -> None:
-        raise UsageError("cluster", "local", "nvidia-smi did not answer within 20 s")
-
-    monkeypatch.setattr(facts, "visible_gpus", fail)
-    with pytest.raises(ProbeError, match="did not answer"):
-        check_machine(on(question, "a100-80gb"))
-
-
 def test_other_versions_than_were_stated(question) -> None:
     versions = dict(question.framework.versions)
     package = next(iter(versions))
@@ -166,17 +137,6 @@ def test_other_versions_than_were_stated(question) -> None:
 # Locks
 
 ONE = ("GPU-1",)
-
-
-def test_one_at_a_time(tmp_path) -> None:
-    one, other = DeviceLocks(tmp_path / "lock", ONE), DeviceLocks(tmp_path / "lock", ONE)
-    assert one.acquire()
-    assert one.acquire()
-    assert not other.acquire()
-    one.release()
-    one.release()
-    assert other.acquire()
-    other.release()
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path) -> None:
@@ -206,14 +166,6 @@ def test_who_holds_a_turn_knows_whether_another_waits(tmp_path) -> None:
 def test_devices_are_taken_in_one_order_gpus_first() -> None:
     names = ["GPU-b", "a/cpu", "GPU-a", "Z/cpu"]
     assert DeviceLocks(Path("x"), names).devices == ("GPU-a", "GPU-b", "Z/cpu", "a/cpu")
-
-
-def test_turns_on_different_devices_are_had_at_once(tmp_path) -> None:
-    turns = [DeviceLocks(tmp_path / "lock", [name]) for name in ("GPU-1", "GPU-2", "host/cpu")]
-    assert all(turn.acquire() for turn in turns)
-    assert not any(turn.wanted for turn in turns)
-    for turn in turns:
-        turn.release()
 
 
 def test_a_turn_on_several_keeps_what_it_has_and_waits_for_the_rest(tmp_path) -> None:

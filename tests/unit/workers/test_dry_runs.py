@@ -12,20 +12,10 @@ from tests.unit.workers.fakes import FakeDryRunner, HandStop
 from tuner.client import advance
 from tuner.client.advance import advance_from_cache, kept_dry_run, plan_here
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import (
-    Limits,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
-from tuner.errors import ProbeError
+from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
 from tuner.explain.known import answer
 from tuner.store import Store
-from workers.devices import DeviceLocks, devices_here
 from workers.executor import WorkerOptions
 from workers.worker import INTERRUPTED, Worker
 
@@ -56,7 +46,7 @@ def outcomes(study: Study) -> list[Outcome | None]:
     return [probe.measurement and probe.measurement.outcome for probe in study.probes]
 
 
-def test_a_predicted_study_is_worked_off(store: Store, question: Question, work: Work) -> None:
+def test_a_predicted_study_is_worked_off(store, question, work) -> None:
     """On a machine that is not the cluster, and while another study's probe is timed on it."""
     study = store.ask(question, PREDICTED)
     assert work(study.id) == 0
@@ -67,18 +57,7 @@ def test_a_predicted_study_is_worked_off(store: Store, question: Question, work:
     assert answer(study).best is not None
 
 
-def test_no_turn_is_waited_for(
-    store: Store, question: Question, work: Work, tmp_path: Path
-) -> None:
-    turn = DeviceLocks(tmp_path / "probes.lock", [d.name for d in devices_here()])
-    assert turn.acquire()
-    study = store.ask(question, PREDICTED)
-    assert work(study.id) == 0
-    assert store.study(study.id).state is StudyState.DONE
-    turn.release()
-
-
-def test_what_is_kept_needs_no_program(store: Store, question: Question, work: Work) -> None:
+def test_what_is_kept_needs_no_program(store, question, work) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id) == 0
     workload = replace(question.workload, global_batch_size=8)
@@ -87,9 +66,7 @@ def test_what_is_kept_needs_no_program(store: Store, question: Question, work: W
     assert set(outcomes(store.study(other.id))) == {Outcome.OK}
 
 
-def test_a_refused_class_is_closed_with_its_operator(
-    store: Store, question: Question, work: Work
-) -> None:
+def test_a_refused_class_is_closed_with_its_operator(store, question, work) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id, "error", 2) == 0
     study = store.study(study.id)
@@ -97,22 +74,11 @@ def test_a_refused_class_is_closed_with_its_operator(
     assert "aten::odd" in study.probes[0].measurement.detail
     assert Outcome.OK in outcomes(study)
     found = answer(study)
-    assert found.best is not None
     assert found.best.settings.settings_class != study.probes[0].request.settings.settings_class
     assert any("aten::odd" in sentence for sentence in found.explanation)
 
 
-def test_when_all_fail_nothing_is_known(store: Store, question: Question, work: Work) -> None:
-    study = store.ask(question, PREDICTED)
-    assert work(study.id, "error") == 0
-    study = store.study(study.id)
-    assert outcomes(study) == [Outcome.INVALID] * 3
-    assert answer(study).best is None
-
-
-def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(
-    store: Store, question: Question, work: Work
-) -> None:
+def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(store, question, work) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id, "busy", 2) == 0
     study = store.study(study.id)
@@ -122,7 +88,7 @@ def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(
 
 
 def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
-    store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
+    store, question, work, monkeypatch
 ) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id, "late", 2) == 0
@@ -138,7 +104,7 @@ def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
 
 
 def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long(
-    store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
+    store, question, work, monkeypatch
 ) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id, "late", 2) == 0
@@ -151,16 +117,7 @@ def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long
     assert store.dry_runs([key])[key].error == ""
 
 
-def test_a_program_that_dies_is_started_again(store: Store, question: Question, work: Work) -> None:
-    study = store.ask(question, PREDICTED)
-    assert work(study.id, "die", 1) == 0
-    study = store.study(study.id)
-    assert set(outcomes(study)) == {Outcome.OK}
-
-
-def test_a_program_that_always_dies_leaves_arithmetic(
-    store: Store, question: Question, work: Work
-) -> None:
+def test_a_program_that_always_dies_leaves_arithmetic(store, question, work) -> None:
     study = store.ask(question, PREDICTED)
     assert work(study.id, "die") == 0
     study = store.study(study.id)
@@ -171,7 +128,7 @@ def test_a_program_that_always_dies_leaves_arithmetic(
     assert store.dry_runs([plan_here(question, p.request.settings).key for p in study.probes]) == {}
 
 
-def test_a_stop_gives_the_dry_run_back(store: Store, question: Question, work: Work, stop) -> None:
+def test_a_stop_gives_the_dry_run_back(store, question, work, stop) -> None:
     study = store.ask(question, PREDICTED)
     running = lambda: any(p.state is ProbeState.RUNNING for p in store.study(study.id).probes)  # noqa: E731
     stop.when = lambda: "enough" if running() else ""
@@ -181,9 +138,7 @@ def test_a_stop_gives_the_dry_run_back(store: Store, question: Question, work: W
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
 
 
-def test_a_spent_budget_of_time_ends_a_dry_run(
-    store: Store, question: Question, work: Work
-) -> None:
+def test_a_spent_budget_of_time_ends_a_dry_run(store, question, work) -> None:
     study = store.ask(question, replace(PREDICTED, wall_s=1.0))
     assert work(study.id, "hang") == 0
     study = store.study(study.id)
@@ -191,9 +146,7 @@ def test_a_spent_budget_of_time_ends_a_dry_run(
     assert answer(study).best is not None
 
 
-def test_without_torch_the_answer_is_arithmetic(
-    store: Store, question: Question, work: Work, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_torch_the_answer_is_arithmetic(store, question, work, monkeypatch) -> None:
     monkeypatch.setattr(advance, "dry_run_versions", dict)
     study = store.ask(question, PREDICTED)
     assert work(study.id, "die") == 0
@@ -201,43 +154,11 @@ def test_without_torch_the_answer_is_arithmetic(
     assert study.state is StudyState.DONE
     assert study.reason == "torch is not installed here, which a dry run needs"
     found = answer(study)
-    assert found.best is not None
     assert str(found.best.basis) == "arithmetic"
     assert any("torch is not installed here" in sentence for sentence in found.explanation)
 
 
-def test_only_queued_probes_of_one_fidelity(store: Store, question: Question, work: Work) -> None:
-    """A measured probe that an interrupted study has left is not for this machine."""
-    study = store.ask(question, Limits())
-    settings = Settings(micro_batch_size=2)
-    for fidelity in Fidelity:
-        request = ProbeRequest(settings=settings, fidelity=fidelity)
-        assert store.enter_probe(study.id, store.study(study.id).revision, request, None)
-    assert work(study.id, queued_only=True, fidelity=Fidelity.PREDICTED) == 0
-    states = {p.request.fidelity: p.state for p in store.study(study.id).probes}
-    assert states == {Fidelity.PREDICTED: ProbeState.DONE}  # the others went with the study
-
-
-def test_a_measured_study_still_needs_its_machine(
-    store: Store, question: Question, work: Work
-) -> None:
-    study = store.ask(question, Limits())
-    with pytest.raises(ProbeError, match="2xa100-80gb"):
-        work(study.id)
-    assert store.study(study.id).state is StudyState.FAILED
-
-
-def test_nothing_fits_fails_the_study(store: Store, question: Question, work: Work) -> None:
-    study = store.ask(question, replace(PREDICTED, memory_limit_bytes=2**20))
-    assert work(study.id) == 0
-    study = store.study(study.id)
-    assert study.state is StudyState.FAILED
-    assert "the smallest need predicted is" in study.reason
-
-
-def test_kept_dry_runs_are_entered_without_a_worker(
-    store: Store, question: Question, work: Work
-) -> None:
+def test_kept_dry_runs_are_entered_without_a_worker(store, question, work) -> None:
     study = store.ask(question, PREDICTED)
     assert advance_from_cache(store, study) == study
     assert work(study.id) == 0

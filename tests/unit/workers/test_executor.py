@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.workers.fakes import FakeLauncher, FakeRanks, GatedMeasure, HandStop
+from tests.unit.workers.fakes import FakeLauncher, FakeRanks, GatedMeasure
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -65,9 +65,7 @@ def options(tmp_path: Path) -> WorkerOptions:
 
 
 @pytest.fixture
-def executor(
-    store: Store, stop: HandStop, options: WorkerOptions, places: Places
-) -> Iterator[Executor]:
+def executor(store, stop, options, places) -> Iterator[Executor]:
     identity = WorkerIdentity.of_this_process()
     with Executor(store, stop, identity, options, DryRuns()) as made:
         made.open(places.all)
@@ -106,21 +104,6 @@ def states(store: Store, study: Study) -> list[str]:
 # A probe's way
 
 
-def test_probes_run_at_once_and_are_recorded_as_they_end(executor, store, study, places, begin):
-    assert not executor.is_busy
-    for workplace in places.all:
-        begin(workplace)
-    assert executor.is_full
-    assert len(executor.running_s) == 3
-    assert states(store, study) == ["running"] * 3 + ["queued"]
-    places.measures[1].go.set()
-    executor.wait(math.inf)
-    assert states(store, study) == ["running", "done", "running", "queued"]
-    assert executor.is_busy
-    assert not executor.is_full
-    assert executor.acquire(alone=False) is places.all[1]
-
-
 def test_giving_up_puts_all_back_and_waits_for_them(executor, store, study, places, begin) -> None:
     begin(places.all[0])
     begin(places.all[2])
@@ -134,7 +117,7 @@ def test_giving_up_puts_all_back_and_waits_for_them(executor, store, study, plac
 
 @pytest.mark.parametrize("why", ["a request to stop", "enough"])
 def test_a_cancelled_probe_is_given_back_with_the_reason(
-    executor, store, study, places, begin, stop, why: str
+    executor, store, study, places, begin, stop, why
 ) -> None:
     places.measures[0].result = Measurement(outcome=Outcome.CANCELLED)
     begin(places.all[0])
@@ -145,36 +128,6 @@ def test_a_cancelled_probe_is_given_back_with_the_reason(
         executor.give_up("later")
     assert states(store, study)[0] == "queued"
     assert store.events(study.id)[-1].data["detail"] == why
-
-
-def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
-    store, stop, options, study, places
-) -> None:
-    identity = WorkerIdentity.of_this_process()
-    places.measures[1].fails = ProbeError("a device is gone")
-    places.measures[2].fails = ProbeError("another one")  # logged alone
-    with (
-        pytest.raises(ProbeError, match="a device is gone"),
-        Executor(store, stop, identity, options, DryRuns()) as executor,
-    ):
-        executor.open(places.all)
-        for workplace in places.all:
-            assert workplace.acquire(alone=False, waits=True)
-            task = executor.claim(study, Fidelity.MEASURED, workplace)
-            executor.start(workplace, task)
-        places.measures[1].go.set()
-        executor.wait(math.inf)
-    assert [m.whys for m in places.measures] == [["the worker ends"], [""], ["the worker ends"]]
-    assert states(store, study) == ["done", "queued", "queued", "queued"]
-    assert places.another(*HERE).acquire()
-
-
-def test_a_claim_is_of_the_devices_that_are_held(executor, store, study, places) -> None:
-    first, second, _ = places.all
-    assert first.acquire(alone=True, waits=True)
-    assert set(first.devices) == set(HERE)
-    assert executor.claim(study, Fidelity.MEASURED, first) is not None
-    assert executor.claim(study, Fidelity.MEASURED, second) is None, "the first has its device"
 
 
 def test_a_workplace_for_which_nothing_was_claimed_is_asked_last(
@@ -221,29 +174,27 @@ def test_a_lease_that_is_not_renewed_gives_the_probe_up(
     assert task.pause(0) == "the lease could not be renewed in time"
 
 
+def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
+    store, stop, options, study, places
+) -> None:
+    places.measures[1].fails = ProbeError("a device is gone")
+    places.measures[2].fails = ProbeError("another one")  # logged alone
+    with (
+        pytest.raises(ProbeError, match="a device is gone"),
+        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRuns()) as executor,
+    ):
+        executor.open(places.all)
+        for workplace in places.all:
+            assert workplace.acquire(alone=False, waits=True)
+            executor.start(workplace, executor.claim(study, Fidelity.MEASURED, workplace))
+        places.measures[1].go.set()
+        executor.wait(math.inf)
+    assert [m.whys for m in places.measures] == [["the worker ends"], [""], ["the worker ends"]]
+    assert states(store, study) == ["done", "queued", "queued", "queued"]
+    assert places.another(*HERE).acquire()
+
+
 # Devices
-
-
-def test_the_first_free_workplace_and_the_others_wait_no_more(executor, places) -> None:
-    other = places.another(HERE[0])
-    assert other.acquire()
-    assert executor.acquire(alone=False) is places.all[1]
-    assert not other.wanted
-    assert places.another(HERE[2]).acquire(), "only what is used is held"
-
-
-def test_part_of_the_devices_is_kept_while_the_rest_is_waited_for(executor, places, clock) -> None:
-    other, third = places.another(HERE[1]), places.another(HERE[2])
-    assert other.acquire()
-    assert executor.acquire(alone=True) is None
-    assert sum(clock.moved) == pytest.approx(executor_module.LOCKS_S, abs=0.1)
-    executor.make_room()
-    assert other.wanted
-    assert not places.another(HERE[0]).acquire(), "it is kept"
-    executor.release()
-    assert not other.wanted
-    assert places.another(HERE[0]).acquire()
-    assert third.acquire()
 
 
 def test_a_probe_that_must_be_alone_ends_other_ranks_and_waits_for_its_neighbours(
@@ -256,29 +207,6 @@ def test_a_probe_that_must_be_alone_ends_other_ranks_and_waits_for_its_neighbour
     assert executor.acquire(alone=True) is places.all[0]
     assert [ranks.ends for ranks in places.ranks] == [0, 1, 1]
     assert not places.another(HERE[3]).acquire()
-
-
-def test_ranks_keep_their_devices_until_another_waits(executor, places) -> None:
-    for n in (0, 1):
-        assert places.all[n].acquire(alone=False, waits=True)
-        places.ranks[n].alive = True
-        places.all[n].release()
-    other = places.another(HERE[0])
-    assert not other.acquire()
-    executor.make_room()
-    assert [ranks.ends for ranks in places.ranks] == [1, 0, 0]
-    assert other.acquire()
-    assert not places.another(HERE[1]).acquire()
-
-
-def test_asking_for_room_tells_nobody(executor, places) -> None:
-    others = [places.another(name) for name in HERE[:3]]
-    assert all(other.acquire() for other in others)
-    assert not executor.can_start()
-    assert not any(other.wanted for other in others)
-    others[1].release()
-    assert executor.can_start()
-    assert not others[1].acquire()
 
 
 def test_a_stop_ends_waiting(executor, places, begin, stop, clock) -> None:
@@ -312,7 +240,7 @@ def prepared(store, stop, options, question, monkeypatch) -> Callable[..., list[
 
 
 def kinds(workplaces: list[Workplace]) -> list[Any]:
-    return [place.measure.keywords["kind"] for place in workplaces]  # type: ignore[attr-defined]
+    return [place.measure.keywords["kind"] for place in workplaces]
 
 
 @pytest.mark.parametrize(
@@ -360,7 +288,7 @@ class Lent:
         return tuple(self.there)
 
 
-def test_ranks_of_several_machines_have_all_of_them_and_no_locks(prepared, tmp_path: Path) -> None:
+def test_ranks_of_several_machines_have_all_of_them_and_no_locks(prepared, tmp_path) -> None:
     site = Lent(list(DEVICES))
     measured = prepared("2x2xa100-80gb", Fidelity.MEASURED, site=site)
     emulated = prepared("2x2xa100-80gb", Fidelity.EMULATED, site=site)

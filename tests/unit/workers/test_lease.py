@@ -9,7 +9,7 @@ import pytest
 
 from tuner.core import lease as times
 from tuner.core.lease import LEASE_S
-from tuner.errors import StoreError, TunerError, UnreadableStudyError, UsageError
+from tuner.errors import StoreError, UnreadableStudyError, UsageError
 from workers.launchers.supervised import FEED_S, SILENCE_S
 from workers.lease import BEATS, MARGIN, STORE_PATIENCE_S, Lease, may_pass, retried
 
@@ -96,7 +96,7 @@ def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(clock) -> None:
 
 @pytest.mark.parametrize("lease_s", [6.0, 60.0])
 def test_its_time_runs_from_before_the_claim_and_ends_a_margin_before_it(
-    clock, monkeypatch: pytest.MonkeyPatch, lease_s: float
+    clock, monkeypatch, lease_s
 ) -> None:
     monkeypatch.setattr(times, "LEASE_S", lease_s)
     lease = Lease(Beats(), claimed_at=clock.now)
@@ -135,9 +135,7 @@ def failing(*errors: Exception) -> Callable[[], int]:
         (UnreadableStudyError("of another version"), False),
     ],
 )
-def test_troubles_of_the_database_may_pass_and_mistakes_do_not(
-    stop, error: TunerError, passes: bool
-) -> None:
+def test_troubles_of_the_database_may_pass_and_mistakes_do_not(stop, error, passes) -> None:
     assert may_pass(error) is passes
     if passes:
         assert retried(failing(error, error), stop) == 7

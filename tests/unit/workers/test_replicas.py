@@ -1,12 +1,11 @@
 """Which processes the guard starts, and what it makes of how they end; nothing is trained."""
 
-import json
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.unit.workers.fakes import FakeLauncher
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework, installed_versions
@@ -19,9 +18,6 @@ from tuner.guard.replica import STEPS, Replica, family_of, replica_of
 from tuner.model import load_model
 from tuner.store import Store
 from workers import replicas as guard_module
-from workers.launchers.base import Ended, Job, RankEnd, Why
-from workers.measuring.files import record_path
-from workers.probe.orders import SPEC
 from workers.replicas import ReplicaTrainer, RequestedReplica, check_knobs_here
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
@@ -57,75 +53,41 @@ def good(spec: dict) -> dict:
     return {"outcome": "ok", "collectives": kinds, "reducing_micro_batches": reducing}
 
 
-class StandIn:
-    """A launcher whose ranks follow each order at once, with the records that they are to leave."""
-
-    def __init__(self, does: Does) -> None:
-        self.does = does
-        self.launched: list[list[int]] = []
-        """Of each job: its ranks, and the orders that they followed."""
-
-    def start(self, job: Job) -> "StandIn":
-        self.job, self.ended = job, False
-        self.launched.append([job.ranks, 0])
-        return self
-
-    def poll(self) -> Ended | None:
-        for path in self.job.directory.glob(f"*/{SPEC}"):
-            if not self.ended and not record_path(path.parent, 0).exists():
-                self.launched[-1][1] += 1
-                found = self.does(json.loads(path.read_text()))
-                self.ended = found["outcome"] != "ok"
-                for rank in range(self.job.ranks):
-                    record_path(path.parent, rank).write_text(json.dumps(record(rank, found)))
-        return self.cancel() if self.ended else None
-
-    def cancel(self) -> Ended:
-        ends = tuple(
-            RankEnd(rank=rank, code=10, ended_at=1.0, stopped=not self.ended)
-            for rank in range(self.job.ranks)
-        )
-        return Ended(why=Why.ENDED, ranks=ends, wall_s=1.0)
-
-    def logs(self) -> Mapping[int, str]:
-        return {}
+TRAINED = {
+    "losses": [4.0, 3.0, 2.0, 1.0, 0.9, 0.8],
+    "gradient_norms": [1.0] * STEPS,
+    "optimizer_steps": 6,
+    "expected_optimizer_steps": 6,
+    "tracked_accumulation": 1,
+    "recomputed_layers": 0,
+    "versions": {"torch": "2.13.0+cpu"},
+}
 
 
-def record(rank: int, found: dict) -> dict:
-    memory = {
-        "peak_allocated_bytes": 1, "low_peak_bytes": 1, "peak_reserved_bytes": 1,
-        "device_bytes": 1, "overhead_bytes": 0, "by_phase": {}, "by_category": {},
-        "allocation_retries": 0,
-    }  # fmt: skip
-    return {
-        "format": 1, "rank": rank, "phase": "finish", "error": None, "ended_at": time.time(),
-        "oom": None, "memory": memory, "step_times_s": {"1": [0.1]}, "collectives": [],
-        "tracked_accumulation": 1, "reducing_micro_batches": 1, "recomputed_layers": 0,
-        "losses": [4.0, 3.0, 2.0, 1.0, 0.9, 0.8], "gradient_norms": [1.0] * STEPS,
-        "optimizer_steps": 6, "expected_optimizer_steps": 6, "versions": {"torch": "2.13.0+cpu"},
-        "hardware": {}, "emulation": None, **found,
-    }  # fmt: skip
+def launched(launcher: FakeLauncher) -> list[list[int]]:
+    """Of each job: its ranks, and the orders that they followed."""
+    return [[run.job.ranks, len(run.orders)] for run in launcher.runs]
 
 
 @pytest.fixture
-def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, StandIn]]:
-    def make(does: Does, why: str = "") -> tuple[ReplicaTrainer, StandIn]:
-        launcher = StandIn(does)
+def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, FakeLauncher]]:
+    def make(does: Does, why: str = ""):
+        launcher = FakeLauncher(act=lambda run, spec, number: {**TRAINED, **does(spec)})
         pause = lambda seconds: why  # noqa: E731
         return ReplicaTrainer(pause=pause, launcher=launcher, folder=tmp_path), launcher
 
     return make
 
 
-def test_a_reference_is_trained_once_for_all(guard, tmp_path: Path) -> None:
+def test_a_reference_is_trained_once_for_all(guard, tmp_path) -> None:
     checks, launcher = guard(good)
     first = list(checks.train(asked("true", "false")))
     assert [verdict.ruling for verdict in first] == [CheckState.PASSED] * 2
-    assert launcher.launched == [[1, 1], [2, 2]]
+    assert launched(launcher) == [[1, 1], [2, 2]]
     assert first[0].key == replica("true").key(installed_versions())
     assert first[0].worst == 0.0
     list(checks.train(asked("true")))
-    assert launcher.launched[2:] == [[2, 1]]
+    assert launched(launcher)[2:] == [[2, 1]]
     assert not list(tmp_path.iterdir())
 
 
@@ -137,7 +99,7 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None
     each, last = checks.train(asked("true", "false"))
     assert (each.ruling, each.outcome) == (CheckState.NOT_CHECKED, Outcome.CRASHED)
     assert last.ruling is CheckState.PASSED
-    assert launcher.launched == [[1, 1], [2, 1], [2, 1]]
+    assert launched(launcher) == [[1, 1], [2, 1], [2, 1]]
 
 
 def test_what_one_process_cannot_train_says_nothing(guard) -> None:
@@ -149,7 +111,7 @@ def test_what_one_process_cannot_train_says_nothing(guard) -> None:
     assert verdict.ruling is CheckState.NOT_CHECKED
     assert verdict.detail.startswith("one process could not train it: non_finite")
     list(checks.train(asked("true")))
-    assert launcher.launched == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
+    assert launched(launcher) == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
 
 
 def test_optimizer_steps_count_without_a_reference(guard) -> None:
@@ -167,7 +129,7 @@ def test_a_request_to_stop_starts_nothing_more(guard) -> None:
     verdicts = list(checks.train(asked("true", "false")))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
     assert [verdict.ruling for verdict in verdicts] == [CheckState.NOT_CHECKED] * 2
-    assert launcher.launched == []
+    assert launched(launcher) == []
 
 
 def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
@@ -182,9 +144,9 @@ def test_each_verdict_comes_when_it_is_reached(guard) -> None:
     checks, launcher = guard(good)
     verdicts = checks.train(asked("true", "false"))
     assert next(verdicts).key == replica("true").key(installed_versions())
-    assert launcher.launched == [[1, 1], [2, 1]]  # the second replica was not begun
+    assert launched(launcher) == [[1, 1], [2, 1]]  # the second replica was not begun
     verdicts.close()
-    assert launcher.launched == [[1, 1], [2, 1]]
+    assert launched(launcher) == [[1, 1], [2, 1]]
 
 
 @pytest.fixture
@@ -204,7 +166,7 @@ def knobs_here(guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 CASES = [parse_settings(f"{FULL}=true"), parse_settings(f"{FULL}=false")]
 
 
-def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Store) -> None:
+def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store) -> None:
     class KilledError(BaseException):
         """As no code of ours expects it."""
 
@@ -219,6 +181,6 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store: Stor
     assert (kept.ruling, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
 
 
-def test_the_doctor_comes_to_its_end(knobs_here, store: Store) -> None:
+def test_the_doctor_comes_to_its_end(knobs_here, store) -> None:
     assert knobs_here(good, store)
     assert [verdict.ruling for verdict in store.checks().values()] == [CheckState.PASSED] * 2

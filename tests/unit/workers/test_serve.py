@@ -13,18 +13,16 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher, FakeRun
+from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Limits, Question, Study, StudyState
-from tuner.errors import AwayError, ProbeError, StoreError, UnreadableStudyError, UsageError
+from tuner.errors import AwayError, ProbeError, StoreError, UsageError
 from tuner.explain.known import best_known
 from tuner.machine import Machine
-from tuner.planner import next_probe
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import StudyRow
 from tuner.store.workers import RegisteredWorker, Workers
-from workers import executor as executor_module
 from workers import serve as serve_module
 from workers.executor import WorkerOptions
 from workers.launchers.site import LocalSite
@@ -95,9 +93,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 @pytest.fixture
 def queue(store: Store, stop: StopRequest, work: Work) -> Callable[..., StudyQueue]:
-    def make(
-        judge: Callable[[Study], Fitness] = lambda _: YES, *pools: str, **more: object
-    ) -> StudyQueue:
+    def make(judge=lambda _: YES, *pools, **more) -> StudyQueue:
         known = {"store": store, "stop": stop, "pools": pools, "judge": judge, "work": work}
         return StudyQueue(**{**known, "look_s": 0.01, **more})
 
@@ -149,15 +145,6 @@ def test_a_study_that_waits_for_others_is_left_and_taken_again(
     assert work.done == [studies[0], studies[2], studies[0], studies[0]]
 
 
-def test_it_does_not_drain_while_a_study_waits_for_another_queue(
-    store, queue, work, studies
-) -> None:
-    """Passed over at the only look so far: that another queue is at it may not be known yet."""
-    first: list[Fitness] = [Fitness(takes=False, again_s=0.05)]
-    queue(lambda study: first.pop() if first else YES).run(drains=True)
-    assert sorted(work.done) == sorted([studies[0], studies[2]])
-
-
 def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
     store, queue, work, studies, pass_time, caplog
 ) -> None:
@@ -200,31 +187,6 @@ def test_a_study_that_nobody_can_go_on_with_fails_and_the_others_go_on(
     assert reason in failed.reason
 
 
-def test_a_judge_that_fails_lets_the_work_say_why(store, queue, work, studies) -> None:
-    def judge(study: Study) -> Fitness:
-        raise ValueError(study.id)
-
-    work.planted[studies[0]] = ValueError("the same")
-    queue(judge).run(drains=True)
-    assert store.study(studies[0]).state is StudyState.FAILED
-    assert store.study(studies[2]).state is StudyState.DONE
-
-
-def test_a_study_that_cannot_be_read_holds_up_no_other(
-    store, queue, work, studies, monkeypatch
-) -> None:
-    read = Store.study
-
-    def fails(self: Store, study_id: str) -> Study:
-        if study_id == studies[0]:
-            raise KeyError("workload")
-        return read(self, study_id)
-
-    monkeypatch.setattr(Store, "study", fails)
-    queue().run(drains=True)
-    assert work.done == [studies[2]]
-
-
 def test_a_study_of_another_version_holds_up_no_other(store, queue, work, studies, caplog) -> None:
     """A row of the database that this version does not understand, nor ever will."""
     caplog.set_level("INFO", logger="workers")
@@ -240,16 +202,6 @@ def test_a_study_of_another_version_holds_up_no_other(store, queue, work, studie
     assert "is left to other workers" in told
     assert "cannot be read by this version" in told
     assert "fp4" in told
-
-
-def test_a_study_that_becomes_unreadable_at_work_is_left_and_does_not_fail(
-    store, queue, work, studies
-) -> None:
-    work.planted[studies[0]] = UnreadableStudyError("by this version")
-    work.most = 2
-    queue().run()
-    assert work.done == [studies[0], studies[2]]
-    assert store.study(studies[0]).state is StudyState.RUNNING
 
 
 def test_a_store_that_is_away_is_waited_for_with_growing_pauses(
@@ -285,20 +237,6 @@ def test_a_store_that_goes_away_during_work_is_no_fault_of_the_study(
     assert store.study(studies[0]).state is StudyState.RUNNING
 
 
-def test_it_drains_when_others_of_its_set_have_done(queue, work, studies, stop) -> None:
-    at = {"st-of-another-queue"}
-    looks: list[int] = []
-
-    def idle() -> None:
-        looks.append(1)
-        if len(looks) == 3:
-            at.clear()
-
-    queue(at=at, idle=idle).run(drains=True)
-    assert len(looks) == 3
-    assert stop.wait(0) == ""
-
-
 # Services
 
 
@@ -316,7 +254,7 @@ def serve(store: Store, tmp_path: Path, launcher: FakeLauncher) -> Callable[...,
             folder=tmp_path / "probes",
             lock=tmp_path / "probes.lock",
             site=LocalSite(launcher=launcher),
-            dry_runner=FakeDryRunner,  # type: ignore[arg-type]
+            dry_runner=FakeDryRunner,
             guards=False,
         )
         known = {"until": Until.DRAINED, "options": options, **more}
@@ -381,56 +319,6 @@ def test_once_is_the_study_that_was_asked_first(store, question, serve) -> None:
     assert serve(until=Until.ONCE) == 0  # none is open
 
 
-def test_it_is_registered_while_it_serves(store, question, serve, monkeypatch) -> None:
-    seen: list[RegisteredWorker] = []
-    check = serve_module.check_machine
-
-    def noted(*given: Any) -> bool:
-        seen.extend(living(store))
-        return check(*given)
-
-    monkeypatch.setattr(serve_module, "check_machine", noted)
-    store.ask(on(question, "cpu:2"), Limits(max_probes=1))
-    assert serve(name="w1", pools=("cpus",), until=Until.ONCE) == 0
-    assert {(one.name, one.pools) for one in seen} == {("w1", ("cpus",))}
-    assert living(store) == []
-
-
-def test_a_trouble_of_this_machine_queues_the_study_again(
-    store, question, serve, monkeypatch
-) -> None:
-    def fail(*given: Any, **named: Any) -> Any:
-        raise ProbeError("cannot make a folder for a probe")
-
-    monkeypatch.setattr(executor_module, "measure", fail)
-    study = store.ask(on(question, "cpu:2"), Limits(max_probes=1))
-    assert serve(until=Until.ONCE) == 0
-    study = store.study(study.id)
-    assert (study.state, study.reason) == (StudyState.QUEUED, "cannot make a folder for a probe")
-
-
-@pytest.mark.usefixtures("quick")
-def test_what_waits_for_another_worker_is_left_for_the_next_study(
-    store, question, serve, launcher
-) -> None:
-    """The first study's only probe is another worker's, which lives and does nothing."""
-    first = store.ask(on(question, "cpu:2"), Limits(max_probes=1))
-    second = store.ask(on(question, "cpu:2", 8), Limits(max_probes=1))
-    plan: Any = next_probe(first)
-    assert store.enter_probe(first.id, first.revision, plan, 10**12)
-    held = store.claim(first.id, WorkerIdentity.of_this_process("other"), Fidelity.MEASURED)
-
-    def act(run: FakeRun, spec: Any, number: int) -> str:
-        if len(launcher.probes) == 1:  # the second study's: now the first one's is free
-            assert not store.study(first.id).probes[0].measurement
-            store.give_back(held, "by a test")
-        return "ok"
-
-    launcher.act = act
-    assert serve() == 0
-    assert store.study(first.id).state is store.study(second.id).state is StudyState.DONE
-
-
 # A worker's entry
 
 
@@ -473,15 +361,6 @@ def test_it_lives_while_it_is_entered(store, entry) -> None:
     assert living(store) == []
 
 
-def test_one_that_was_forgotten_registers_again(store, entry, monkeypatch) -> None:
-    with entry:
-        (found,) = living(store)
-        monkeypatch.setattr(Workers, "seen", lambda self, worker_id: False)
-        eventually(lambda: len(living(store)) > 1)
-        monkeypatch.undo()
-        assert found.id != living(store)[-1].id
-
-
 def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch) -> None:
     failures: list[int] = []
 
@@ -511,7 +390,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         def open_it(*args: object, **more: object) -> Store:
             if left:
                 raise left.pop(0)
-            return open_store(*args, **more)  # type: ignore[arg-type]
+            return open_store(*args, **more)
 
         monkeypatch.setattr(serve_module, "open_store", open_it)
 
@@ -522,20 +401,13 @@ def test_it_is_waited_for_with_growing_pauses(away, tmp_path, stop, clock) -> No
     away(*[AwayError("not there")] * 7)
     url = f"sqlite:///{tmp_path}/tuner.db"
     store = open_when_reachable(url, stop)
-    assert store is not None
     with store:
         assert store.url == url
     assert clock.moved == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0]
 
 
 @pytest.mark.parametrize("error", [StoreError("of a newer version"), UsageError("db", "x", "no")])
-def test_what_does_not_pass_is_told_at_once(away, stop, error: Exception) -> None:
+def test_what_does_not_pass_is_told_at_once(away, stop, error) -> None:
     away(AwayError("not there"), error)
     with pytest.raises(type(error), match=str(error)):
         open_when_reachable(None, stop)
-
-
-def test_a_stop_ends_the_waiting(away, stop) -> None:
-    away(*[AwayError("not there")] * 7)
-    stop.request("enough")
-    assert open_when_reachable(None, stop) is None

@@ -24,18 +24,9 @@ from tests.unit.workers.fakes import (
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import (
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 from tuner.errors import ProbeError
-from tuner.planner.spending import total_measured
-from tuner.store import Claim, EventKind, Store, WorkerIdentity
+from tuner.store import Claim, Store, WorkerIdentity
 from workers import executor as executor_module
 from workers.devices import Device, DeviceLocks
 from workers.executor import WorkerOptions
@@ -57,7 +48,7 @@ class Work:
     folder: Path
     stop: HandStop
     devices: tuple[Device, ...] = CORES
-    launcher: FakeLauncher = None  # type: ignore[assignment]
+    launcher: FakeLauncher = None
 
     def __call__(self, study: Study, act: Act = OK, **options: Any) -> int:
         known = {key: options.pop(key) for key in ("check", "log", "fails") if key in options}
@@ -114,9 +105,7 @@ def emulated(**limits: Any) -> Limits:
     return Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, **limits)
 
 
-def enter(
-    store: Store, study: Study, micro: int = 1, batch: int = 2, fidelity: Any = Fidelity.MEASURED
-) -> None:
+def enter(store, study, micro=1, batch=2, fidelity=Fidelity.MEASURED) -> None:
     settings = Settings(micro_batch_size=micro, gradient_accumulation_steps=batch // micro)
     request = ProbeRequest(settings=settings, fidelity=fidelity)
     assert store.enter_probe(study.id, store.study(study.id).revision, request, 10**12)
@@ -141,12 +130,6 @@ def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work) -> None
     assert work.are_free()
     assert work(study) == 0
     assert work.launcher.runs == []
-
-
-def test_cold_probes_have_ranks_of_their_own(store, question, work) -> None:
-    study = store.ask(question, Limits(max_probes=3))
-    assert work(study, cold=True) == 0
-    assert len(work.launcher.runs) == len(store.study(study.id).probes) == 3
 
 
 def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, work) -> None:
@@ -179,7 +162,7 @@ def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work) -
     ],
 )
 def test_a_search_that_was_not_at_its_end_is_not_after_a_single_probe(
-    store, question, work, before: StudyState, after: object
+    store, question, work, before, after
 ) -> None:
     study = store.ask(question, Limits())
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
@@ -201,31 +184,6 @@ def test_a_failure_is_recorded_with_its_logs(store, question, work) -> None:
     assert probe.measurement.log_tails == {0: "help\n", 1: "help\n"}
 
 
-def test_a_crash_is_tried_once_more(store, question, work) -> None:
-    study = store.ask(question, Limits())
-    enter(store, study)
-    assert work(study, always("exit:1"), queued_only=True) == 0
-    assert outcomes(store.study(study.id)) == [Outcome.CRASHED]
-    moves = [e.data["state"] for e in store.events(study.id) if e.kind is EventKind.PROBE]
-    assert moves == ["queued", "running", "queued", "running", "done"]
-
-
-@pytest.mark.parametrize(
-    ("act", "options", "outcome", "detail"),
-    [
-        (hang, {"deadline_s": 0.5}, Outcome.TIMEOUT, "not done after"),
-        (hang, {"fails": OSError(2, "no such file")}, Outcome.CRASHED, "could not be started"),
-    ],
-)
-def test_ranks_that_do_not_end_or_begin(store, question, work, act, options, outcome, detail):
-    study = store.ask(question, Limits())
-    enter(store, study)
-    assert work(study, act, queued_only=True, **options) == 0
-    (probe,) = store.study(study.id).probes
-    assert probe.measurement.outcome is outcome
-    assert detail in probe.measurement.detail
-
-
 def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -> None:
     study = store.ask(question, Limits(max_probes=3))
     early = lambda run, spec, number: "stopped_early" if number == 2 else "ok"  # noqa: E731
@@ -244,7 +202,7 @@ def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -
     ],
 )
 def test_a_budget_that_ends_in_mid_probe_says_nothing_about_its_configuration(
-    store, question, work, limits: dict[str, float], reason: str
+    store, question, work, limits, reason
 ) -> None:
     study = store.ask(question, Limits(**limits))
     assert work(study, hang) == 0
@@ -311,7 +269,7 @@ class Allotted(LocalSite):
 
 @pytest.mark.parametrize(("left_s", "begins"), [(29.0, False), (3600.0, True)])
 def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
-    store, question, work, stop, left_s: float, begins: bool
+    store, question, work, stop, left_s, begins
 ) -> None:
     study = store.ask(question, Limits())
     assert probe_s(study) == PROBE_S
@@ -327,25 +285,6 @@ def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
 
 
 # Devices that others want
-
-
-def test_another_studys_probe_is_waited_for(store, question, work, stop, clock, caplog) -> None:
-    caplog.set_level("INFO", logger="workers")
-    other = work.another()
-    assert other.acquire()
-    began = clock.now
-
-    def release() -> str:
-        if clock.now > began + 7:
-            other.release()
-        return ""
-
-    stop.when = release
-    study = store.ask(question, Limits())
-    enter(store, study)
-    assert work(study, queued_only=True) == 0
-    assert outcomes(store.study(study.id)) == [Outcome.OK]
-    assert sum("waiting for another" in record.message for record in caplog.records) == 1
 
 
 def test_ranks_make_room_between_two_probes_for_another_that_waits(
@@ -389,16 +328,6 @@ def test_probes_run_at_once_and_never_two_on_one_device(store, eight, on_gpus) -
     assert any(one.overlaps(other) for one, other in combinations(on_gpus.launcher.probes, 2))
 
 
-def test_what_ran_at_once_is_charged_once_and_for_all_devices(store, eight, on_gpus) -> None:
-    study = store.ask(eight, emulated(max_probes=3))
-    assert on_gpus(study, meeting(3)) == 0
-    found = store.study(study.id).probes
-    wall_s, device_s = total_measured(found)
-    each_s = [probe.measurement.wall_s for probe in found if probe.measurement]
-    assert wall_s < sum(each_s)
-    assert device_s == pytest.approx(sum(each_s))
-
-
 def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkeypatch) -> None:
     claims: list[tuple[int, set[str]]] = []
     claim = Store.claim
@@ -422,16 +351,6 @@ def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkey
         assert not any(probe.overlaps(other) for other in others)
 
 
-def test_probes_that_were_asked_for_are_alone(store, eight, on_gpus) -> None:
-    study = store.ask(eight, emulated())
-    for size in (1, 2):
-        enter(store, study, size, 8, Fidelity.EMULATED)
-    assert on_gpus(study, queued_only=True, fidelity=Fidelity.EMULATED) == 0
-    assert outcomes(store.study(study.id)) == [Outcome.OK] * 2
-    assert [probe.gpus for probe in on_gpus.launcher.probes] == [("GPU-a",)] * 2
-    assert len(on_gpus.launcher.runs) == 1
-
-
 def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus) -> None:
     def kill_b(run: FakeRun, spec: Any, number: int) -> str:
         return "kill" if run.job.visible == ("GPU-b",) else "ok"
@@ -446,8 +365,16 @@ def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus
     assert (runs.count("GPU-a"), runs.count("GPU-c")) == (1, 1), "none was started anew"
 
 
+def test_device_seconds_end_all_that_run(store, eight, on_gpus) -> None:
+    study = store.ask(eight, emulated(device_s=20.0))
+    assert on_gpus(study, hang) == 0
+    study = store.study(study.id)
+    assert "20 device-seconds" in study.reason
+    assert outcomes(study) == [Outcome.CANCELLED] * 3
+
+
 @pytest.mark.parametrize("how", ["locks of this machine", "names in the database"])
-def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how: str) -> None:
+def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how) -> None:
     """Containers with locks of their own may see the same GPUs: the database decides."""
     other = on_gpus.another("GPU-b")
     if how == "locks of this machine":
@@ -488,17 +415,9 @@ def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the
     assert set(on_gpus.on_gpu()) == {"GPU-a"}
 
 
-def test_device_seconds_end_all_that_run(store, eight, on_gpus) -> None:
-    study = store.ask(eight, emulated(device_s=20.0))
-    assert on_gpus(study, hang) == 0
-    study = store.study(study.id)
-    assert study.reason == "the budget of 20 device-seconds is spent"
-    assert outcomes(study) == [Outcome.CANCELLED] * 3
-
-
 @pytest.mark.parametrize("serves", [False, True])
 def test_gpus_that_cannot_be_used_end_the_worker_and_close_no_configuration(
-    store, eight, on_gpus, serves: bool
+    store, eight, on_gpus, serves
 ) -> None:
     def check(run: FakeRun) -> str:
         return "crashed" if run.job.visible == ("GPU-b",) else "ok"
@@ -558,7 +477,7 @@ DRY = {"fidelity": Fidelity.PREDICTED, "device_s": 1.0}
     ],
 )
 def test_what_a_budget_leaves(
-    measured: Study, limits, worked_s, running_s, seconds, of_running_s, spent
+    measured, limits, worked_s, running_s, seconds, of_running_s, spent
 ) -> None:
     for minutes in (-5, 5):  # the worker's clock may be minutes away from the database's
         asked = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()

@@ -1,6 +1,6 @@
 """Answers one case, as plain JSON values."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -13,7 +13,6 @@ from tuner.core.quantity import UNKNOWN, Provenance, weakest
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import Profile, told
-from tuner.errors import UsageError
 from tuner.explain.english import say
 from tuner.explain.memory import padding
 
@@ -66,8 +65,32 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
         answer = unknown(finding.error or (found.why if found else ""))
         notes = list(notes_of(case, finding, None))
     else:
-        answer = _predicted(case, found)
-        notes = [*notes_of(case, finding, found), *_padding(case)]
+        question = case.question
+        provenance = found.allocated_bytes.provenance
+        # on CPU ranks whose speed nobody measured it is the memory's, else the weakest of both
+        if question.cluster.gpu.device is not Device.CPU or found.step_time_s.value is not None:
+            provenance = weakest((provenance, found.step_time_s.provenance))
+        answer = {
+            "fits": found.fits,
+            "memory": {
+                "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
+                "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
+                "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
+                "limit_gib": case.memory_limit_gib or found.limit_bytes / GIB,
+                "breakdown": {name: size / GIB for name, size in found.breakdown.items()},
+                "by_phase": {name: size / GIB for name, size in found.by_phase.items()},
+                "context_gib": found.context_bytes / GIB,
+                "communicator_gib": found.communicator_bytes / GIB,
+                "basis": str(found.basis),
+            },
+            "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu.as_dict(),
+            "step_time_s": found.step_time_s.as_dict(),
+            "provenance": str(provenance),
+            "reason": found.why,
+        }
+        # people read of padded experts with the explanation of memory
+        padded = padding(question.workload, question.cluster, case.settings)
+        notes = [*notes_of(case, finding, found), *(say(one).removesuffix(".") for one in padded)]
     found_wrong = {"trains_wrongly": finding.wrong}
     return {**answer, **found_wrong, "notes": notes, "canonical": _knobs(case.settings)}
 
@@ -97,82 +120,23 @@ def unknown(reason: str) -> dict[str, Any]:
     }
 
 
-def refusal(error: UsageError) -> dict[str, Any]:
-    """Makes the answer of a case that is wrong."""
-    errors = [one.as_dict() for one in error.errors]
-    said = " ".join(error.errors[0].detail.split())
-    return {"error": {"field": error.field, "message": said, "errors": errors}}
-
-
 def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[str, ...]:
-    """Sentences on knobs that cannot act, on the figures, and on the dry run.
-
-    Args:
-        case: the case.
-        finding: what its dry runs say.
-        found: what is predicted of it; ``None`` when nothing is.
-    """
+    """Sentences on knobs that cannot act, on the figures, and on the dry run."""
     told_of = () if finding.profile is None else told(finding.profile.notes)
     of_dry_run = (f"of the dry run: {note}" for note in told_of)
     figures = found.notes if found else ()
     accident = (f"not dry-run: {finding.accident}",) if finding.accident else ()
-    return (*case.notes, *figures, *accident, *_other_versions(case, finding), *of_dry_run)
-
-
-def _padding(case: Case) -> Iterator[str]:
-    """Says that experts are padded; people read it with the explanation of memory."""
-    question = case.question
-    for fact in padding(question.workload, question.cluster, case.settings):
-        yield say(fact).removesuffix(".")
-
-
-def _other_versions(case: Case, finding: Finding) -> tuple[str, ...]:
-    """Dry runs run with what is installed, whatever versions are stated."""
-    stated, ran = case.question.framework.versions, finding.versions
-    return tuple(
+    # Dry runs run with what is installed, whatever versions are stated.
+    ran = finding.versions
+    others = (
         f"dry-run with {package} {ran[package]}, not {version} as stated"
-        for package, version in stated.items()
+        for package, version in case.question.framework.versions.items()
         if package in ran and not same_release(ran[package], version)
     )
-
-
-def provenance_of(case: Case, found: Prediction) -> Provenance:
-    """The weakest of the memory's and the speed's; on CPU ranks whose speed nobody measured, the
-    memory's.
-    """
-    memory = found.allocated_bytes.provenance
-    on_cpu = case.question.cluster.gpu.device is Device.CPU
-    if on_cpu and found.step_time_s.value is None:
-        return memory
-    return weakest((memory, found.step_time_s.provenance))
-
-
-def _predicted(case: Case, found: Prediction) -> dict[str, Any]:
-    return {
-        "fits": found.fits,
-        "memory": {
-            "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
-            "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
-            "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
-            "limit_gib": case.memory_limit_gib or found.limit_bytes / GIB,
-            "breakdown": _gib(found.breakdown),
-            "by_phase": _gib(found.by_phase),
-            "context_gib": found.context_bytes / GIB,
-            "communicator_gib": found.communicator_bytes / GIB,
-            "basis": str(found.basis),
-        },
-        "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu.as_dict(),
-        "step_time_s": found.step_time_s.as_dict(),
-        "provenance": str(provenance_of(case, found)),
-        "reason": found.why,
-    }
+    return (*case.notes, *figures, *accident, *others, *of_dry_run)
 
 
 @lru_cache(maxsize=4096)
 def _knobs(settings: Settings) -> Mapping[str, Any]:
     """Plain values; cases of a file share settings."""
     return settings.as_dict()
-
-
-def _gib(sizes: Mapping[str, float]) -> dict[str, float]:
-    return {name: size / GIB for name, size in sizes.items()}

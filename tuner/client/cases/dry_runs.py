@@ -4,18 +4,17 @@ A class of settings is dry-run once for all batch sizes, kinds of GPU and comman
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tuner.client.cases.answers import Finding
 from tuner.client.cases.reading import Case
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
-from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered_settings
@@ -30,9 +29,10 @@ from tuner.dryrun import (
     plan_dry_runs,
 )
 from tuner.errors import ProbeError
-from tuner.guard.check import GuardCheck
-from tuner.guard.counts import path_of
-from tuner.guard.faults import Faults, checks_of
+from tuner.guard.faults import Faults, checks_of, path_of
+
+if TYPE_CHECKING:
+    from tuner.store import Store
 
 # Dry runs that :attr:`Policy.AUTO` makes for one model: of three classes at two depths each, or of
 # fewer with tensor parallelism, where a class has two at each depth.
@@ -49,29 +49,6 @@ class Policy(StrEnum):
     AUTO = "auto"  # of a model without any: the classes that most cases ask for
     ALL = "all"  # every class, also those whose dry run failed before
     NONE = "none"  # no class
-
-
-class Cache(Protocol):
-    """Keeps dry runs; :class:`tuner.store.Store` is one."""
-
-    def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
-        """Returns those of these keys that are kept."""
-
-    def keep_dry_run(self, dry_run: DryRun) -> None:
-        """Keep one."""
-
-    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
-        """The rates that were measured on devices like the cluster's."""
-
-    def guards(self, question: Question) -> Mapping[str, GuardCheck]:
-        """The verdicts that may say something of a question's settings, by key."""
-
-
-class Runner(Protocol):
-    """Makes dry runs; :class:`tuner.dryrun.DryRunner` is one."""
-
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The answers, each as soon as it is known."""
 
 
 class Watch(Protocol):
@@ -91,24 +68,18 @@ class DryRuns:
 
     def __init__(
         self,
-        cache: Cache,
+        store: "Store",
         policy: Policy,
         watch: Watch,
         *,
-        runner: Callable[[], AbstractContextManager[Runner]] = DryRunner,
+        runner: Callable[[], DryRunner] = DryRunner,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing is read or started yet.
-
-        Args:
-            cache: where dry runs are kept.
-            policy: which ones are made.
-            watch: who is told what is going on.
-            runner: starts the process that makes them.
-            versions: of the packages that it has; by default those installed here.
-        """
-        self._cache, self._policy, self._watch, self._start = cache, policy, watch, runner
-        self._plans = _Plans(dry_run_versions() if versions is None else versions)
+        """Nothing is read or started yet."""
+        self._store, self._policy, self._watch, self._start = store, policy, watch, runner
+        self._versions = dry_run_versions() if versions is None else versions
+        # By layout and what it depends on, the plan, or the reason why there is none.
+        self._plans: dict[tuple[object, ...], DryRunPlan | str] = {}
         self._known: dict[str, Finding] = {}
         self._rates: dict[tuple[Cluster, str], Calibration | None] = {}
         self._faults: dict[tuple[Any, ...], Faults] = {}
@@ -118,7 +89,7 @@ class DryRuns:
         self._made = 0
         self._told: set[str] = set()
         self._making: Iterator[str] | None = None
-        self._process: Runner | None = None
+        self._process: DryRunner | None = None
         self._open = ExitStack()
 
     def __enter__(self) -> Self:
@@ -132,7 +103,7 @@ class DryRuns:
         asked: Counter[str] = Counter()
         plans: dict[str, tuple[DryRunPlan, Workload]] = {}
         for case in cases:
-            plan = self._plans.of(case)
+            plan = self._plan_of(case)
             if isinstance(plan, DryRunPlan):
                 asked[plan.key] += 1
                 plans[plan.key] = (plan, case.question.workload)
@@ -145,49 +116,36 @@ class DryRuns:
 
     def of(self, case: Case) -> Finding:
         """Returns the findings for a prepared case; waits for its dry run if one is made."""
-        found, rates = self._dry_run_of(case), self._calibration_of(case)
-        wrong = self._wrong_of(case)
+        question, workload = case.question, case.question.workload
+        plan, found = self._plan_of(case), Finding()
+        if isinstance(plan, DryRunPlan):
+            if plan.key in self._chosen:
+                self._wait(plan.key)
+            found = self._known.get(plan.key, found)
+        cluster, versions = question.cluster, question.framework.versions
+        devices = cluster, versions.get("torch", "")
+        if devices not in self._rates:  # looked up once in a command
+            self._rates[devices] = self._store.calibration(cluster, versions)
+        model = workload.model.fingerprint
+        stack = question.framework, model, workload.precision, workload.optimizer
+        if stack not in self._faults:
+            kept = self._store.guards(question).values()
+            self._faults[stack] = Faults(checks_of(question, kept))
+        faults, wrong = self._faults[stack], None
+        if faults.any:
+            wrong = faults.wrong(path_of(case.settings, cluster.world_size))
+        rates = self._rates[devices]
         if rates is None and not wrong:
             return found
-        return replace(found, calibration=rates, wrong=wrong)
-
-    def _wrong_of(self, case: Case) -> str:
-        """Why a case trains something else, as verdicts that are kept show."""
-        question, workload = case.question, case.question.workload
-        model = workload.model.fingerprint
-        key = question.framework, model, workload.precision, workload.optimizer
-        if key not in self._faults:
-            kept = self._cache.guards(question).values()
-            self._faults[key] = Faults(checks_of(question, kept))
-        faults = self._faults[key]
-        if not faults.any:
-            return ""
-        wrong = faults.wrong(path_of(case.settings, question.cluster.world_size))
-        return wrong.why if wrong else ""
-
-    def _calibration_of(self, case: Case) -> Calibration | None:
-        """The rates of a case's devices; looked up once in a command."""
-        cluster, versions = case.question.cluster, case.question.framework.versions
-        key = cluster, versions.get("torch", "")
-        if key not in self._rates:
-            self._rates[key] = self._cache.calibration(cluster, versions)
-        return self._rates[key]
-
-    def _dry_run_of(self, case: Case) -> Finding:
-        plan = self._plans.of(case)
-        if not isinstance(plan, DryRunPlan):
-            return _NOTHING
-        if plan.key in self._chosen:
-            self._wait(plan.key)
-        return self._known.get(plan.key, _NOTHING)
+        return replace(found, calibration=rates, wrong=wrong.why if wrong else "")
 
     def kept(self, case: Case, classes: Iterable[Settings]) -> dict[Settings, Profile]:
         """Profiles of other classes of a case's question, as far as they are kept; none is made."""
-        plans = {one: self._plans.of(replace(case, settings=one)) for one in classes}
+        plans = {one: self._plan_of(replace(case, settings=one)) for one in classes}
         keys = {one: plan.key for one, plan in plans.items() if isinstance(plan, DryRunPlan)}
         model = case.question.workload.model.fingerprint
         self._look_up(dict.fromkeys(keys.values(), model))
-        found = {one: self._known.get(key, _NOTHING).profile for one, key in keys.items()}
+        found = {one: self._known.get(key, Finding()).profile for one, key in keys.items()}
         return {one: profile for one, profile in found.items() if profile is not None}
 
     def _tell_missing(self, reason: str) -> None:
@@ -202,7 +160,7 @@ class DryRuns:
         fresh = sorted(models.keys() - self._looked_up)
         self._looked_up.update(fresh)
         for start in range(0, len(fresh), KEYS_AT_ONCE):
-            kept = self._cache.dry_runs(fresh[start : start + KEYS_AT_ONCE])
+            kept = self._store.dry_runs(fresh[start : start + KEYS_AT_ONCE])
             for key, dry_run in kept.items():
                 again = dry_run.error and self._policy is Policy.ALL
                 if not again and dry_run.holds_here():
@@ -211,7 +169,7 @@ class DryRuns:
 
     def _choose(self, plan: DryRunPlan, workload: Workload) -> None:
         """Have a class dry-run, as far as the policy goes."""
-        if missing := missing_package(workload, self._plans.versions):
+        if missing := missing_package(workload, self._versions):
             self._tell_missing(missing)
             return
         model, count = workload.model.fingerprint, len(plan.requests)
@@ -253,13 +211,33 @@ class DryRuns:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
                 dry_run = DryRun.from_answers(plan, answers[plan.key], now)
                 if dry_run.is_kept:
-                    self._cache.keep_dry_run(dry_run)
+                    self._store.keep_dry_run(dry_run)
                 self._known[plan.key] = _finding(dry_run)
                 del self._chosen[plan.key]
                 yield plan.key
 
-
-_NOTHING = Finding()
+    def _plan_of(self, case: Case) -> DryRunPlan | str:
+        """The plan of a case's class, made once; or the reason why there is none."""
+        question, settings = case.question, case.settings.settings_class
+        workload, cluster, framework = question.workload, question.cluster, question.framework
+        key = (
+            (workload.model.fingerprint, workload.sequence_length),
+            (workload.optimizer, workload.precision, workload.reduce_dtype),
+            (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
+            framework,
+            settings,
+        )
+        if (known := self._plans.get(key)) is not None:
+            return known
+        # What is not installed counts as stated: such dry runs may be kept, though none is made.
+        versions = {**framework.versions, **self._versions}
+        found: DryRunPlan | str = uncovered_settings(workload, framework, cluster, settings)
+        try:
+            found = found or plan_dry_runs(workload, cluster, framework, settings, versions)
+        except NotDryRunError as error:
+            found = error.reason
+        self._plans[key] = found
+        return found
 
 
 def _finding(dry_run: DryRun) -> Finding:
@@ -268,38 +246,3 @@ def _finding(dry_run: DryRun) -> Finding:
     if dry_run.error:
         return Finding(error=f"the dry run of these settings failed: {dry_run.error}")
     return Finding(profile=dry_run.profile, versions=dry_run.versions)
-
-
-class _Plans:
-    """How classes are dry-run, each planned once; of those that are not, why."""
-
-    def __init__(self, versions: Mapping[str, str]) -> None:
-        self.versions = versions
-        self._known: dict[tuple[object, ...], DryRunPlan | str] = {}
-
-    def of(self, case: Case) -> DryRunPlan | str:
-        """The plan of a case's class, or the reason why there is none."""
-        question, settings = case.question, case.settings.settings_class
-        workload, cluster = question.workload, question.cluster
-        key = (
-            (workload.model.fingerprint, workload.sequence_length),
-            (workload.optimizer, workload.precision, workload.reduce_dtype),
-            (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
-            question.framework,
-            settings,
-        )
-        if key not in self._known:
-            self._known[key] = self._planned(case, settings)
-        return self._known[key]
-
-    def _planned(self, case: Case, settings: Settings) -> DryRunPlan | str:
-        question = case.question
-        workload, cluster, framework = question.workload, question.cluster, question.framework
-        if reason := uncovered_settings(workload, framework, cluster, settings):
-            return reason
-        # What is not installed counts as stated: such dry runs may be kept, though none is made.
-        versions = {**framework.versions, **self.versions}
-        try:
-            return plan_dry_runs(workload, cluster, framework, settings, versions)
-        except NotDryRunError as error:
-            return error.reason

@@ -61,7 +61,6 @@ class CaseGiven(Common):
     """One configuration of one question, as a line of a file of cases has it."""
 
     id: Any = None
-    """Anything; it is only echoed."""
     cluster: Annotated[Cluster, PlainValidator(telling(cluster_of)), WrapValidator(Kept())]
     settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(telling(_read_settings))]
     script: Annotated[Script, PlainValidator(telling(_read_loop))] = Script()
@@ -74,7 +73,6 @@ class Case:
     question: Question
     """Workload, cluster and framework; without restrictions of knobs."""
     settings: Settings
-    """In canonical form."""
     headroom: float = HEADROOM
     """Share of the device's memory to leave free; not applied to ``memory_limit_gib``."""
     memory_limit_gib: float | None = None
@@ -99,12 +97,6 @@ def read_case(
 ) -> Case:
     """The case in a JSON object: ``workload``, ``cluster``, ``settings``, and if wanted
     ``framework``, ``headroom``, ``memory_limit_gib``, ``script`` and ``id``.
-
-    Args:
-        values: the object.
-        here: files may be named, and objects of Python given in the place of fields.
-        beside: errors of texts that could not be made values.
-        named: puts other names to the fields of errors.
 
     Raises:
         UsageError: fields are wrong or missing, or the settings break a rule; with its path.
@@ -157,16 +149,11 @@ def canonical(
             return settings, ()
         notes = settings_notes(question, written, given=given)
     except UsageError as error:
-        raise error.at(rule_path(error.field)) from error
+        first = error.field.partition(" x ")[0]  # of a product of sizes
+        inner = {"global_batch_size": "workload.global_batch_size"}
+        path = f"settings.{first}" if first in KNOBS else inner.get(error.field, error.field)
+        raise error.at(path) from error
     return settings, tuple(note.why for note in notes)
-
-
-def rule_path(field: str) -> str:
-    """The path in a case of what a rule of the space names."""
-    first = field.partition(" x ")[0]  # of a product of sizes
-    if first in KNOBS:
-        return f"settings.{first}"
-    return "workload.global_batch_size" if field == "global_batch_size" else field
 
 
 @lru_cache

@@ -44,28 +44,20 @@ class Backend(StrEnum):
 class Call(NamedTuple):
     """Holds what torch's choice depends on, beside the device."""
 
-    bits: int
-    """Of an element of queries, keys and values: 16 or 32."""
-    is_bf16: bool
-    """Whether 16 bits are bfloat16."""
+    bits: int  # of an element of queries, keys and values: 16 or 32
+    is_bf16: bool  # whether 16 bits are bfloat16
     grouped: bool
     """Whether there are fewer heads of keys than of queries, left to the kernel (``enable_gqa``);
     not where they were repeated before."""
-    head_dim: int
-    """Channels of a head."""
-    masked: bool = False
-    """Whether a mask is given, as of a window; being causal needs none."""
-    dropout: bool = False
-    """Whether probabilities are dropped out."""
+    head_dim: int  # channels of a head
+    masked: bool = False  # whether a mask is given, as of a window; being causal needs none
+    dropout: bool = False  # whether probabilities are dropped out
 
 
 def sdpa_backend(call: Call, capability: tuple[int, int], *, has_cudnn: bool = True) -> Backend:
-    """The kernel that torch chooses in training on an NVIDIA GPU.
+    """The kernel that torch chooses in training on an NVIDIA GPU of this compute capability.
 
-    Args:
-        call: the call's properties.
-        capability: the device's compute capability.
-        has_cudnn: whether cuDNN is newer than 9.15, as in torch's builds for CUDA 13.
+    cuDNN is newer than 9.15 in torch's builds for CUDA 13.
     """
     major, minor = capability
     most = FLASH_HEAD_DIM if capability == (9, 0) else CUDNN_HEAD_DIM
@@ -97,8 +89,7 @@ def sdpa_backend(call: Call, capability: tuple[int, int], *, has_cudnn: bool = T
 class Attention(NamedTuple):
     """Holds the attention kernels of a model's layers."""
 
-    unmasked: Backend = Backend.FLASH
-    """Where a kernel itself leaves out what comes after a query."""
+    unmasked: Backend = Backend.FLASH  # where a kernel itself leaves out what comes after a query
     masked: Backend = Backend.EFFICIENT
     """In layers with a window that is shorter than the sequence, which takes a mask."""
 
@@ -126,12 +117,8 @@ def capability_of(gpu: Gpu) -> tuple[int, int]:
 def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
     """Finds the attention kernels of a model's layers.
 
-    On CPUs torch has one fused kernel, which keeps what flash attention keeps.
-
-    Args:
-        model: its heads, their size, and its dropout count.
-        compute_bytes: of an element in matrix products: 2 (bf16) or 4 (fp32).
-        gpu: where it is trained.
+    On CPUs torch has one fused kernel, which keeps what flash attention keeps. An element in matrix
+    products has ``compute_bytes``: 2 (bf16) or 4 (fp32).
     """
     if has_capped_scores(model):
         return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)

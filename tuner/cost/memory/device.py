@@ -12,7 +12,7 @@ has none of this.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -34,7 +34,6 @@ from tuner.cost.memory.shards import (
 )
 from tuner.cost.memory.step import step_memory
 from tuner.cost.memory.tensors import model_tensors
-from tuner.model import ModelConfig
 
 # What they are called among the categories of memory at the peak.
 WORKSPACES = "library_workspaces"
@@ -63,8 +62,7 @@ class DeviceTerms:
 
     context: Quantity
     """The CUDA context: the driver's own structures, and the kernels loaded so far."""
-    communicators: Quantity
-    """Buffers of the process groups in which the rank communicates."""
+    communicators: Quantity  # buffers of the process groups in which the rank communicates
     reserved_free: Quantity
     """Reserved by the allocator at its peak, and not given out then. Elastic."""
 
@@ -197,35 +195,43 @@ def unsplit_bytes(
 class _Kept(NamedTuple):
     """Holds the bytes that a rank keeps, and what it gets beyond that in new memory."""
 
-    own: float
-    """Parameters; gradients take as much."""
+    own: float  # parameters; gradients take as much
     own_more: float
     states: float
     states_more: float
-    copies: float
-    """What the optimizer's step takes for a time."""
+    copies: float  # what the optimizer's step takes for a time
     copies_more: float
-    at_update: float = 0.0
-    """Of all, in the optimizer's step, where activations leave least."""
+    at_update: float = 0.0  # of all, in the optimizer's step, where activations leave least
 
     def unsplit(self, by_phase: Mapping[str, float]) -> tuple[float, float, float]:
         """In forward, in backward and in the optimizer's step, after phases of such peaks."""
         forward = max(by_phase.get(name, 0.0) for name in (Phase.FORWARD, Phase.LOSS))
         first = forward - self.states
         most = max(first, by_phase.get(Phase.BACKWARD, 0.0) - self.states)
-        new = _share_new(self.states + self.copies, most - 2 * self.own)
+
+        def share_new(wanted: float, free: float) -> float:
+            """The share of bytes wanted that is in new memory, where some are free."""
+            return min(1.0, max(0.0, 1 - max(0.0, free) / wanted)) if wanted else 0.0
+
+        new = share_new(self.states + self.copies, most - 2 * self.own)
         held = self.own_more + self.states_more * new
-        backward = held + self.own_more * _share_new(self.own, first - self.own)
+        backward = held + self.own_more * share_new(self.own, first - self.own)
         return held, backward, backward + self.copies_more * new
 
 
 @lru_cache(maxsize=1024)
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
-    weight, tp = WEIGHT_BYTES[workload.precision], axis_sizes(settings_class, cluster).tp
+    tp = axis_sizes(settings_class, cluster).tp
     ranks = shard_ranks(settings_class, cluster) if is_fsdp(settings_class, cluster) else 1
-    elements = _elements(workload.model, tp, ranks)
-    own, own_more = _sums(elements, weight)
-    moment, moment_more = _sums(elements, state_bytes(workload) / 2)
+    local = [tensor.local(tp) for tensor in model_tensors(workload.model).all]
+
+    def sums(each: float) -> tuple[float, float]:
+        """Bytes of tensors, and what they get beyond that in new memory."""
+        sizes = [-(-one.rows // ranks) * one.columns * each for one in local]
+        return sum(sizes), sum(map(beyond, sizes))
+
+    own, own_more = sums(WEIGHT_BYTES[workload.precision])
+    moment, moment_more = sums(state_bytes(workload) / 2)
     copies = copies_whole(workload, cluster)
     kept = _Kept(own, own_more, 2 * moment, 2 * moment_more, copies * own, copies * own_more)
     least = replace(
@@ -237,21 +243,3 @@ def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) ->
     found = step_memory(workload, least, cluster).by_phase
     *_, at_update = kept.unsplit({str(phase): size for phase, size in found.items()})
     return kept._replace(at_update=at_update)
-
-
-def _share_new(wanted: float, free: float) -> float:
-    """The share of bytes wanted that is in new memory, where some are free."""
-    return min(1.0, max(0.0, 1 - max(0.0, free) / wanted)) if wanted else 0.0
-
-
-@lru_cache(maxsize=1024)
-def _elements(model: ModelConfig, tp: int, ranks: int) -> tuple[int, ...]:
-    """Elements of each parameter as one rank keeps it."""
-    local = (tensor.local(tp) for tensor in model_tensors(model).all)
-    return tuple(-(-one.rows // ranks) * one.columns for one in local)
-
-
-def _sums(elements: Iterable[int], each: float) -> tuple[float, float]:
-    """Bytes of tensors, and what they get beyond that in new memory."""
-    sizes = [count * each for count in elements]
-    return sum(sizes), sum(map(beyond, sizes))

@@ -30,24 +30,17 @@ class Program:
     """A layer's events. Its input is there before forward; so is its output's gradient before
     backward, which takes it over and leaves the input's in its place."""
 
-    forward: tuple[Event, ...]
-    """In order; afterwards the output is there in the place of the input."""
+    forward: tuple[Event, ...]  # in order; afterwards the output is there in the place of the input
     unsaved: tuple[Event, ...]
     """The same where nothing is saved, under checkpointing; the input stays beside the output."""
-    again: tuple[Event, ...]
-    """Forward for backward's sake: input and output stay as they were."""
-    backward: tuple[Event, ...]
-    """In order."""
-    saves_input: bool
-    """Whether the input is among what forward leaves for backward."""
+    again: tuple[Event, ...]  # forward for backward's sake: input and output stay as they were
+    backward: tuple[Event, ...]  # in order
+    saves_input: bool  # whether the input is among what forward leaves for backward
     kept_bytes: float
     """What forward leaves for backward, per sequence; the input too, if it is saved."""
-    cast_elements: float
-    """Elements of cast weights that forward leaves for backward."""
-    unsaved_cast_elements: float
-    """The same where nothing is saved."""
-    weight_elements: float
-    """Elements of all weights."""
+    cast_elements: float  # elements of cast weights that forward leaves for backward
+    unsaved_cast_elements: float  # the same where nothing is saved
+    weight_elements: float  # elements of all weights
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,16 +57,10 @@ class _Op:
 
 @dataclass(slots=True)
 class Graph:
-    """Operators of a layer. Tensors are numbers; 0 is the layer's input.
+    """Operators of a layer. Tensors are numbers; 0 is the layer's input."""
 
-    Args:
-        input_bytes: of the layer's input, per sequence.
-        casts_weights: whether each weight is cast before it is used (autocast).
-        keeps_casts: see the field.
-    """
-
-    input_bytes: float
-    casts_weights: bool = False
+    input_bytes: float  # of the layer's input, per sequence
+    casts_weights: bool = False  # whether each weight is cast before it is used (autocast)
     keeps_casts: bool = True
     """Whether a cast weight lives on where nothing saves it (autocast's own cache)."""
     _sizes: list[float] = field(init=False)
@@ -106,16 +93,10 @@ class Graph:
     ) -> int:
         """One operator with one output.
 
-        Args:
-            size: bytes of the output, per sequence.
-            inputs: tensors that get a gradient.
-            saves: tensors that are kept for its backward.
-            output_saved: whether the output is kept for it too.
-            passes: whether the output's gradient is the inputs' as it is (a sum, a view).
-            forward_work: bytes of buffers that die before it returns.
-            backward_work: the same of its backward.
-            weight: elements of a weight that it computes with.
-            casts: whether autocast knows the operator, and casts its weight.
+        Inputs get a gradient; ``saves``, and the output if ``output_saved``, are kept for its
+        backward. With ``passes`` the output's gradient is the inputs' as it is (a sum, a view).
+        Work is of buffers that die before it returns. It computes with a weight of so many
+        elements, which autocast ``casts`` where it knows the operator.
         """
         kept = (*saves, len(self._sizes)) if output_saved else tuple(saves)
         return self.ops(
@@ -161,11 +142,24 @@ class Graph:
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
         saved = {tensor for op in self._ops for tensor in op.saves}
-        last_use = self._last_use(output)
+        # the operator after which each tensor's memory is freed, unless it is saved
+        ops = self._ops
+        last_use = {tensor: i for i, op in enumerate(ops) for tensor in (*op.outputs, *op.inputs)}
+        for tensor, index in self._held.items():
+            last_use[tensor] = max(last_use[tensor], index)
+        for part in sorted(self._bases, reverse=True):
+            base = self._bases[part]
+            last_use[base] = max(last_use[base], last_use[part])
+        last_use[0] = last_use[output] = len(ops)  # the caller holds them
         forward = _forward(self._sizes, self._ops, saved, last_use)
         unsaved = _forward(self._sizes, self._ops, set(), last_use)
         if not self.keeps_casts:
-            unsaved = [e for event in unsaved for e in _uncast(event)]
+            # a cast weight dies after its use
+            unsaved = [
+                one
+                for kind, size in unsaved
+                for one in ((kind, size), (kind, -size))[: 1 + (kind is EventKind.CAST)]
+            ]
         ends = [(EventKind.PASSING, -self._sizes[0])]
         ends += [(EventKind.KEPT, self._sizes[0])] if 0 in saved else []
         backward = _backward(self._sizes, self._gradients, self._ops, output)
@@ -182,18 +176,6 @@ class Graph:
             unsaved_cast_elements=cast * self.keeps_casts,
             weight_elements=weights,
         )
-
-    def _last_use(self, output: int) -> dict[int, int]:
-        """The operator after which each tensor's memory is freed, unless it is saved."""
-        ops = self._ops
-        last = {tensor: i for i, op in enumerate(ops) for tensor in (*op.outputs, *op.inputs)}
-        for tensor, index in self._held.items():
-            last[tensor] = max(last[tensor], index)
-        for part in sorted(self._bases, reverse=True):
-            base = self._bases[part]
-            last[base] = max(last[base], last[part])
-        last[0] = last[output] = len(ops)  # the caller holds them
-        return last
 
 
 def _forward(
@@ -220,7 +202,8 @@ def _shortened(events: list[Event]) -> tuple[Event, ...]:
     """The same rise and fall with fewer steps.
 
     Between events of weights everything is of the same sequences, so of each stretch only the
-    highest moment and the end matter.
+    highest moment and the end matter: to that moment, and from there down to the end. Of what
+    remains, by kind, frees come first, so that no moment is too high.
     """
     short: list[Event] = []
     stretch: list[Event] = []
@@ -228,31 +211,17 @@ def _shortened(events: list[Event]) -> tuple[Event, ...]:
         if event[0] in (EventKind.KEPT, EventKind.PASSING):
             stretch.append(event)
             continue
-        short += _stretch(stretch)
+        totals = list(accumulate((size for _, size in stretch), initial=0.0))
+        top = max(range(len(totals)), key=totals.__getitem__)
+        for part in (stretch[:top], stretch[top:]):
+            sums = [
+                (kept, sum(size for kind, size in part if kind is kept))
+                for kept in (EventKind.KEPT, EventKind.PASSING)
+            ]
+            short += sorted(sums, key=lambda one: one[1])
         stretch = []
         short.append(event)
     return tuple(event for event in short if event[1])
-
-
-def _stretch(events: list[Event]) -> list[Event]:
-    """To the highest moment, from there down to the end."""
-    totals = list(accumulate((size for _, size in events), initial=0.0))
-    top = max(range(len(totals)), key=totals.__getitem__)
-    return [*_net(events[:top]), *_net(events[top:])]
-
-
-def _net(events: list[Event]) -> list[Event]:
-    """Sums what remains of some events, by kind; frees first, so that no moment is too high."""
-    sums = [
-        (k, sum(size for kind, size in events if kind is k))
-        for k in (EventKind.KEPT, EventKind.PASSING)
-    ]
-    return sorted(sums, key=lambda event: event[1])
-
-
-def _uncast(event: Event) -> tuple[Event, ...]:
-    """A cast weight that dies after its use."""
-    return (event, (event[0], -event[1])) if event[0] is EventKind.CAST else (event,)
 
 
 class _Gradients:
@@ -285,7 +254,6 @@ class _Gradients:
         return [size, 0]
 
     def drop(self, gradient: list[float]) -> None:
-        """Give up a reference."""
         gradient[1] -= 1
         if gradient[1] <= 0:
             self._events.append((EventKind.PASSING, -gradient[0]))

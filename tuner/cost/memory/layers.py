@@ -1,6 +1,5 @@
 """Builds the graph of one decoder layer, operator by operator, as transformers computes it."""
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -25,16 +24,12 @@ class LayerKey(NamedTuple):
 
     model: ModelConfig
     sequence_length: int
-    compute_bytes: int
-    """Bytes of an element in matrix products."""
-    residual_bytes: int
-    """Bytes of an element between the blocks; under autocast these stay fp32."""
+    compute_bytes: int  # bytes of an element in matrix products
+    residual_bytes: int  # bytes of an element between the blocks; under autocast these stay fp32
     tp: int
-    recompute: bool
-    """Whether backward gathers activations again (``tp_recompute_allgather``)."""
+    recompute: bool  # whether backward gathers activations again (``tp_recompute_allgather``)
     device: Device
-    attention: Attention
-    """What computes attention."""
+    attention: Attention  # what computes attention
 
 
 @lru_cache(maxsize=4096)
@@ -66,28 +61,31 @@ class _Layer:
         self.queries = model.heads * model.head_dim / self.tp
         self.keys = model.kv_heads * model.head_dim / self.tp
         self.stream = self.r * self.own * self.hidden
+        self.scores = model.heads / self.tp * float(self.tokens) ** 2  # of all heads of this rank
+        self.drops_out = bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
         self.memory: dict[int, int] = {}  # of tensors that are parts of others
         self.returned: tuple[int, ...] = ()  # what attention returns beside its output
         self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
 
     def program(self) -> Program:
-        """The compiled layer."""
         if self.model.model_type in ("phi", "gpt_neox"):
             return self.graph.compile(self._parallel())
         x = 0
         for block in (self._attention, self._moe if self.sparse else self._mlp):
-            x = self._add(x, self._after(block(self._before(x))))
+            normed = x if self.model.model_type == "olmo2" else self._norm(x)
+            x = self._add(x, self._after(block(normed)))
         self.graph.hold(*self.returned)
         return self.graph.compile(x)
-
-    def _before(self, x: int) -> int:
-        return x if self.model.model_type == "olmo2" else self._norm(x)
 
     def _after(self, x: int) -> int:
         """Adds what some types do with a block's output before it is added."""
         if self.model.model_type in ("olmo2", "gemma2", "gemma3_text"):
             return self._norm(x)
-        return self._dropout(x, self.fields.get("resid_pdrop", self.fields.get("hidden_dropout")))
+        if not self.fields.get("resid_pdrop", self.fields.get("hidden_dropout")):
+            return x
+        mask = dropout_mask(self.stream, self.r, self.key.device)
+        index = self.graph.next + 1
+        return self.graph.ops((self.stream, mask), x, saves=(index,))[0]
 
     def _parallel(self) -> int:
         """Attention and MLP beside each other, on one norm or two."""
@@ -101,13 +99,6 @@ class _Layer:
 
     def _add(self, x: int, y: int) -> int:
         return self.graph.op(self.stream, x, y, passes=True)
-
-    def _dropout(self, x: int, rate: float | None) -> int:
-        if not rate:
-            return x
-        mask = dropout_mask(self.stream, self.r, self.key.device)
-        index = self.graph.next + 1
-        return self.graph.ops((self.stream, mask), x, saves=(index,))[0]
 
     def _norm(self, x: int) -> int:
         """The norm of the residual stream."""
@@ -213,27 +204,21 @@ class _Layer:
             straight = q, k
             q, k = self._rotate(q, self.queries), self._rotate(k, self.keys)
             self.graph.hold(*straight)
-        attend = self._attend()
-        attended = attend(q, k, v)
-        if attend == self._fused and self.model.model_type in _JOINED:
-            # joined heads lie one after the other, and so do their outputs: these are copied
-            attended = self.graph.op(self.c * self.tokens * self.queries, attended)
+        backend = self.key.attention.of(masked=self.sliding)
+        if backend is Backend.EAGER:
+            attended = self._capped(q, k, v)
+        elif backend is Backend.MATH:
+            attended = self._math(q, k, v)
+        elif self.drops_out and self.key.device is Device.CPU:
+            attended = self._unfused(q, k, v)
+        else:
+            attended = self._fused(q, k, v)
+            if self.model.model_type in _JOINED:
+                # joined heads lie one after the other, and so do their outputs: these are copied
+                attended = self.graph.op(self.c * self.tokens * self.queries, attended)
         out = self._row(attended, self.queries, self.architecture.output_bias)
         self.graph.hold(x, q, k, v)
         return out
-
-    def _attend(self) -> Callable[[int, int, int], int]:
-        backend = self.key.attention.of(masked=self.sliding)
-        if backend is Backend.EAGER:
-            return self._capped
-        if backend is Backend.MATH:
-            return self._math
-        if self._drops_out() and self.key.device is Device.CPU:
-            return self._unfused
-        return self._fused
-
-    def _drops_out(self) -> bool:
-        return bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
 
     def _rotate(self, x: int, width: float) -> int:
         """Rotary positions: two products and their sum, of which nothing is kept."""
@@ -275,17 +260,13 @@ class _Layer:
         saves = (*given, first, first + 1, first + 2)
         return self.graph.ops(outputs, q, k, v, saves=saves)[0]
 
-    def _scores(self) -> float:
-        """Scores of all heads of this rank, in elements."""
-        return self.model.heads / self.tp * float(self.tokens) ** 2
-
     def _capped(self, q: int, k: int, v: int) -> int:
         """Attention operator by operator, with capped scores.
 
         Softmax copies scores to fp32 first: ATen's kernel of both does so for fp16 only. The layer
         holds the probabilities, which attention returns, to its end.
         """
-        graph, c, scores = self.graph, self.c, self._scores()
+        graph, c, scores = self.graph, self.c, self.scores
         size = c * self.tokens * self.queries
         k, v = self._repeated(k), self._repeated(v)
         repeated = k, v
@@ -317,7 +298,7 @@ class _Layer:
         byte each, and softmax's backward has a buffer (``softmax_backward_cuda_out`` in
         ``SoftMax.cu``). The mask itself, one for all heads, is not counted.
         """
-        graph, wide, scores = self.graph, 4 * self.tokens * self.queries, 4 * self._scores()
+        graph, wide, scores = self.graph, 4 * self.tokens * self.queries, 4 * self.scores
         repeats = leaves_groups(self.model) and not self.sliding
         if not repeats:
             k, v = self._repeated(k), self._repeated(v)
@@ -338,7 +319,7 @@ class _Layer:
             scores, masked, output_saved=True, forward_work=scores / 4, backward_work=scores
         )
         weights = soft
-        if self._drops_out():
+        if self.drops_out:
             index = graph.next + 1
             weights = graph.ops((scores, scores / 4), soft, saves=(index,))[0]
         values = v if repeats else graph.op(wide, v)
@@ -350,7 +331,7 @@ class _Layer:
 
     def _unfused(self, q: int, k: int, v: int) -> int:
         """CPU's attention with dropout: in fp32, with its weights, a mask and their product."""
-        graph, scores, size = self.graph, self._scores(), 4 * self.tokens * self.queries
+        graph, scores, size = self.graph, self.scores, 4 * self.tokens * self.queries
         k, v = self._repeated(k), self._repeated(v)
         q, k, v = graph.op(size, q), graph.op(size, k), graph.op(size, v)
         raw = graph.op(4 * scores, q, k, saves=(q, k), forward_work=4 * scores)
@@ -372,9 +353,22 @@ class _Layer:
         names = ("hidden_act", "hidden_activation", "activation_function")
         name = str(next((self.fields[n] for n in names if n in self.fields), "silu"))
         bias = self.architecture.mlp_bias
+
+        def activated(x: int) -> int:
+            graph, size = self.graph, self.c * self.tokens * width
+            if name not in _SPELLED_OUT:
+                return graph.op(size, x, saves=(x,))
+            half = graph.op(size, x)
+            work = 2 * size
+            inner = graph.op(
+                size, x, saves=(x,), output_saved=True, forward_work=work, backward_work=work
+            )
+            more = graph.op(size, inner, passes=True)
+            return graph.op(size, half, more, saves=(half, more))
+
         if not self.architecture.gated:
             inner = self._columns(x, (width,), bias)[0]
-            return self._row(self._activated(inner, width, name), width, bias)
+            return self._row(activated(inner), width, bias)
         if self.model.model_type == "phi3":
             size = self.c * self.tokens * width  # gate and up from one linear
             both = self._linear(x, self.hidden, 2 * width)
@@ -383,24 +377,13 @@ class _Layer:
             return self._row(self.graph.op(size, active, up, saves=(active, both)), width)
         if self.tp > 1:
             gate, up = self._columns(x, (width, width), bias)
-            active = self._activated(gate, width, name)
+            active = activated(gate)
         else:
             gate = self._linear(x, self.hidden, width, bias=bias)
-            active = self._activated(gate, width, name)
+            active = activated(gate)
             up = self._linear(x, self.hidden, width, bias=bias)
         size = self.c * self.tokens * width
         return self._row(self.graph.op(size, active, up, saves=(active, up)), width, bias)
-
-    def _activated(self, x: int, width: float, name: str) -> int:
-        graph, size = self.graph, self.c * self.tokens * width
-        if name not in _SPELLED_OUT:
-            return graph.op(size, x, saves=(x,))
-        half = graph.op(size, x)
-        inner = graph.op(
-            size, x, saves=(x,), output_saved=True, forward_work=2 * size, backward_work=2 * size
-        )
-        more = graph.op(size, inner, passes=True)
-        return graph.op(size, half, more, saves=(half, more))
 
     def _moe(self, x: int) -> int:
         """A router, and the grouped products of transformers' ``grouped_mm_experts_forward``.
@@ -432,14 +415,14 @@ class _Layer:
         out = graph.op(self.stream, back, forward_work=4 * self.own * self.hidden)
         graph.hold(x, sent, down)
         shared = self.fields.get("shared_expert_intermediate_size")
-        return self._add(out, self._shared(x, shared)) if shared else out
-
-    def _shared(self, x: int, width: float) -> int:
-        """The expert that every token goes through, and its gate."""
-        size = self.c * self.own * width
-        gate, up = self._linear(x, self.hidden, width), self._linear(x, self.hidden, width)
-        active = self.graph.op(size, gate, saves=(gate,))
-        out = self._linear(
-            self.graph.op(size, active, up, saves=(active, up)), width, self.hidden, wide=False
+        if not shared:
+            return out
+        # the expert that every token goes through, and its gate
+        size = self.c * self.own * shared
+        gate, up = self._linear(x, self.hidden, shared), self._linear(x, self.hidden, shared)
+        active = graph.op(size, gate, saves=(gate,))
+        always = self._linear(
+            graph.op(size, active, up, saves=(active, up)), shared, self.hidden, wide=False
         )
-        return self.graph.op(self.stream, out, saves=(out,), weight=self.hidden)
+        gated = graph.op(self.stream, always, saves=(always,), weight=self.hidden)
+        return self._add(out, gated)

@@ -3,9 +3,11 @@
 from dataclasses import dataclass
 from functools import lru_cache
 
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
+from tuner.cost.memory.shards import axis_sizes
 from tuner.model import ModelConfig
 
 
@@ -13,18 +15,13 @@ from tuner.model import ModelConfig
 class Counts:
     """Counts of a model that take a while to find."""
 
-    layer: float
-    """Parameters of one decoder layer, on average."""
-    active: float
-    """Parameters of a layer that one token uses."""
-    embedding: int
-    """Parameters of the token embedding; the output head has as many."""
-    attention: int
-    """Channels of all query heads."""
-    kept: int
-    """Channels that one layer keeps for backward, per token."""
-    mlp: int
-    """Inner channels of the MLP that one token goes through."""
+    layer: float  # parameters of one decoder layer, on average
+    active: float  # parameters of a layer that one token uses
+    embedding: int  # parameters of the token embedding; the output head has as many
+    attention: int  # channels of all query heads
+    kept: int  # channels that one layer keeps for backward, per token
+    mlp: int  # inner channels of the MLP that one token goes through
+    expert: float  # parameters of one expert, averaged over all layers, sparse or not
 
 
 @lru_cache(maxsize=64)
@@ -37,7 +34,11 @@ def counts(model: ModelConfig) -> Counts:
     """
     width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
     mlp = model.experts_per_token * model.expert_intermediate_size or model.intermediate_size
+    expert = 3.0 * model.hidden_size * model.expert_intermediate_size
+    if idle := model.experts - model.experts_per_token:
+        expert = (model.parameters - model.active_parameters) / idle / model.layers
     return Counts(
+        expert=expert,
         layer=(model.parameters - model.embedding_parameters) / model.layers,
         active=(model.active_parameters - model.embedding_parameters) / model.layers,
         embedding=model.vocab_size * model.hidden_size,
@@ -51,14 +52,10 @@ def counts(model: ModelConfig) -> Counts:
 class Stage:
     """One pipeline stage: its layers and its end pieces."""
 
-    layers: int
-    """Decoder layers."""
-    embedding: bool
-    """The token embedding."""
-    head: bool
-    """The output head."""
-    blocks: int
-    """Parts of any kind, also those without parameters; a stage without any cannot run."""
+    layers: int  # decoder layers
+    embedding: bool  # the token embedding
+    head: bool  # the output head
+    blocks: int  # parts of any kind, also those without parameters; a stage without any cannot run
 
 
 @lru_cache(maxsize=1024)
@@ -101,18 +98,12 @@ def stage_parameters(model: ModelConfig, stage: Stage) -> float:
 class StageMemory:
     """Bytes on one rank of a stage. All but ``late_bytes`` are live at the peak of backward."""
 
-    parameters_bytes: float
-    """bf16 weights."""
-    gradients_bytes: float
-    """The fp32 buffer, bf16 gradients and buffers of their reduction."""
-    optimizer_bytes: float
-    """fp32 weights and moments."""
-    activations_bytes: float
-    """What forward keeps of the micro-batches in flight."""
-    logits_bytes: float
-    """Logits and the loss's copies of them."""
-    late_bytes: float
-    """Freed late, because another stream used it: reserved, not allocated."""
+    parameters_bytes: float  # bf16 weights
+    gradients_bytes: float  # the fp32 buffer, bf16 gradients and buffers of their reduction
+    optimizer_bytes: float  # fp32 weights and moments
+    activations_bytes: float  # what forward keeps of the micro-batches in flight
+    logits_bytes: float  # logits and the loss's copies of them
+    late_bytes: float  # freed late, because another stream used it: reserved, not allocated
 
     @property
     def allocated_bytes(self) -> float:
@@ -127,18 +118,24 @@ class StageMemory:
 
 
 def stage_memory(
-    workload: Workload, settings: Settings, world_size: int, costs: Costs, index: int = 0
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, index: int = 0
 ) -> StageMemory:
     """Bytes of stage ``index``; the first usually needs most, having most in flight."""
-    m, model, tp = costs.memory, workload.model, settings.tp_size
+    m, model, sizes = costs.memory, workload.model, axis_sizes(settings, cluster)
+    tp = sizes.tp
     stage = stages(model, settings.pp_size)[index]
     parameters = stage_parameters(model, stage) / tp
-    dp = settings.data_parallel_size(world_size)
-    shards = dp if settings.sharding is Sharding.ZERO1 else 1
+    shards = sizes.dp if settings.sharding is Sharding.ZERO1 else 1
     in_flight = min(settings.gradient_accumulation_steps, settings.pp_size - index)
     tokens = settings.micro_batch_size * workload.sequence_length
     channels = tokens * model.hidden_size
-    layers = _kept_bytes(workload, settings) * stage.layers * in_flight
+    kept = 2.0 * tokens * model.hidden_size / tp  # bytes of one layer and micro-batch
+    if settings.activation_checkpointing is not Checkpointing.FULL:
+        kept = 2.0 * tokens * counts(model).kept / tp
+        if not settings.tp_recompute_allgather and tp > 1:
+            # inputs of two linears stay gathered
+            kept = kept + 2 * 2.0 * tokens * model.hidden_size * (1 - 1 / tp)
+    layers = kept * stage.layers * in_flight
     carried = m.in_flight_bytes + m.in_flight_sharded_bytes / tp
     more = m.tp_factor if tp > 1 else 0.0
     late = 0.0
@@ -157,18 +154,6 @@ def stage_memory(
         logits_bytes=stage.head * m.logit_bytes * tokens * model.vocab_size / tp,
         late_bytes=late,
     )
-
-
-def _kept_bytes(workload: Workload, settings: Settings) -> float:
-    """Bytes of one layer and micro-batch."""
-    tokens, tp = settings.micro_batch_size * workload.sequence_length, settings.tp_size
-    hidden = workload.model.hidden_size
-    if settings.activation_checkpointing is Checkpointing.FULL:
-        return 2.0 * tokens * hidden / tp
-    kept = 2.0 * tokens * counts(workload.model).kept / tp
-    if settings.tp_recompute_allgather or tp == 1:
-        return kept
-    return kept + 2 * 2.0 * tokens * hidden * (1 - 1 / tp)  # inputs of two linears stay gathered
 
 
 def refused(workload: Workload, settings: Settings) -> str:

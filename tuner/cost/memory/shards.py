@@ -5,10 +5,10 @@ the root's (``fsdp2_prepare_model`` in ``accelerate/utils/fsdp_utils.py``). Wher
 embedding, both are one unit.
 """
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate, takewhile
 from math import ceil
 from typing import NamedTuple
 
@@ -26,37 +26,23 @@ from tuner.model.shape import SLIDING, layer_kinds
 class Unit(NamedTuple):
     """Elements of parameters that are gathered together."""
 
-    whole: int = 0
-    """What one rank computes with: the tensor-parallel rank's part."""
-    padded: int = 0
-    """The same with what sharding pads: whole rows of dimension 0 for every rank."""
-    shard: int = 0
-    """What one rank keeps."""
-    summed: int = 0
-    """Of the largest weight whose gradient is summed over tensor-parallel ranks."""
-
-    def beside(self, other: "Unit") -> "Unit":
-        """Both as one unit."""
-        return Unit(
-            whole=self.whole + other.whole,
-            padded=self.padded + other.padded,
-            shard=self.shard + other.shard,
-            summed=max(self.summed, other.summed),
-        )
+    whole: int = 0  # what one rank computes with: the tensor-parallel rank's part
+    padded: int = 0  # the same with what sharding pads: whole rows of dimension 0 for every rank
+    shard: int = 0  # what one rank keeps
+    summed: int = 0  # of the largest weight whose gradient is summed over tensor-parallel ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
     """The units of a model."""
 
-    embedding: Unit
-    """The token embedding, also where it is the head too."""
-    layers: tuple[Unit, ...]
-    """Decoder layers, in order."""
-    tail: Unit
-    """The last norm, and the head where it is not the embedding."""
-    root: Unit
-    """Learned positions, where there are any."""
+    embedding: Unit  # the token embedding, also where it is the head too
+    layers: tuple[Unit, ...]  # decoder layers, in order
+    layers_padded: int  # what all of them gather
+    tail: Unit  # the last norm, and the head where it is not the embedding
+    root: Unit  # learned positions, where there are any
+    ends: Unit  # tail and root, and the embedding where it is the head, as one unit
+    largest: int  # elements of the largest single parameter's shard
 
 
 @lru_cache(maxsize=4096)
@@ -65,21 +51,30 @@ def model_units(model: ModelConfig, tp: int, ranks: int) -> Units:
     tensors = model_tensors(model)
 
     def unit(*parts: Tensor) -> Unit:
-        return _unit(parts, tp, ranks)
+        local = [part.local(tp) for part in parts]
+        shard = sum(shard_elements(part, ranks) for part in local)
+        summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
+        return Unit(
+            whole=sum(part.elements for part in local),
+            padded=shard * ranks,
+            shard=shard,
+            summed=max(summed, default=0),
+        )
 
     dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)
+    layers = tuple(sparse if is_sparse else dense for is_sparse in tensors.is_sparse)
+    tied = model.tied_embeddings
     return Units(
         embedding=unit(*tensors.embedding),
-        layers=tuple(sparse if is_sparse else dense for is_sparse in tensors.is_sparse),
+        layers=layers,
+        layers_padded=sum(layer.padded for layer in layers),
         tail=unit(*tensors.norm, *tensors.head),
         root=unit(*tensors.positions),
+        ends=unit(
+            *tensors.norm, *tensors.head, *tensors.positions, *(tensors.embedding if tied else ())
+        ),
+        largest=max(shard_elements(t.local(tp), ranks) for t in set(tensors.all)),
     )
-
-
-@lru_cache(maxsize=256)
-def largest_shard(model: ModelConfig, tp: int, ranks: int) -> int:
-    """Elements of the largest single parameter's shard."""
-    return max(shard_elements(t.local(tp), ranks) for t in set(model_tensors(model).all))
 
 
 def shard_elements(tensor: Tensor, ranks: int) -> int:
@@ -90,18 +85,6 @@ def shard_elements(tensor: Tensor, ranks: int) -> int:
     there are more ranks than experts.
     """
     return -(-tensor.rows // ranks) * tensor.columns
-
-
-def _unit(parts: Iterable[Tensor], tp: int, ranks: int) -> Unit:
-    local = [part.local(tp) for part in parts]
-    shard = sum(shard_elements(part, ranks) for part in local)
-    summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
-    return Unit(
-        whole=sum(part.elements for part in local),
-        padded=shard * ranks,
-        shard=shard,
-        summed=max(summed, default=0),
-    )
 
 
 class Axis(StrEnum):
@@ -117,16 +100,12 @@ class Sizes(NamedTuple):
     """Ranks on each axis."""
 
     tp: int
-    shard: int
-    """Ranks that FSDP shards over; 1 without it."""
-    replicate: int
-    """Ranks that hold equal shards; 1 unless FSDP shards within nodes."""
-    dp: int
-    """Ranks that see different data, with FSDP or without."""
+    shard: int  # ranks that FSDP shards over; 1 without it
+    replicate: int  # ranks that hold equal shards; 1 unless FSDP shards within nodes
+    dp: int  # ranks that see different data, with FSDP or without
 
     @property
     def is_fsdp(self) -> bool:
-        """Tells whether FSDP wraps the model."""
         return self.shard * self.replicate > 1
 
 
@@ -140,7 +119,6 @@ def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
 
 
 def is_fsdp(settings: Settings, cluster: Cluster) -> bool:
-    """Tells whether FSDP wraps the model."""
     return axis_sizes(settings, cluster).is_fsdp
 
 
@@ -171,18 +149,15 @@ STEP_BYTES_8BIT = 2 * (4 + 4 / 256)
 class Layer:
     """One decoder layer."""
 
-    program: Program
-    """What its activations do."""
-    unit: Unit
-    """Its parameters."""
+    program: Program  # what its activations do
+    unit: Unit  # its parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Some layers together; the sums of their fields."""
 
-    count: int
-    """How many."""
+    count: int  # how many
     kept_bytes: float
     cast_elements: float
     unsaved_cast_elements: float
@@ -210,20 +185,13 @@ NEAR_ENDS = 2
 class Shards:
     """A model as one rank holds it."""
 
-    layers: tuple[Layer, ...]
-    """In order."""
-    all_layers: Span
-    """All of them together."""
-    inner: Span
-    """Those between the first and the last."""
-    middle: Span
-    """Those between the first two and the last two."""
-    embedding: Unit
-    """The token embedding; empty where it is tied to the head."""
-    tail: Unit
-    """The output head and the last norm; learned positions too, which are few."""
-    largest: float
-    """Elements of the largest single parameter's shard."""
+    layers: tuple[Layer, ...]  # in order
+    all_layers: Span  # all of them together
+    inner: Span  # those between the first and the last
+    middle: Span  # those between the first two and the last two
+    embedding: Unit  # the token embedding; empty where it is tied to the head
+    tail: Unit  # the output head and the last norm; learned positions too, which are few
+    largest: float  # elements of the largest single parameter's shard
 
     @property
     def whole(self) -> float:
@@ -257,7 +225,7 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
         sequence_length=workload.sequence_length,
         compute_bytes=compute,
         residual_bytes=residual,
-        tp=axis_sizes(settings, cluster).tp,
+        tp=settings.tp_size,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
         attention=attention_of(workload.model, compute, cluster.gpu),
@@ -267,38 +235,34 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
 
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
-    model, tp = key.model, key.tp
+    model = key.model
     variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
-    units = model_units(model, tp, ranks)
+    units = model_units(model, key.tp, ranks)
     made = {
         one: Layer(program=layer_program(key, sparse=one.sparse, sliding=one.masked), unit=unit)
         for one, unit in set(zip(variants, units.layers[: len(variants)], strict=True))
     }
-    tail, tied = units.tail.beside(units.root), model.tied_embeddings
     layers = tuple(made[one] for one in variants)
     return Shards(
         layers=layers,
         all_layers=Span.of(layers),
         inner=Span.of(layers[1:-1]),
         middle=Span.of(layers[NEAR_ENDS:-NEAR_ENDS]),
-        embedding=Unit() if tied else units.embedding,
-        tail=tail.beside(units.embedding) if tied else tail,
-        largest=largest_shard(model, tp, ranks),
+        embedding=Unit() if model.tied_embeddings else units.embedding,
+        tail=units.ends,
+        largest=units.largest,
     )
 
 
 class LayerVariant(NamedTuple):
     """Holds what makes two layers need different memory in sequences of one length."""
 
-    sparse: bool
-    """Whether it has experts."""
-    masked: bool
-    """Whether its attention takes a window's mask."""
+    sparse: bool  # whether it has experts
+    masked: bool  # whether its attention takes a window's mask
 
 
 @lru_cache(maxsize=256)
 def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVariant, ...]:
-    """The variant of each layer, in order."""
     window = model.fields.get("sliding_window") or 0
     masks = 0 < window <= sequence_length
     return tuple(
@@ -342,20 +306,10 @@ def full_buckets_bytes(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]
     Item ``i`` is for when ``i`` layers are left to do, so the first is for when only the
     embedding's gradient is missing.
     """
-    tensors, there = model_tensors(model), 0
-    parts: list[Sequence[Tensor]] = [*reversed(list(tensors.layers))]
+    tensors, buckets, there = model_tensors(model), ddp_buckets(model, weight_bytes), 0
     found: list[int] = []
-    for part in [(*tensors.norm, *tensors.head), *parts]:
+    for part in [(*tensors.norm, *tensors.head), *reversed(list(tensors.layers))]:
         there += weight_bytes * sum(tensor.elements for tensor in part)
-        found.append(_full(ddp_buckets(model, weight_bytes), there))
+        filled = takewhile(lambda size: size <= there, accumulate(buckets))  # noqa: B023
+        found.append(max(filled, default=0))
     return tuple(reversed(found))
-
-
-def _full(buckets: tuple[int, ...], there: int) -> int:
-    """Bytes of the first buckets that gradients of ``there`` bytes fill."""
-    full = 0
-    for size in buckets:
-        if full + size > there:
-            break
-        full += size
-    return full

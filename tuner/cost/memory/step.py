@@ -25,15 +25,12 @@ from tuner.cost.memory.shards import (
     STEP_BYTES_8BIT,
     WEIGHT_BYTES,
     Layer,
-    Span,
-    Unit,
     copies_whole,
     is_fsdp,
     layer_variants,
     shards,
     state_bytes,
 )
-from tuner.cost.memory.tensors import rotated_channels
 from tuner.cost.memory.wrapping import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -55,19 +52,15 @@ from tuner.model.shape import has_capped_scores, layer_kinds
 class StepMemory:
     """Memory of one optimizer step on the rank that needs most."""
 
-    moments: Mapping[Phase, Moment]
-    """The highest moment of each phase."""
-    micro_batch_size: int
-    """Sequences at once."""
+    moments: Mapping[Phase, Moment]  # the highest moment of each phase
+    micro_batch_size: int  # sequences at once
 
     @property
     def total_bytes(self) -> float:
-        """The peak."""
         return max(self.by_phase.values())
 
     @property
     def by_phase(self) -> dict[Phase, float]:
-        """The highest of each phase, in bytes."""
         return {phase: one.total(self.micro_batch_size) for phase, one in self.moments.items()}
 
     def breakdown(self, phase: Phase) -> Mapping[str, float]:
@@ -94,10 +87,8 @@ def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> Ste
 class MemoryBound:
     """Holds what puts probes in order of memory."""
 
-    floor_bytes: int
-    """What the step's peak cannot be below."""
-    total_bytes: int
-    """Estimate of the step's peak."""
+    floor_bytes: int  # what the step's peak cannot be below
+    total_bytes: int  # estimate of the step's peak
 
 
 def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> MemoryBound:
@@ -139,24 +130,8 @@ class _Step(Wrapping):
     """One micro-batch and the optimizer, on a tape."""
 
     def run(self) -> tuple[Moment, ...]:
-        """Follow the step."""
-        tape = self.tape
-        self._hold()
-        tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
-        tape.enter(Phase.FORWARD)
-        self._forward()
-        tape.enter(Phase.LOSS)
-        self._loss()
-        tape.enter(Phase.BACKWARD)
-        self._loss_backward()
-        self._backward()
-        tape.enter(Phase.OPTIMIZER)
-        self._update()
-        return tape.moments()
-
-    def _hold(self) -> None:
-        """Holds what is there all the time, and what waits from one micro-batch to the next."""
         tape, parts = self.tape, self.parts
+        # what is there all the time, and what waits from one micro-batch to the next
         own = parts.shard if self.fsdp else parts.whole
         tape.fixed(PARAMETERS, self.on_device * self.w * own)
         state = parts.shard if self.settings.sharding is not Sharding.ZERO1 else own / self.replicas
@@ -168,32 +143,35 @@ class _Step(Wrapping):
             tape.fixed(GRADIENTS_UNSHARDED, waiting)
         elif self.accumulates:
             tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.shard)
+        tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
+        tape.enter(Phase.FORWARD)
+        self._forward()
+        tape.enter(Phase.LOSS)
+        self._loss()
+        tape.enter(Phase.BACKWARD)
+        self._loss_backward()
+        self._backward()
+        tape.enter(Phase.OPTIMIZER)
+        # AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part. On
+        # CUDA the 8-bit one holds both moments of one parameter in fp32. On CPUs no probe sees what
+        # its compiled step makes.
+        optimizer, on_cuda = self.workload.optimizer, self.cluster.gpu.device is Device.CUDA
+        if self.on_device and optimizer is Optimizer.ADAMW_8BIT and on_cuda:
+            tape.fixed(TEMPORARIES, STEP_BYTES_8BIT * parts.largest)
+        if self.on_device and optimizer is Optimizer.ADAMW:
+            copies = own if copies_whole(self.workload, self.cluster) else 2 * parts.largest
+            tape.fixed(TEMPORARIES, self.w * copies)
+        return tape.moments()
 
     def _forward(self) -> None:
-        layers, count = self.parts.layers, len(self.parts.layers)
-        self._embed()
-        self._forward_layer(layers[0], first=True)
-        if count > 2:
-            self._forward_between(self.parts.inner, layers[-2].unit)
-        if count > 1:
-            self._forward_layer(layers[-1])
-        if not self.tied:
-            self.gather(self.parts.tail)
-        self._last_norm()
-        self.tape.sequence(TEMPORARIES, -self.embedded_held)
-        if not self.full:
-            self._hold_masks(-1)
-
-    def _embed(self) -> None:
-        """Tokens of the whole sequence; tensor parallelism sums and cuts them at the first layer.
-
-        transformers' decoder holds the embedded tokens to its end.
-        """
-        tape, whole = self.tape, self.stream * self.tp
+        tape, layers, count = self.tape, self.parts.layers, len(self.parts.layers)
+        # Tokens are embedded of the whole sequence; tensor parallelism sums and cuts them at the
+        # first layer. transformers' decoder holds the embedded tokens to its end.
         self.gather(self.parts.tail if self.tied else self.parts.embedding)
         if self.tp == 1:
             tape.sequence(TEMPORARIES, self.stream)
         else:
+            whole = self.stream * self.tp
             tape.sequence(TEMPORARIES, 2 * whole)
             tape.sequence(TEMPORARIES, self.stream - whole)
             self.embedded_held = whole
@@ -205,11 +183,29 @@ class _Step(Wrapping):
         self._hold_masks(1)
         if not self.tied:
             self.release(self.parts.embedding)
-
-    @property
-    def turns(self) -> float:
-        """Cosines and sines of rotary positions, which all layers share."""
-        return 2 * self.r * self.tokens * sum(rotated_channels(self.model))
+        self._forward_layer(layers[0], first=True)
+        if count > 2:
+            span = self.parts.inner
+            kept = self.stream * span.count if self.full else span.kept_bytes
+            tape.sequence(ACTIVATIONS, kept)
+            cast = span.unsaved_cast_elements if self.full else span.cast_elements
+            tape.fixed(GATHERED_PARAMETERS, self.c * cast)
+            if self.fsdp:
+                if not self.reshards:
+                    tape.fixed(GATHERED_PARAMETERS, self.c * span.padded)
+                last = self.c * layers[-2].unit.padded
+                tape.fixed(GATHERED_PARAMETERS, last - self.gathered)
+                self.gathered = last
+        if count > 1:
+            self._forward_layer(layers[-1])
+        if not self.tied:
+            self.gather(self.parts.tail)
+        kept, out = self._normed
+        self.tape.sequence(ACTIVATIONS, kept + out)
+        self.tape.sequence(TEMPORARIES, -self.stream)
+        self.tape.sequence(TEMPORARIES, -self.embedded_held)
+        if not self.full:
+            self._hold_masks(-1)
 
     def _hold_masks(self, sign: int) -> None:
         """Masks that layers share: born (1), or freed (-1).
@@ -246,26 +242,6 @@ class _Step(Wrapping):
             self.embedded_held = self.stream
         self.release(layer.unit)
 
-    def _forward_between(self, span: Span, unit: Unit) -> None:
-        """All but the first layer and the last; ``unit`` is the last of these."""
-        tape = self.tape
-        tape.sequence(ACTIVATIONS, self._kept(span))
-        tape.fixed(GATHERED_PARAMETERS, self.c * self._cast(span))
-        if not self.fsdp:
-            return
-        if not self.reshards:
-            tape.fixed(GATHERED_PARAMETERS, self.c * span.padded)
-        last = self.c * unit.padded
-        tape.fixed(GATHERED_PARAMETERS, last - self.gathered)
-        self.gathered = last
-
-    def _cast(self, span: Span) -> float:
-        """Elements of layers' weights that stay cast to the end of forward."""
-        return span.unsaved_cast_elements if self.full else span.cast_elements
-
-    def _kept(self, span: Span) -> float:
-        return self.stream * span.count if self.full else span.kept_bytes
-
     @property
     def _normed(self) -> tuple[float, float]:
         """Bytes that the last norm keeps, and its output, which the head keeps; per sequence."""
@@ -276,11 +252,6 @@ class _Step(Wrapping):
             return 8 * own, self.stream
         return (4 + self.r) * own if self.r < 4 else 8 * own, self.stream
 
-    def _last_norm(self) -> None:
-        kept, out = self._normed
-        self.tape.sequence(ACTIVATIONS, kept + out)
-        self.tape.sequence(TEMPORARIES, -self.stream)
-
     @property
     def _head_input(self) -> float:
         """Bytes that the head keeps beside the norm's output: gathered, or cast."""
@@ -288,10 +259,6 @@ class _Step(Wrapping):
         if self.tp > 1:
             return 0.0 if self.settings.tp_recompute_allgather else whole
         return whole if self.casts else 0.0
-
-    @property
-    def _capped(self) -> bool:
-        return bool(self.model.fields.get("final_logit_softcapping"))
 
     def _loss(self) -> None:
         """Logits, their fp32 copy, and its log-softmax; capped logits keep their tanh too."""
@@ -305,7 +272,7 @@ class _Step(Wrapping):
             tape.sequence(LOGITS_AND_LOSS, self._head_input + self.c * v)
         if self.casts:
             tape.fixed(GATHERED_PARAMETERS, self.c * self.parts.tail.whole)
-        if self._capped:
+        if self.model.fields.get("final_logit_softcapping"):
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
         wide = 4 * v if self.c < 4 else 0.0
         tape.sequence(LOGITS_AND_LOSS, wide + 4 * v)
@@ -314,7 +281,7 @@ class _Step(Wrapping):
             self.gathered = 0.0
         tape.sequence(LOGITS_AND_LOSS, -(wide + self.c * v))
         if self.casts and self.full:  # autocast forgets its casts; nothing else holds them
-            tape.fixed(GATHERED_PARAMETERS, -self.c * self._cast(self.parts.all_layers))
+            tape.fixed(GATHERED_PARAMETERS, -self.c * self.parts.all_layers.unsaved_cast_elements)
 
     # ---------------------------------------------------------------- backward
 
@@ -332,28 +299,19 @@ class _Step(Wrapping):
         if self.c < 4:
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
             tape.sequence(LOGITS_AND_LOSS, -4 * v)
-        if self._capped:
+        if self.model.fields.get("final_logit_softcapping"):
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
             tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
         self.prefetch(self.parts.layers[-1].unit)
-        self._head_backward()
-        tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
-        if self.casts:
-            tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
-        tape.sequence(ACTIVATIONS, -(kept + out))
-        if not self.tied:
-            self.reduce_unit(tail, one_weight=True)
-
-    def _head_backward(self) -> None:
-        tape, whole = self.tape, self.c * self.tokens * self.model.hidden_size
+        whole = self.c * self.tokens * self.model.hidden_size
         again = self.tp > 1 and self.settings.tp_recompute_allgather
         if again:
             tape.sequence(TEMPORARIES, 2 * whole)
             tape.sequence(TEMPORARIES, -whole)
         if self.tied:  # waits for the embedding's part
-            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * self.parts.tail.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
         else:
-            self.weight_gradient(self.parts.tail.whole)
+            self.weight_gradient(tail.whole)
         if again:
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, whole)
@@ -361,11 +319,12 @@ class _Step(Wrapping):
             tape.sequence(TEMPORARIES, whole)
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, self.stream - whole)
-
-    @property
-    def w_gradient(self) -> int:
-        """Bytes of an element of a weight's gradient as autograd makes it."""
-        return self.c if self.fsdp else self.w
+        tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
+        if self.casts:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
+        tape.sequence(ACTIVATIONS, -(kept + out))
+        if not self.tied:
+            self.reduce_unit(tail, one_weight=True)
 
     def _backward(self) -> None:
         layers = self.parts.layers
@@ -374,7 +333,16 @@ class _Step(Wrapping):
         for index in reversed(range(max(near, len(layers) - NEAR_ENDS), len(layers))):
             self._backward_layer(index)
         if self.parts.middle.count:
-            self._backward_between(self.parts.middle)
+            tape, span = self.tape, self.parts.middle
+            kept = self.stream * span.count if self.full else span.kept_bytes
+            tape.sequence(ACTIVATIONS, -kept)
+            if not self.full:
+                tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
+            if not self.fsdp:
+                waits = 0.0 if self.whole_waits else self.w * span.whole
+                tape.fixed(GRADIENTS_UNSHARDED, waits)
+            else:
+                self.reduce_between(span)
             self.cast_full_buckets(near)
         for index in reversed(range(near)):
             self._backward_layer(index)
@@ -397,23 +365,6 @@ class _Step(Wrapping):
             self.tape.sequence(ACTIVATIONS, saved_twice - self.stream)
         self.reduce_unit(layer.unit)
         self.cast_full_buckets(index)
-
-    def _backward_between(self, span: Span) -> None:
-        tape = self.tape
-        tape.sequence(ACTIVATIONS, -self._kept(span))
-        if not self.full:
-            tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
-        if not self.fsdp:
-            tape.fixed(GRADIENTS_UNSHARDED, 0.0 if self.whole_waits else self.w * span.whole)
-            return
-        if not self.reshards:
-            tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
-        if self.whole_waits:
-            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.whole)
-        if self.on_device and not self.adds_up:
-            tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
-        if self.hybrid and self.reduced_apart:
-            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
 
     def _embedding_backward(self) -> None:
         tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
@@ -450,18 +401,3 @@ class _Step(Wrapping):
         self.reducing = 0.0
         if self.hybrid and self.reduced_apart:
             tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.shard)
-
-    def _update(self) -> None:
-        """AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part.
-
-        On CUDA the 8-bit one holds both moments of one parameter in fp32. On CPUs no probe sees
-        what its compiled step makes.
-        """
-        own = self.parts.shard if self.fsdp else self.parts.whole
-        eight_bit = self.workload.optimizer is Optimizer.ADAMW_8BIT
-        if self.on_device and eight_bit and self.cluster.gpu.device is Device.CUDA:
-            self.tape.fixed(TEMPORARIES, STEP_BYTES_8BIT * self.parts.largest)
-        if not self.on_device or self.workload.optimizer is not Optimizer.ADAMW:
-            return
-        copies = own if copies_whole(self.workload, self.cluster) else 2 * self.parts.largest
-        self.tape.fixed(TEMPORARIES, self.w * copies)

@@ -6,7 +6,7 @@ transformers' models.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
@@ -29,12 +29,9 @@ class Split(Enum):
 class Tensor(NamedTuple):
     """One parameter."""
 
-    rows: int
-    """Size of dimension 0, which FSDP2 cuts."""
-    columns: int = 1
-    """Elements of one row."""
-    split: Split = Split.NONE
-    """Under tensor parallelism."""
+    rows: int  # size of dimension 0, which FSDP2 cuts
+    columns: int = 1  # elements of one row
+    split: Split = Split.NONE  # under tensor parallelism
 
     def local(self, tp: int) -> "Tensor":
         """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
@@ -48,7 +45,6 @@ class Tensor(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Numbers in it."""
         return self.rows * self.columns
 
 
@@ -56,20 +52,19 @@ class Tensor(NamedTuple):
 class ModelTensors:
     """The parameters of a model by place, in the order of ``model.parameters()``."""
 
-    embedding: tuple[Tensor, ...]
-    """The token embedding."""
-    positions: tuple[Tensor, ...]
-    """Learned positions, where there are any."""
-    dense_layer: tuple[Tensor, ...]
-    """A decoder layer with one MLP."""
-    sparse_layer: tuple[Tensor, ...]
-    """A decoder layer with experts; empty in a dense model."""
-    is_sparse: tuple[bool, ...]
-    """For each layer whether it has experts."""
-    norm: tuple[Tensor, ...]
-    """The last norm."""
-    head: tuple[Tensor, ...]
-    """The output head, empty where it is the embedding."""
+    embedding: tuple[Tensor, ...]  # the token embedding
+    positions: tuple[Tensor, ...]  # learned positions, where there are any
+    dense_layer: tuple[Tensor, ...]  # a decoder layer with one MLP
+    sparse_layer: tuple[Tensor, ...]  # a decoder layer with experts; empty in a dense model
+    is_sparse: tuple[bool, ...]  # for each layer whether it has experts
+    norm: tuple[Tensor, ...]  # the last norm
+    head: tuple[Tensor, ...]  # the output head, empty where it is the embedding
+    replicated: tuple[int, ...] = field(init=False)
+    """Elements of each that tensor parallelism replicates."""
+
+    def __post_init__(self) -> None:
+        whole = tuple(tensor.elements for tensor in self.all if tensor.split is Split.NONE)
+        object.__setattr__(self, "replicated", whole)
 
     @property
     def layers(self) -> Iterator[tuple[Tensor, ...]]:
@@ -88,19 +83,36 @@ class ModelTensors:
 
 @lru_cache(maxsize=64)
 def model_tensors(model: ModelConfig) -> ModelTensors:
-    """The parameters of a model."""
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     embedding = Tensor(model.vocab_size, hidden, Split.ROWS)
     learned = (Tensor(model.max_sequence_length, hidden),) if a.rope is None else ()
     head: tuple[Tensor, ...] = () if model.tied_embeddings else (embedding,)
     head += (Tensor(model.vocab_size, 1, Split.ROWS),) * a.head_bias
+    norm, attention = (Tensor(hidden),) * a.norm_weights, _attention(model)
+
+    def layer(*mlp: Tensor) -> tuple[Tensor, ...]:
+        if model.model_type == "gpt2":
+            return (*norm, *attention, *norm, *mlp)
+        if model.model_type == "gpt_neox":
+            return (*norm * a.norms, *attention, *mlp)
+        return (*attention, *mlp, *norm * a.norms)
+
+    sparse: tuple[Tensor, ...] = ()
+    if model.experts:  # packed in two tensors, cut by expert, beside router and shared expert
+        width, experts = model.expert_intermediate_size, model.experts
+        packed = (Tensor(experts, 2 * width * hidden), Tensor(experts, hidden * width))
+        router = (Tensor(experts, hidden),)
+        shared = model.fields.get("shared_expert_intermediate_size")
+        always = (*_mlp(model, shared), Tensor(1, hidden)) if shared else ()
+        routed = (*packed, *router) if model.model_type == "qwen3_moe" else (*router, *packed)
+        sparse = layer(*routed, *always)
     return ModelTensors(
         embedding=(embedding,),
         positions=learned,
-        dense_layer=_layer(model, _mlp(model, model.intermediate_size)),
-        sparse_layer=_layer(model, _experts(model)) if model.experts else (),
+        dense_layer=layer(*_mlp(model, model.intermediate_size)),
+        sparse_layer=sparse,
         is_sparse=tuple(kind.sparse for kind in layer_kinds(model)),
-        norm=_norm(model),
+        norm=norm,
         head=head,
     )
 
@@ -128,24 +140,13 @@ def rotated_channels(model: ModelConfig) -> tuple[int, ...]:
     return tuple(2 * ((int(model.head_dim * share) + 1) // 2) for share in shares)
 
 
-def _layer(model: ModelConfig, mlp: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    a = ARCHITECTURES[model.model_type]
-    norms = _norm(model) * a.norms
-    if model.model_type == "gpt2":
-        return (*_norm(model), *_attention(model), *_norm(model), *mlp)
-    if model.model_type == "gpt_neox":
-        return (*norms, *_attention(model), *mlp)
-    return (*_attention(model), *mlp, *norms)
-
-
-def _norm(model: ModelConfig) -> tuple[Tensor, ...]:
-    return (Tensor(model.hidden_size),) * ARCHITECTURES[model.model_type].norm_weights
-
-
 def _attention(model: ModelConfig) -> tuple[Tensor, ...]:
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    bias, out_bias = (_flag(model, flag) for flag in (a.qkv_bias, a.output_bias))
+    bias, out_bias, head_norms = (
+        bool(model.fields[flag]) if isinstance(flag, str) else flag
+        for flag in (a.qkv_bias, a.output_bias, a.head_norms)
+    )
     out = (Tensor(hidden, width, Split.COLUMNS), *(Tensor(hidden),) * out_bias)
     if model.model_type == "phi3":
         return (*out, Tensor(width + 2 * kv, hidden, Split.ROWS))
@@ -158,7 +159,7 @@ def _attention(model: ModelConfig) -> tuple[Tensor, ...]:
         projections += [Tensor(rows, hidden, Split.ROWS)]
         projections += [Tensor(rows, 1, Split.ROWS)] * bias
     norms: tuple[Tensor, ...] = ()
-    if _flag(model, a.head_norms):
+    if head_norms:
         norms = (Tensor(model.head_dim),) * a.norm_weights * 2
     if a.wide_norms:
         norms = (Tensor(width), Tensor(kv))
@@ -167,7 +168,7 @@ def _attention(model: ModelConfig) -> tuple[Tensor, ...]:
 
 def _mlp(model: ModelConfig, width: int) -> tuple[Tensor, ...]:
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
-    bias = _flag(model, a.mlp_bias)
+    bias = bool(model.fields[a.mlp_bias]) if isinstance(a.mlp_bias, str) else a.mlp_bias
     into, out = Tensor(width, hidden, Split.ROWS), Tensor(hidden, width, Split.COLUMNS)
     if model.model_type == "gpt2":  # its linears hold the transpose
         into, out = Tensor(hidden, width), Tensor(width, hidden)
@@ -175,19 +176,3 @@ def _mlp(model: ModelConfig, width: int) -> tuple[Tensor, ...]:
         return (Tensor(2 * width, hidden, Split.ROWS), out)
     first = (into, *(Tensor(width, 1, Split.ROWS),) * bias)
     return (*first * (2 if a.gated else 1), out, *(Tensor(hidden),) * bias)
-
-
-def _experts(model: ModelConfig) -> tuple[Tensor, ...]:
-    """Experts packed in two tensors, cut by expert, beside router and shared expert."""
-    hidden, width, experts = model.hidden_size, model.expert_intermediate_size, model.experts
-    packed = (Tensor(experts, 2 * width * hidden), Tensor(experts, hidden * width))
-    router = (Tensor(experts, hidden),)
-    shared = model.fields.get("shared_expert_intermediate_size")
-    always = (*_mlp(model, shared), Tensor(1, hidden)) if shared else ()
-    if model.model_type == "qwen3_moe":
-        return (*packed, *router)
-    return (*router, *packed, *always)
-
-
-def _flag(model: ModelConfig, condition: bool | str) -> bool:
-    return bool(model.fields[condition]) if isinstance(condition, str) else condition

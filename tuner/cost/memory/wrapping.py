@@ -13,6 +13,7 @@ from tuner.cost.memory.shards import (
     REDUCE_BYTES,
     WEIGHT_BYTES,
     Shards,
+    Span,
     Unit,
     autocasts,
     axis_sizes,
@@ -20,6 +21,7 @@ from tuner.cost.memory.shards import (
     full_buckets_bytes,
     shards,
 )
+from tuner.cost.memory.tensors import rotated_channels
 
 CATEGORIES = tuple(Category)
 (
@@ -36,19 +38,13 @@ MICRO_BATCHES = (1, 2, 4, 16, 256)
 class Moment:
     """Bytes held at one moment: a straight line in the micro-batch size."""
 
-    phase: Phase
-    """When."""
-    fixed_bytes: tuple[float, ...]
-    """Bytes by category whatever the micro-batch size."""
-    sequence_bytes: tuple[float, ...]
-    """Bytes by category for each sequence of the micro-batch."""
-    fixed: float
-    """Sum of ``fixed_bytes``."""
-    per_sequence: float
-    """Sum of ``sequence_bytes``."""
+    phase: Phase  # when
+    fixed_bytes: tuple[float, ...]  # bytes by category whatever the micro-batch size
+    sequence_bytes: tuple[float, ...]  # bytes by category for each sequence of the micro-batch
+    fixed: float  # sum of ``fixed_bytes``
+    per_sequence: float  # sum of ``sequence_bytes``
 
     def total(self, micro_batch_size: int) -> float:
-        """All bytes."""
         return self.fixed + self.per_sequence * micro_batch_size
 
     def breakdown(self, micro_batch_size: int) -> Mapping[str, float]:
@@ -103,7 +99,13 @@ class Tape:
             total, key = fixed + slope * size, (self.phase, size)
             known = best.get(key)
             if known is None or total > known[0]:
-                moment = moment or self._moment()
+                moment = moment or Moment(
+                    phase=self.phase,
+                    fixed_bytes=tuple(self._fixed),
+                    sequence_bytes=tuple(self._sequence),
+                    fixed=fixed,
+                    per_sequence=slope,
+                )
                 best[key] = (total, moment)
 
     def moments(self) -> tuple[Moment, ...]:
@@ -111,24 +113,12 @@ class Tape:
         self.note()
         return tuple({id(moment): moment for _, moment in self._best.values()}.values())
 
-    def _moment(self) -> Moment:
-        return Moment(
-            phase=self.phase,
-            fixed_bytes=tuple(self._fixed),
-            sequence_bytes=tuple(self._sequence),
-            fixed=self._total,
-            per_sequence=self._slope,
-        )
-
 
 class Wrapping:
     """A tape, and what the wrapper writes on it.
 
-    Args:
-        workload: what is trained.
-        settings: micro-batch size and accumulation are not read.
-        accumulates: whether the step has more than one micro-batch.
-        cluster: where.
+    Of the settings micro-batch size and accumulation are not read; ``accumulates`` says whether
+    the step has more than one micro-batch.
     """
 
     def __init__(
@@ -152,8 +142,16 @@ class Wrapping:
         self.accumulates = accumulates
         self.whole_waits = accumulates and (not self.fsdp or not settings.sync_each_batch)
         self.on_device = not settings.cpu_offload
+        # a reduced gradient is added to one that is there already
+        self.adds_up = accumulates and not self.whole_waits
+        # what is reduced is not itself the gradient that the optimizer takes
+        self.reduced_apart = self.reduce != self.w or self.adds_up
+        # bytes of an element of a weight's gradient as autograd makes it
+        self.w_gradient = self.c if self.fsdp else self.w
         self.tokens = workload.sequence_length
         self.stream = self.r * self.tokens * self.model.hidden_size / self.tp
+        # cosines and sines of rotary positions, which all layers share
+        self.turns = 2 * self.r * self.tokens * sum(rotated_channels(self.model))
         self.vocabulary = self.tokens * self.model.vocab_size / self.tp
         self.tied = not self.parts.embedding.whole
         self.gathered = 0.0  # the last all-gather's buffer, which FSDP2 frees late
@@ -172,9 +170,7 @@ class Wrapping:
 
         The hook that reduces in another dtype casts (``_set_reduce_dtype`` in
         workers/probe/stack.py). Reductions that are fast free some casts before.
-
-        Args:
-            layers_left: layers that backward has still to do; -1 when all is done.
+        Nothing is left to do where ``layers_left`` is -1.
         """
         if self.full_buckets:
             held = self.reduce / self.w * self.full_buckets[layers_left]
@@ -223,24 +219,9 @@ class Wrapping:
         tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
         last = one_weight * held * unit.whole
         tape.fixed(GRADIENTS_UNSHARDED, last - held * unit.whole)
-        self._keep_reduced(unit, last)
-
-    @property
-    def adds_up(self) -> bool:
-        """Tells whether a reduced gradient is added to one that is there already."""
-        return self.accumulates and not self.whole_waits
-
-    @property
-    def reduced_apart(self) -> bool:
-        """Tells whether what is reduced is not itself the gradient that the optimizer takes."""
-        return self.reduce != self.w or self.adds_up
-
-    def _keep_reduced(self, unit: Unit, last: float) -> None:
-        """The reduced shard; a loop's variable holds the unit's last gradient until then.
-
-        Under hybrid sharding the all-reduce between replicas holds its buffer to the end.
-        """
-        tape, own, reduced = self.tape, self.w * unit.shard, self.reduce * unit.shard
+        # a loop's variable holds the unit's last gradient until the reduced shard is there; under
+        # hybrid sharding the all-reduce between replicas holds its buffer to the end
+        own, reduced = self.w * unit.shard, self.reduce * unit.shard
         tape.fixed(GRADIENTS_SHARDED, reduced)
         if self.over_gloo:  # it scatters a copy of what it reduces
             tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
@@ -255,10 +236,22 @@ class Wrapping:
         elif not self.on_device:
             tape.fixed(GRADIENTS_SHARDED, 0.0 if self.adds_up else -own)
 
+    def reduce_between(self, span: Span) -> None:
+        """Layers that are passed in one go in backward."""
+        tape = self.tape
+        if not self.reshards:
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
+        if self.whole_waits:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.whole)
+        if self.on_device and not self.adds_up:
+            tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
+        if self.hybrid and self.reduced_apart:
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
+
     def weight_gradient(self, elements: float, *, cast: bool = True) -> None:
         """A gradient is born; where one waits already, it is added to that and dies."""
         tape = self.tape
-        size = (self.c if self.fsdp else self.w) * elements
+        size = self.w_gradient * elements
         cast = cast and self.casts
         if cast:
             tape.fixed(GRADIENTS_UNSHARDED, self.c * elements)

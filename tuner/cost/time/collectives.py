@@ -11,8 +11,6 @@ replicated (tensor parallelism), so there is no all-to-all.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
-from typing import NamedTuple
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
@@ -28,8 +26,7 @@ from tuner.cost.memory.shards import (
     ddp_buckets,
     model_units,
 )
-from tuner.cost.memory.tensors import Split, buffer_bytes, model_tensors
-from tuner.model import ModelConfig
+from tuner.cost.memory.tensors import buffer_bytes, model_tensors
 
 
 class Op(StrEnum):
@@ -53,35 +50,12 @@ class Overlap(StrEnum):
 class StepCollective:
     """Collectives of one kind in one optimizer step."""
 
-    op: Op
-    """Which collective."""
-    axis: Axis
-    """Ranks that take part."""
-    phase: Phase
-    """When."""
-    overlap: Overlap
-    """What hides it."""
-    count: int
-    """How many there are."""
-    bytes: float
-    """Bytes of the whole tensors, all of them together."""
-
-
-class _Elements(NamedTuple):
-    """Numbers that FSDP2's units hold, padded to the ranks, and how many units there are."""
-
-    first: int
-    """The unit that forward waits for."""
-    ahead: int
-    """All others of forward."""
-    ahead_units: int
-    again: int
-    """Gathered in backward again: all but the outermost, which stay."""
-    again_units: int
-    last: int
-    """The unit whose gradients come last: the token embedding's."""
-    behind: int
-    """All others of backward."""
+    op: Op  # which collective
+    axis: Axis  # ranks that take part
+    phase: Phase  # when
+    overlap: Overlap  # what hides it
+    count: int  # how many there are
+    bytes: float  # bytes of the whole tensors, all of them together
 
 
 def reducing_passes(settings: Settings) -> int:
@@ -94,10 +68,7 @@ def step_collectives(
 ) -> tuple[StepCollective, ...]:
     """All collectives of one optimizer step of rank 0, added up by kind.
 
-    Args:
-        workload: what is trained.
-        settings: legal ones; ``pp_size`` must be 1.
-        cluster: where.
+    The settings are legal ones; ``pp_size`` must be 1.
     """
     sizes = axis_sizes(settings, cluster)
     found: list[StepCollective] = []
@@ -112,60 +83,45 @@ def step_collectives(
 
 
 def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepCollective]:
-    """Gathers of each pass, and reductions of those passes that synchronize."""
-    e = _fsdp_elements(workload.model, sizes.tp, sizes.shard)
+    """Gathers of each pass, and reductions of those passes that synchronize.
+
+    Where the head is the embedding, that unit begins forward and ends backward. The root's is
+    gathered first. All but the outermost are gathered in backward again.
+    """
+    held, tied = model_units(workload.model, sizes.tp, sizes.shard), workload.model.tied_embeddings
+    embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
+    outermost = embedding + tail * tied  # its gradients come last
+    whole = outermost + tail * (not tied) + root + held.layers_padded
+    first = root or outermost  # forward waits for it
     passes, reduces = settings.gradient_accumulation_steps, reducing_passes(settings)
     assert workload.reduce_dtype is not None
     gather = passes * COMPUTE_BYTES[workload.precision]
     reduce = reduces * REDUCE_BYTES[workload.reduce_dtype]
     axis, forward, backward = Axis.DP_SHARD, Phase.FORWARD, Phase.BACKWARD
     ahead, behind, waits = Overlap.PREFETCHED, Overlap.BEHIND_BACKWARD, Overlap.EXPOSED
-    units = passes * e.ahead_units
+    again_units = len(held.layers) + (not tied)
+    units = again_units + bool(root)
     found = [
-        StepCollective(Op.ALL_GATHER, axis, forward, waits, passes, gather * e.first),
-        StepCollective(Op.ALL_GATHER, axis, forward, ahead, units, gather * e.ahead),
+        StepCollective(Op.ALL_GATHER, axis, forward, waits, passes, gather * first),
+        StepCollective(
+            Op.ALL_GATHER, axis, forward, ahead, passes * units, gather * (whole - first)
+        ),
     ]
     if settings.sharding is not Sharding.SHARD_GRAD_OP:
-        units = passes * e.again_units
-        found += [StepCollective(Op.ALL_GATHER, axis, backward, ahead, units, gather * e.again)]
-    units = reduces * e.ahead_units
+        count, again = passes * again_units, held.layers_padded + embedding * (not tied)
+        found += [StepCollective(Op.ALL_GATHER, axis, backward, ahead, count, gather * again)]
+    count, others = reduces * units, whole - outermost
     found += [
-        StepCollective(Op.REDUCE_SCATTER, axis, backward, waits, reduces, reduce * e.last),
-        StepCollective(Op.REDUCE_SCATTER, axis, backward, behind, units, reduce * e.behind),
+        StepCollective(Op.REDUCE_SCATTER, axis, backward, waits, reduces, reduce * outermost),
+        StepCollective(Op.REDUCE_SCATTER, axis, backward, behind, count, reduce * others),
     ]
     if sizes.replicate > 1:
         axis, shared = Axis.DP_REPLICATE, reduce / sizes.shard
         found += [
-            StepCollective(Op.ALL_REDUCE, axis, backward, waits, reduces, shared * e.last),
-            StepCollective(Op.ALL_REDUCE, axis, backward, behind, units, shared * e.behind),
+            StepCollective(Op.ALL_REDUCE, axis, backward, waits, reduces, shared * outermost),
+            StepCollective(Op.ALL_REDUCE, axis, backward, behind, count, shared * others),
         ]
     return found
-
-
-@lru_cache(maxsize=4096)
-def _fsdp_elements(model: ModelConfig, tp: int, ranks: int) -> _Elements:
-    """Elements of the units, in the order in which they are gathered.
-
-    Where the head is the embedding, that unit begins forward and ends backward. The root's is
-    gathered first.
-    """
-    held = model_units(model, tp, ranks)
-    units = len(held.layers)
-    layers = sum(layer.padded for layer in held.layers)
-    embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
-    tied = model.tied_embeddings
-    begins = embedding + tail * tied
-    whole = begins + tail * (not tied) + root + layers
-    first = root or begins
-    return _Elements(
-        first=first,
-        ahead=whole - first,
-        ahead_units=units + (not tied) + bool(root),
-        again=layers + embedding * (not tied),
-        again_units=units + (not tied),
-        last=begins,
-        behind=whole - begins,
-    )
 
 
 def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
@@ -239,14 +195,7 @@ def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) 
         if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format
             assert workload.reduce_dtype is not None
             number = REDUCE_BYTES[workload.reduce_dtype]
-    tensors, elements = _replicated(workload.model)
+    replicated = model_tensors(workload.model).replicated
     op, phase = Op.ALL_REDUCE, Phase.BACKWARD
-    count, size = passes * tensors, passes * number * elements
+    count, size = passes * len(replicated), passes * number * sum(replicated)
     return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, count, size)
-
-
-@lru_cache(maxsize=64)
-def _replicated(model: ModelConfig) -> tuple[int, int]:
-    """Parameters that tensor parallelism replicates: how many, and their elements."""
-    found = [t.elements for t in model_tensors(model).all if t.split is Split.NONE]
-    return len(found), sum(found)

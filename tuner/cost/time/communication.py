@@ -23,10 +23,8 @@ from tuner.cost.time.collectives import Op, Overlap, StepCollective
 class Group:
     """Ranks that communicate."""
 
-    ranks: int
-    """Number of ranks."""
-    ranks_per_node: int
-    """How many of them share a node."""
+    ranks: int  # number of ranks
+    ranks_per_node: int  # how many of them share a node
 
     @property
     def nodes(self) -> int:
@@ -57,12 +55,7 @@ def gather_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) ->
     latency = cluster.intra_node.latency_s or 0.0
     if group.nodes > 1:
         latency = costs.time.inter_step_s
-    return steps * latency + sent / _ring_bytes_per_s(group, cluster, costs)
-
-
-def reduce_s(size_bytes: float, group: Group, cluster: Cluster, costs: Costs) -> float:
-    """Seconds of an all-reduce: a reduce-scatter and an all-gather."""
-    return 2 * gather_s(size_bytes, group, cluster, costs)
+    return steps * latency + sent / min(_link_bytes_per_s(group, cluster, costs))
 
 
 def ring_s(
@@ -71,15 +64,8 @@ def ring_s(
     """Seconds of ``count`` collectives of ``size_bytes`` whole bytes together, one after another.
 
     Latencies are NCCL's planning figures: each of a ring's steps within a node takes the link's,
-    each between nodes the network's (NCCL src/graph/tuning.cc).
-
-    Args:
-        size_bytes: of the whole tensors.
-        count: how many collectives they are.
-        group: ranks that take part.
-        cluster: where; a link without a known latency has none.
-        costs: constants.
-        twice: an all-reduce, which goes around the ring twice, in one kernel.
+    each between nodes the network's (NCCL src/graph/tuning.cc); an unknown one counts as none.
+    An all-reduce goes around the ring ``twice``, in one kernel.
     """
     if group.ranks == 1 or count == 0:
         return 0.0
@@ -87,13 +73,8 @@ def ring_s(
     latency = (steps - between) * (cluster.intra_node.latency_s or 0.0)
     latency += between * (cluster.inter_node.latency_s or 0.0)
     sent = size_bytes * steps / group.ranks
-    around = count * latency + sent / _ring_bytes_per_s(group, cluster, costs)
+    around = count * latency + sent / min(_link_bytes_per_s(group, cluster, costs))
     return count * costs.time.collective_s + (1 + twice) * around
-
-
-def _ring_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> float:
-    """Rate at which one rank sends on the slowest of the ring's links."""
-    return min(_link_bytes_per_s(group, cluster, costs))
 
 
 def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[float, float]:
@@ -133,20 +114,13 @@ def used_groups(sizes: Sizes, cluster: Cluster) -> list[Group]:
 class LinkSeconds:
     """Seconds of one optimizer step on the links, by what runs at the same time."""
 
-    tensor_forward: float = 0.0
-    """Tensor-parallel collectives of forward and loss."""
-    tensor_backward: float = 0.0
-    """The same of backward."""
-    exposed: float = 0.0
-    """First gathers, last reductions."""
-    gathers_forward: float = 0.0
-    """Gathers behind forward."""
-    gathers_backward: float = 0.0
-    """Gathers behind backward."""
-    reductions: float = 0.0
-    """Reductions behind those backward passes that synchronize."""
-    replicas: float = 0.0
-    """The same between nodes under hybrid sharding: on other links."""
+    tensor_forward: float = 0.0  # tensor-parallel collectives of forward and loss
+    tensor_backward: float = 0.0  # the same of backward
+    exposed: float = 0.0  # first gathers, last reductions
+    gathers_forward: float = 0.0  # gathers behind forward
+    gathers_backward: float = 0.0  # gathers behind backward
+    reductions: float = 0.0  # reductions behind those backward passes that synchronize
+    replicas: float = 0.0  # the same between nodes under hybrid sharding: on other links
 
     def scaled(self, factor: float) -> "LinkSeconds":
         """On links so many times as slow."""
@@ -160,10 +134,8 @@ _BESIDE = tuple(f.name for f in fields(LinkSeconds))
 class Computing:
     """Seconds of one optimizer step on the device, over all its micro-batches."""
 
-    forward: float
-    """Forward, with the loss."""
-    backward: float
-    """Backward, with forward again where activations are checkpointed."""
+    forward: float  # forward, with the loss
+    backward: float  # backward, with forward again where activations are checkpointed
 
     def without(self, copies: "Computing") -> "Computing":
         """Less copies within it; no more of a phase than half, for copies are not all of it."""
@@ -188,12 +160,8 @@ def copies_beside_s(
     its time from computing although it has a stream of its own. A reduction copies one part of
     many, which is little. On a CPU all copies are in line with computing, and timed.
 
-    Args:
-        collectives: of one step.
-        settings: of the step.
-        cluster: where; memory of unknown bandwidth takes no time.
-        bytes_per_s: of the memory of the device that made the copies, where that is another kind
-            than the cluster's, and known.
+    ``bytes_per_s`` is of the memory of the device that made the copies, where that is another kind
+    than the cluster's, and known; memory of unknown bandwidth takes no time.
     """
     seconds = {Phase.FORWARD: 0.0, Phase.BACKWARD: 0.0}
     rate = bytes_per_s or cluster.gpu.memory_bytes_per_s
@@ -210,14 +178,8 @@ def copies_beside_s(
 def link_seconds(
     collectives: Iterable[StepCollective], sizes: Sizes, cluster: Cluster, costs: Costs
 ) -> LinkSeconds:
-    """The collectives of one optimizer step, each priced on its links.
-
-    Args:
-        collectives: of rank 0.
-        sizes: ranks on each axis.
-        cluster: where; the bandwidth of the links that are used must be known.
-        costs: constants.
-    """
+    """The collectives of one optimizer step of rank 0, each priced on its links, whose bandwidth
+    must be known where they are used."""
     found = dict.fromkeys(_BESIDE, 0.0)
     groups = {axis: axis_group(axis, sizes, cluster) for axis in Axis}
     for item in collectives:
@@ -249,26 +211,21 @@ def passes_s(
 ) -> float:
     """Seconds of a step's forward and backward passes, with what computing waits for.
 
-    Args:
-        computing: what the device does.
-        links: what is sent meanwhile.
-        passes: micro-batches.
-        synced: those of them whose backward reduces gradients.
-        costs: constants.
+    Of the micro-batches, ``passes``, ``synced`` are those whose backward reduces gradients.
     """
-    busy = costs.time.overlap_cost
-    forward = _beside(computing.forward + links.tensor_forward, links.gathers_forward, busy)
+
+    def beside(computing: float, communicating: float) -> float:
+        """Both at once: the longer, and what the one loses to the other while both go on."""
+        busy = costs.time.overlap_cost * min(computing, communicating)
+        return max(computing, communicating) + busy
+
+    forward = beside(computing.forward + links.tensor_forward, links.gathers_forward)
     each = (computing.backward + links.tensor_backward) / passes
     gather = links.gathers_backward / passes
-    backward = (passes - synced) * _beside(each, gather, busy)
+    backward = (passes - synced) * beside(each, gather)
     sent = max(gather + links.reductions / synced, links.replicas / synced)
-    backward += synced * _beside(each, sent, busy)
+    backward += synced * beside(each, sent)
     return forward + backward + links.exposed
-
-
-def _beside(computing: float, communicating: float, busy: float) -> float:
-    """Both at once: the longer, and what the one loses to the other while both go on."""
-    return max(computing, communicating) + busy * min(computing, communicating)
 
 
 def exposed_s(
@@ -288,14 +245,8 @@ def exposed_s(
     share is added. The interval is that of links as much faster and slower as predicted steps that
     nothing was fitted on; its upper end supposes that those copies cost computing nothing.
 
-    Args:
-        computing: of the step, as timed.
-        collectives: of the step, as seen.
-        settings: of the step.
-        cluster: where; the bandwidth of the links that are used must be known.
-        passes: micro-batches in it.
-        beside: seconds of copies on the device that ran beside it in the place of collectives.
-        costs: constants, if not the catalogue's.
+    ``computing`` is of the step, as timed; ``beside`` are seconds of copies on the device that ran
+    beside it in the place of collectives.
     """
     costs = default_costs() if costs is None else costs
     links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)

@@ -10,7 +10,6 @@ from tuner.cost.constants import Costs
 from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.pipeline import Stage, counts
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, layer_variants
-from tuner.model import ModelConfig
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
@@ -54,33 +53,7 @@ def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
 
 @lru_cache(maxsize=64)
 def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: bool) -> float:
-    """Traffic of one score of attention, averaged over layers; kernels that are fused have none."""
-    width, backends = COMPUTE_BYTES[workload.precision], layer_backends(workload, cluster)
-    each = {
-        Backend.EAGER: _capped_bytes_per_score(width, again=again),
-        Backend.MATH: _math_bytes_per_score(width, again=again),
-    }
-    return sum(each.get(backend, 0) for backend in backends) / len(backends)
-
-
-def _math_bytes_per_score(width: int, *, again: bool) -> int:
-    """The same as :func:`_capped_bytes_per_score` of torch's own operators, which are in fp32.
-
-    Forward (``_scaled_dot_product_attention_math`` in ``attention.cpp``): the product writes
-    scores; the mask's addition reads and writes them, and so does softmax; ``_safe_softmax`` looks
-    for rows without a key, which reads scores and writes and reads a byte of each, and fills these,
-    which reads and writes probabilities; the second product reads them. A copy of them in a
-    narrower input's precision is made too, and not used. Backward: one product reads probabilities,
-    one writes their gradient; softmax as in capped attention; two products read what it leaves.
-    """
-    copied = 4 + width if width < 4 else 0
-    forward = 4 + 2 * 4 + 2 * 4 + (4 + 1 + 1) + 2 * 4 + 4 + copied
-    backward = 2 * 4 + 6 * 4 + 2 * 4
-    return (1 + again) * forward + backward
-
-
-def _capped_bytes_per_score(width: int, *, again: bool) -> int:
-    """Device memory's traffic of one score, of numbers of ``width`` bytes.
+    """Traffic of one score of attention, averaged over layers; kernels that are fused have none.
 
     Every operator of ``eager_attention_forward`` in transformers' ``modeling_gemma2.py`` reads and
     writes all scores. Forward: the product writes them; scaling, division, tanh, multiplication and
@@ -91,14 +64,26 @@ def _capped_bytes_per_score(width: int, *, again: bool) -> int:
     a buffer, and reads that and the result (``softmax_backward_cuda_out`` in ``SoftMax.cu``); tanh
     reads its result too.
 
-    Args:
-        width: bytes of an element in matrix products.
-        again: whether forward is computed twice.
+    Torch's own operators are in fp32 (``_scaled_dot_product_attention_math`` in ``attention.cpp``).
+    Forward: the product writes scores; the mask's addition reads and writes them, and so does
+    softmax; ``_safe_softmax`` looks for rows without a key, which reads scores and writes and reads
+    a byte of each, and fills these, which reads and writes probabilities; the second product reads
+    them. A copy of them in a narrower input's precision is made too, and not used. Backward: one
+    product reads probabilities, one writes their gradient; softmax as in capped attention; two
+    products read what it leaves.
     """
+    width, backends = COMPUTE_BYTES[workload.precision], layer_backends(workload, cluster)
     casts = 2 * (width + 4) if width < 4 else 0
-    forward = width + 5 * 2 * width + 2 * 4 + casts + width
-    backward = 2 * width + 6 * 4 + casts + 3 * width + 3 * 2 * width + 2 * width
-    return (1 + again) * forward + backward
+    capped = width + 5 * 2 * width + 2 * 4 + casts + width
+    capped_backward = 2 * width + 6 * 4 + casts + 3 * width + 3 * 2 * width + 2 * width
+    copied = 4 + width if width < 4 else 0
+    math = 4 + 2 * 4 + 2 * 4 + (4 + 1 + 1) + 2 * 4 + 4 + copied
+    math_backward = 2 * 4 + 6 * 4 + 2 * 4
+    each = {
+        Backend.EAGER: (1 + again) * capped + capped_backward,
+        Backend.MATH: (1 + again) * math + math_backward,
+    }
+    return sum(each.get(backend, 0) for backend in backends) / len(backends)
 
 
 def stage_compute_s(
@@ -114,14 +99,8 @@ def stage_compute_s(
 
     FLOPs: 6 per parameter and token, 12 x keys x channels for attention; a third more where forward
     is computed again. The fitted traffic of logits is of their fp32 copies, in any precision.
-
-    Args:
-        workload: what is trained.
-        settings: of which micro-batch size, tensor parallelism and checkpointing are read.
-        cluster: where; the GPU's rates must be known.
-        costs: constants.
-        stage: what is computed.
-        keys: that each query is multiplied with; causal attention's by default.
+    ``keys`` are those that each query is multiplied with; causal attention's by default. The GPU's
+    rates must be known.
     """
     model, tp = workload.model, axis_sizes(settings, cluster).tp
     found, t = counts(model), costs.time
@@ -140,8 +119,9 @@ def stage_compute_s(
         reached = model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
         # grouped products compute half a tile of each expert in vain; forward reads their weights
         # however few the tokens are, backward reads them and writes their gradients
-        layer += 6 * (TILE_ROWS / 2 * reached / tokens) * _expert_parameters(model)
-        moved += 3 * width * (reached * _expert_parameters(model))
+        expert = found.expert
+        layer += 6 * (TILE_ROWS / 2 * reached / tokens) * expert
+        moved += 3 * width * (reached * expert)
         narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
@@ -151,12 +131,3 @@ def stage_compute_s(
     head_s = 6 * model.hidden_size * logits / (peak * t.matmul_efficiency)
     head_s += t.logit_traffic * logits / rate
     return stage.layers * layer_s + stage.head * head_s
-
-
-@lru_cache(maxsize=64)
-def _expert_parameters(model: ModelConfig) -> float:
-    """Parameters of one expert, averaged over all layers, sparse or not."""
-    idle = model.experts - model.experts_per_token
-    if idle == 0:
-        return 3.0 * model.hidden_size * model.expert_intermediate_size
-    return (model.parameters - model.active_parameters) / idle / model.layers

@@ -4,14 +4,14 @@ Rank 0 alone times its computing and notes its collectives. These stay what they
 measured anew, so a probe can be priced again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.catalog.gpus import reported_kind
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Collective, Emulation, Exposed, Measurement, Phase
+from tuner.core.measurement import Exposed, Measurement, Phase
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import Costs, default_costs
@@ -25,22 +25,13 @@ from tuner.cost.time.step import missing_link
 class Rates:
     """Holds the rates that communication is priced with."""
 
-    cluster: Cluster
-    """Whose links; measured ones, where there are any."""
-    costs: Costs
-    """Constants."""
-    at: str = ""
-    """When they were calibrated, UTC in ISO 8601; empty where they are not."""
+    cluster: Cluster  # whose links; measured ones, where there are any
+    costs: Costs  # constants
+    at: str = ""  # when they were calibrated, UTC in ISO 8601; empty where they are not
 
 
 def rates_of(calibration: Calibration | None, precision: Precision, cluster: Cluster) -> Rates:
-    """The rates of a cluster today. Only what links take is read of them: computing is timed.
-
-    Args:
-        calibration: of the cluster's devices, if there is one.
-        precision: of the workload.
-        cluster: as asked about.
-    """
+    """The rates of a cluster today. Only what links take is read of them: computing is timed."""
     costs = default_costs()
     if calibration is None:
         return Rates(cluster=cluster, costs=costs)
@@ -53,19 +44,41 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
 
     Where the rate of a link is not known there are no step times, and the emulation says why.
 
-    Args:
-        measurement: with an emulation whose computing and collectives are known by count.
-        settings: what was tried.
-        rates: to price them at; a price that it has already is replaced.
+    The measurement has an emulation whose computing and collectives are known by count; a price
+    that it has already is replaced.
     """
     emulation = measurement.emulation
     assert emulation is not None
     why_not = missing_link(settings, rates.cluster)
     copied = memory_rate(measurement.hardware) if emulation.stands_in else None
-    exposed = {
-        count: _exposed(emulation, count, settings, rates, copied)
-        for count in (() if why_not else emulation.compute_s)
-    }
+    exposed: dict[int, Exposed] = {}
+    for count in () if why_not else emulation.compute_s:
+        # as they were seen, in the words of the cost model; a kind without a price is an error
+        collectives = [
+            StepCollective(
+                op=Op(row.op),
+                axis=Axis(row.axis),
+                phase=Phase(row.phase),
+                overlap=Overlap(row.overlap),
+                count=row.count,
+                bytes=row.bytes,
+            )
+            for row in emulation.collectives[count]
+        ]
+        phases_s = emulation.phases_s[count]
+        found = exposed_s(
+            Computing(forward=phases_s.get("forward", 0.0), backward=phases_s.get("backward", 0.0)),
+            collectives,
+            settings,
+            rates.cluster,
+            passes=count,
+            beside=copies_beside_s(collectives, settings, rates.cluster, bytes_per_s=copied),
+            costs=rates.costs,
+        )
+        assert found.value is not None
+        assert found.low is not None
+        assert found.high is not None
+        exposed[count] = Exposed(value_s=found.value, low_s=found.low, high_s=found.high)
     return replace(
         measurement,
         step_times_s={
@@ -76,55 +89,9 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
     )
 
 
-def _exposed(
-    emulation: Emulation, count: int, settings: Settings, rates: Rates, copied: float | None
-) -> Exposed:
-    """Sums the exposed communication of steps of so many micro-batches."""
-    collectives = step_collectives(emulation.collectives[count])
-    phases_s = emulation.phases_s[count]
-    found = exposed_s(
-        Computing(
-            forward=phases_s.get("forward", 0.0),
-            backward=phases_s.get("backward", 0.0),
-        ),
-        collectives,
-        settings,
-        rates.cluster,
-        passes=count,
-        beside=copies_beside_s(collectives, settings, rates.cluster, bytes_per_s=copied),
-        costs=rates.costs,
-    )
-    assert found.value is not None
-    assert found.low is not None
-    assert found.high is not None
-    return Exposed(value_s=found.value, low_s=found.low, high_s=found.high)
-
-
 def memory_rate(hardware: Mapping[str, Any]) -> float | None:
-    """Bytes per second of the memory of a device, by the catalogue; ``None`` if it has no such.
-
-    Args:
-        hardware: the device, as a probe's record has it.
-    """
+    """Bytes per second of the memory of a device, as a probe's record has it, by the catalogue;
+    ``None`` if it has no such."""
     name, memory_bytes = hardware.get("device", ""), hardware.get("total_memory_bytes", 0)
     kind = reported_kind(str(name), int(memory_bytes))
     return None if kind is None else kind.memory_bytes_per_s
-
-
-def step_collectives(rows: Iterable[Collective]) -> list[StepCollective]:
-    """Collectives as they were seen, in the words of the cost model.
-
-    Raises:
-        ValueError: one is of a kind that has no price.
-    """
-    return [
-        StepCollective(
-            op=Op(row.op),
-            axis=Axis(row.axis),
-            phase=Phase(row.phase),
-            overlap=Overlap(row.overlap),
-            count=row.count,
-            bytes=row.bytes,
-        )
-        for row in rows
-    ]

@@ -17,7 +17,7 @@ from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import Stage, stage_memory, stage_parameters, stages
 from tuner.cost.memory.shards import axis_sizes
-from tuner.cost.time.communication import data_group, gather_s, reduce_s, tensor_group
+from tuner.cost.time.communication import data_group, gather_s, tensor_group
 from tuner.cost.time.compute import stage_compute_s
 
 
@@ -25,14 +25,10 @@ from tuner.cost.time.compute import stage_compute_s
 class PipelineSeconds:
     """Seconds of an optimizer step, and what stalls add to it."""
 
-    unstalled_s: float
-    """Without any stall."""
-    exchange_stall_s: float
-    """Expected to be added by exchanges of stages that lie on several nodes."""
-    memory_stall_s: float
-    """Expected to be added by an allocator that is short of memory."""
-    most_stall_s: float
-    """Expected of both, if memory is ``stall_memory_error`` more than predicted."""
+    unstalled_s: float  # without any stall
+    exchange_stall_s: float  # expected to be added by exchanges of stages that lie on several nodes
+    memory_stall_s: float  # expected to be added by an allocator that is short of memory
+    most_stall_s: float  # expected of both, if memory is ``stall_memory_error`` more than predicted
 
     @property
     def expected_s(self) -> float:
@@ -45,109 +41,75 @@ class PipelineSeconds:
         return self.unstalled_s + self.most_stall_s
 
 
-def pipeline_step_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
-) -> float:
-    """Seconds of an optimizer step as on the cluster of the fitted runs, stalls included."""
-    return pipeline_seconds(workload, settings, cluster, costs).expected_s
-
-
 def pipeline_seconds(
     workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
 ) -> PipelineSeconds:
     """Seconds of an optimizer step; rates of GPU and links must be known."""
+    t, tp = costs.time, axis_sizes(settings, cluster).tp
+    dp = settings.data_parallel_size(cluster.world_size)
+
+    def micro_batch_s(stage: Stage) -> float:
+        host, traffic = t.layer_host_s, 0.0
+        if tp > 1:
+            group = tensor_group(cluster, tp)
+            size = 2.0 * settings.micro_batch_size * workload.sequence_length
+            once = gather_s(size * workload.model.hidden_size, group, cluster, costs)
+            number = t.tp_collectives + 2 * settings.tp_recompute_allgather
+            traffic = number * once * (t.tp_exposed if group.nodes == 1 else 1.0)
+            if spans_nodes(settings, cluster):
+                host += t.pipelined_host_s * tp * max(1.0, group.nodes / 2)
+        gpu = stage_compute_s(workload, settings, cluster, costs, stage) + stage.layers * traffic
+        return float((gpu**6 + (host * stage.layers) ** 6) ** (1 / 6))
+
+    def update_s(stage: Stage, seconds: float) -> float:
+        """Reducing fp32 gradients beside the last backward, and the optimizer."""
+        parameters = stage_parameters(workload.model, stage) / tp
+        group = data_group(cluster, tp, dp)
+        # an all-reduce is a reduce-scatter and an all-gather
+        traffic = 2 * gather_s(4 * parameters, group, cluster, costs)
+        exposed = max(t.data_exposed * traffic, traffic - seconds / 2)
+        zero1 = settings.sharding is Sharding.ZERO1
+        if zero1:
+            exposed += gather_s(2 * parameters, group, cluster, costs)
+        assert cluster.gpu.memory_bytes_per_s is not None
+        # Clipping reads fp32 gradients twice; Adam reads 16 bytes and writes 14.
+        moved = parameters * (8 + 30 / (dp if zero1 else 1))
+        return exposed + moved / cluster.gpu.memory_bytes_per_s
+
     held = stages(workload.model, settings.pp_size)
-    each = [_micro_batch_s(workload, settings, cluster, costs, stage) for stage in held]
+    each = [micro_batch_s(stage) for stage in held]
     steps = settings.gradient_accumulation_steps
     slots = steps + settings.pp_size - 1
-    ends = max(
-        _update_s(workload, settings, cluster, costs, s, e) for s, e in zip(held, each, strict=True)
-    )
-    exchange, memory = _stalls_s(workload, settings, cluster, costs)
-    error = costs.time.stall_memory_error
-    most = sum(_stalls_s(workload, settings, cluster, costs, memory_error=error))
+    ends = max(map(update_s, held, each))
+    # Expected stalls of one slot: exchanges of stages, an allocator short of memory. The sweep's
+    # pipelines over nodes run either at full speed or half a second per neighbor and slot slower:
+    # always with ZeRO 0 and data parallelism, and mostly from some hundred ranks on. An expected
+    # stall is thus the mean of two modes, and neither of them.
+    neighbors = min(settings.pp_size - 1, 2)
+    used = stage_memory(workload, settings, cluster, costs).reserved_bytes
+
+    def sigmoid(x: float) -> float:
+        return 1 / (1 + exp(-max(-40.0, min(40.0, x))))
+
+    often = 0.0  # how often exchanges of stages stall
+    if spans_nodes(settings, cluster):
+        often = sigmoid((log2(cluster.world_size) - t.stall_ranks_log2) * 3)
+        if settings.sharding is Sharding.DDP and dp > 1:
+            often = max(often, t.stall_replicated)
+    exchange = t.stall_s * neighbors * often
+
+    def short_of_memory(error: float) -> float:
+        full = used * (1 + error) / cluster.gpu.memory_bytes
+        return t.stall_s * max(neighbors, 1) * sigmoid((full - t.stall_memory) * 40) * (1 - often)
+
     return PipelineSeconds(
         unstalled_s=(steps - 1) * max(each) + sum(each) + ends,
         exchange_stall_s=slots * exchange,
-        memory_stall_s=slots * memory,
-        most_stall_s=slots * most,
+        memory_stall_s=slots * short_of_memory(0.0),
+        most_stall_s=slots * (exchange + short_of_memory(t.stall_memory_error)),
     )
 
 
 def spans_nodes(settings: Settings, cluster: Cluster) -> bool:
     """Tells whether stages exchange over the network."""
     return settings.pp_size > 1 and cluster.nodes > 1
-
-
-def _micro_batch_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
-) -> float:
-    compute = stage_compute_s(workload, settings, cluster, costs, stage)
-    t, tp = costs.time, axis_sizes(settings, cluster).tp
-    host, traffic = t.layer_host_s, 0.0
-    if tp > 1:
-        group = tensor_group(cluster, tp)
-        size = 2.0 * settings.micro_batch_size * workload.sequence_length
-        once = gather_s(size * workload.model.hidden_size, group, cluster, costs)
-        number = t.tp_collectives + 2 * settings.tp_recompute_allgather
-        traffic = number * once * (t.tp_exposed if group.nodes == 1 else 1.0)
-        if spans_nodes(settings, cluster):
-            host += t.pipelined_host_s * tp * max(1.0, group.nodes / 2)
-    gpu = compute + stage.layers * traffic
-    return float((gpu**6 + (host * stage.layers) ** 6) ** (1 / 6))
-
-
-def _stalls_s(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    memory_error: float = 0.0,
-) -> tuple[float, float]:
-    """Expected stalls of one slot: exchanges of stages, and an allocator short of memory.
-
-    The sweep's pipelines over nodes run either at full speed or half a second per neighbor and
-    slot slower: always with ZeRO 0 and data parallelism, and mostly from some hundred ranks on.
-    An expected stall is thus the mean of two modes, and neither of them.
-    """
-    t, neighbors = costs.time, min(settings.pp_size - 1, 2)
-    memory = stage_memory(workload, settings, cluster.world_size, costs)
-    full = memory.reserved_bytes * (1 + memory_error) / cluster.gpu.memory_bytes
-    short = _sigmoid((full - t.stall_memory) * 40)
-    often = 0.0  # how often exchanges of stages stall
-    if spans_nodes(settings, cluster):
-        often = _sigmoid((log2(cluster.world_size) - t.stall_ranks_log2) * 3)
-        replicas = settings.data_parallel_size(cluster.world_size)
-        if settings.sharding is Sharding.DDP and replicas > 1:
-            often = max(often, t.stall_replicated)
-    exchange = t.stall_s * neighbors * often
-    return exchange, t.stall_s * max(neighbors, 1) * short * (1 - often)
-
-
-def _sigmoid(x: float) -> float:
-    return 1 / (1 + exp(-max(-40.0, min(40.0, x))))
-
-
-def _update_s(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    costs: Costs,
-    stage: Stage,
-    micro_batch_s: float,
-) -> float:
-    """Reducing fp32 gradients beside the last backward, and the optimizer."""
-    t, tp = costs.time, axis_sizes(settings, cluster).tp
-    dp = settings.data_parallel_size(cluster.world_size)
-    parameters = stage_parameters(workload.model, stage) / tp
-    group = data_group(cluster, tp, dp)
-    traffic = reduce_s(4 * parameters, group, cluster, costs)
-    exposed = max(t.data_exposed * traffic, traffic - micro_batch_s / 2)
-    zero1 = settings.sharding is Sharding.ZERO1
-    if zero1:
-        exposed += gather_s(2 * parameters, group, cluster, costs)
-    shards = dp if zero1 else 1
-    assert cluster.gpu.memory_bytes_per_s is not None
-    # Clipping reads fp32 gradients twice; Adam reads 16 bytes and writes 14.
-    return exposed + parameters * (8 + 30 / shards) / cluster.gpu.memory_bytes_per_s

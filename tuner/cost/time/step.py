@@ -6,7 +6,6 @@ all-to-all. Constants: ``catalog/costs.toml``.
 """
 
 from dataclasses import replace
-from functools import lru_cache
 
 from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Cluster, Device
@@ -17,11 +16,7 @@ from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.pipeline import Stage
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes
-from tuner.cost.time.collectives import (
-    Op,
-    reducing_passes,
-    step_collectives,
-)
+from tuner.cost.time.collectives import Op, reducing_passes, step_collectives
 from tuner.cost.time.communication import (
     Computing,
     LinkSeconds,
@@ -33,19 +28,13 @@ from tuner.cost.time.communication import (
 )
 from tuner.cost.time.compute import attended_keys, peak_flops_per_s, stage_compute_s
 from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
-from tuner.model import ModelConfig
 
 LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 
 
 def sharded_step_s(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    costs: Costs,
-    *,
-    alone: bool = False,
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, *, alone: bool = False
 ) -> float:
     """Seconds of an optimizer step; rates of GPU and links must be known.
 
@@ -55,7 +44,7 @@ def sharded_step_s(
     passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
     collectives = step_collectives(workload, settings, cluster)
     links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
-    parameters = _parameters(workload.model)
+    parameters = workload.model.parameters
     updated = parameters / sizes.tp / sizes.shard
     number, memory_rate = WEIGHT_BYTES[workload.precision], cluster.gpu.memory_bytes_per_s
     assert memory_rate is not None
@@ -104,11 +93,6 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     part = passes * layers * (gpu + host if by_turns else max(gpu, host))
     ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / 3
     return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
-
-
-@lru_cache(maxsize=64)
-def _parameters(model: ModelConfig) -> int:
-    return model.parameters
 
 
 def host_bytes_per_s(cluster: Cluster) -> float | None:

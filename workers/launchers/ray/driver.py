@@ -14,29 +14,26 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, TextIO
+from collections.abc import Mapping
+from importlib import metadata
+from typing import Any
 
 import ray
 from ray.exceptions import AuthenticationError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.launchers.base import Job
-from workers.launchers.ray.cluster import (
-    FactsDict,
-    Node,
-    NotPlacedError,
-    alike,
-    alive,
-    look_at,
-    why,
-)
-from workers.launchers.ray.placed import PlacedJob
+from workers.launchers.ray.node import facts
+from workers.launchers.ray.placed import Node, NotPlacedError, PlacedJob, alive, why
 from workers.launchers.site import Facts
 
 # Seconds for a connection to the cluster.
 REACH_S = 10.0
 # Seconds for a command of Ray's, which waits for its cluster for 40.
 OPEN_CHECK_S = 60.0
+# Seconds for what nodes say of themselves: a process is started on each, and a driver may wake its
+# GPUs.
+FACTS_S = 20.0
 
 Answer = dict[str, Any]
 
@@ -50,66 +47,91 @@ class Driver:
 
     def __init__(self) -> None:
         self._jobs: dict[int, PlacedJob] = {}
-        self._used: dict[str, FactsDict] = {}
-        self._answers: dict[str, Callable[..., Answer]] = {
-            "nodes": self._nodes,
-            "start": self._start,
-            "look": self._look,
-            "devices": self._devices,
-            "stop": self._stop,
-            "close": self._close,
-        }
+        # what the nodes on which jobs are placed say of themselves (Facts), by their ids
+        self._used: dict[str, Answer] = {}
 
     def answer(self, request: Answer) -> Answer:
         """The answer to a request; ``error`` where there is none."""
+        job = self._jobs.get(request.get("run", 0))
         try:
-            return self._answers[request.pop("do")](**request)
+            match request["do"]:
+                case "nodes":
+                    return self._nodes()
+                case "start":
+                    self._start(request)
+                case "look" if job is None:
+                    return {"error": "the connection to Ray was lost, and its ranks with it"}
+                case "look" if job is not None:
+                    known = [Facts.from_dict(self._used[n]) for n in job.nodes if n in self._used]
+                    found = job.look(feed=request["feed"])
+                    devices = [one.devices for one in known] if len(known) == len(job.nodes) else []
+                    return {**found, "devices": devices}
+                case "stop" if job is not None:
+                    job.stop()
+                case "close" if job is not None:
+                    del self._jobs[request["run"]]
+                    job.close()
         except NotPlacedError as error:
             return {"error": str(error)}
         except RayError as error:
             return {"error": f"Ray: {why(error)}"}
+        return {}
 
-    def _nodes(self) -> Answer:
-        """The nodes on which jobs are placed."""
-        nodes = alive()
-        found, useless = look_at(nodes)
-        self._used = {node: found[node] for node in alike(found)} if found else {}
-        left_out = {nodes[node].address: reason for node, reason in useless.items()}
-        for node in found.keys() - self._used.keys():
-            left_out[nodes[node].address] = "it is of another kind than those that are used"
-        return {"nodes": [*self._used.values()], "left_out": left_out}
-
-    def _start(self, run: int, job: Answer, program: str) -> Answer:
+    def _start(self, request: Answer) -> None:
         if not self._used:
             self._nodes()
-        self._jobs[run] = PlacedJob(Job.from_dict(job), program, self._there())
-        return {}
-
-    def _there(self) -> list[Node]:
         nodes = alive()
-        return [nodes[node] for node in self._used if node in nodes]
+        there = [nodes[node] for node in self._used if node in nodes]
+        job = Job.from_dict(request["job"])
+        self._jobs[request["run"]] = PlacedJob(job, request["program"], there)
 
-    def _look(self, run: int, feed: bool) -> Answer:
-        if run not in self._jobs:
-            return {"error": "the connection to Ray was lost, and its ranks with it"}
-        return self._jobs[run].look(feed=feed)
+    def _nodes(self) -> Answer:
+        """Asks nodes for what they have: of those that jobs are placed on, and why not on others.
 
-    def _devices(self, run: int) -> Answer:
-        """Names of what each node of a job that runs has, where all are known."""
-        nodes = self._jobs[run].nodes if run in self._jobs else []
-        known = self._used.keys() >= {*nodes}
-        found = [Facts.from_dict(self._used[node]).devices for node in nodes if known]
-        return {"devices": found}
+        A node that cannot be asked, or has another tuner, is of no use.
+        """
+        nodes = alive()
+        asked = {_ask(node): node for node in nodes.values()}
+        done, late = ray.wait(list(asked), num_returns=len(asked), timeout=FACTS_S)
+        ours = metadata.version("tuner")
+        found: dict[str, Answer] = {}
+        left_out = {asked[ref].address: f"it did not answer within {FACTS_S:.0f} s" for ref in late}
+        for ref in done:
+            node = asked[ref]
+            try:
+                said = ray.get(ref)
+            except RayError as error:
+                left_out[node.address] = why(error)
+                continue
+            if said["version"] == ours:
+                found[node.id] = said["facts"]
+            else:
+                left_out[node.address] = f"it has tuner {said['version']}, and {ours} is here"
+        self._used = {node: found[node] for node in alike(found)} if found else {}
+        for other in found.keys() - self._used.keys():
+            left_out[nodes[other].address] = "it is of another kind than those that are used"
+        return {"nodes": [*self._used.values()], "left_out": left_out}
 
-    def _stop(self, run: int) -> Answer:
-        if job := self._jobs.get(run):
-            job.stop()
-        return {}
 
-    def _close(self, run: int) -> Answer:
-        if job := self._jobs.pop(run, None):
-            job.close()
-        return {}
+def _ask(node: Node) -> Any:
+    there = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    task = ray.remote(facts).options(num_cpus=0, max_retries=0, scheduling_strategy=there)
+    return task.remote(node.gpus)
+
+
+def alike(facts_by_node: Mapping[str, Answer]) -> list[str]:
+    """The largest group of nodes of one kind, counted in GPUs, or in nodes where there are none.
+
+    A job's ranks are all of one kind, and what is judged before it is started must be what it
+    is started on.
+    """
+    groups: dict[Any, list[str]] = {}
+    for node, said in sorted(facts_by_node.items()):
+        machine = said["machine"]
+        gpus = tuple((gpu["name"], gpu["memory_mib"]) for gpu in machine["gpus"])
+        groups.setdefault((gpus, machine["processor"], machine["cores"]), []).append(node)
+    largest = max(groups, key=lambda kind: (len(groups[kind]) * len(kind[0]), len(groups[kind])))
+    return groups[largest]
 
 
 def connect(address: str) -> str:
@@ -118,7 +140,13 @@ def connect(address: str) -> str:
     Raises:
         RefusedError: it cannot be used.
     """
-    _reach(address)
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal():
+        # does anything listen there? Ray tries for minutes, and does not say so
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
+        except (OSError, OverflowError) as error:
+            raise RefusedError(f"is not there: {error}") from error
     try:
         ray.init(
             address=address or "local",
@@ -133,7 +161,18 @@ def connect(address: str) -> str:
     except (RuntimeError, ValueError, RayError) as error:
         raise RefusedError(f"cannot be used: {why(error)}") from error
     found = str(ray.get_runtime_context().gcs_address)
-    if address and _is_open(found):
+    if not address:
+        return found
+    # a cluster that answers somebody without a token is nothing to be used
+    without = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check", "--address", found],
+        env={**without, "RAY_AUTH_MODE": "disabled"},
+        capture_output=True,
+        timeout=OPEN_CHECK_S,
+        check=False,
+    )
+    if done.returncode == 0:
         raise RefusedError(
             "must be a cluster with token authentication (RAY_AUTH_MODE=token on all of its"
             " nodes): this one runs whatever anybody on its network sends"
@@ -141,57 +180,22 @@ def connect(address: str) -> str:
     return found
 
 
-def _reach(address: str) -> None:
-    """Sees whether anything listens there: Ray tries for minutes, and does not say so."""
-    host, _, port = address.rpartition(":")
-    if not (host and port.isdecimal()):
-        return
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), REACH_S).close()
-    except (OSError, OverflowError) as error:
-        raise RefusedError(f"is not there: {error}") from error
-
-
-def _is_open(address: str) -> bool:
-    """True if a cluster answers somebody without a token."""
-    argv = [sys.executable, "-P", "-m", "ray.scripts.scripts", "health-check"]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("RAY_AUTH_")}
-    done = subprocess.run(
-        [*argv, "--address", address],
-        env={**environment, "RAY_AUTH_MODE": "disabled"},
-        capture_output=True,
-        timeout=OPEN_CHECK_S,
-        check=False,
-    )
-    return done.returncode == 0
-
-
-def serve(requests: Iterable[str], answers: TextIO) -> None:
-    """Answers requests until there are no more."""
-    driver = Driver()
-    for line in requests:
-        _say(answers, driver.answer(json.loads(line)))
-
-
-def _say(answers: TextIO, values: Answer) -> None:
-    answers.write(json.dumps(values) + "\n")
-    answers.flush()
-
-
 def main() -> int:
-    """Connects, and serve; 0 when nothing more is asked."""
+    """Connects, and answers; 0 when nothing more is asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", default="", help="of a cluster; else one is started")
     options = parser.parse_args()
-    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8", buffering=1)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
     try:
         address = connect(options.address)
     except RefusedError as error:
-        _say(answers, {"refused": str(error)})
+        print(json.dumps({"refused": str(error)}), file=answers)
         return 1
-    _say(answers, {"address": address, "ray": ray.__version__})
-    serve(sys.stdin, answers)
+    print(json.dumps({"address": address, "ray": ray.__version__}), file=answers)
+    driver = Driver()
+    for line in sys.stdin:
+        print(json.dumps(driver.answer(json.loads(line))), file=answers)
     ray.shutdown()
     return 0
 

@@ -155,12 +155,18 @@ class RankActor:
         self._task.poll()
         ended = read_end(self._folder, self._rank)  # before the look at files: all are there then
         found = changed_files(self._folder, self._seen, self._is_ours)
-        log = self._log_tail()
-        end = None
+        log, path = None, log_path(self._folder, self._rank)
+        if self._seen.get(path.name) != (now := stamp(path)):
+            self._seen[path.name] = now
+            with path.open("rb") as file:
+                file.seek(max(0, now[1] - TAIL_BYTES))
+                log = file.read(TAIL_BYTES)
+        told = None
         if ended is not None:
-            end = {"code": ended[0].code, "at": ended[0].ended_at, "stopped": ended[0].stopped}
-            end["oom_kills"] = ended[1]
-        return {"files": found, "log": log, "end": end}
+            end, oom_kills = ended
+            told = {"code": end.code, "at": end.ended_at, "stopped": end.stopped}
+            told["oom_kills"] = oom_kills
+        return {"files": found, "log": log, "end": told}
 
     def stop(self) -> None:
         """Ends the rank, if it runs."""
@@ -177,13 +183,3 @@ class RankActor:
         if path.name.startswith("rank-"):
             return path.name.startswith(f"rank-{self._rank:05d}.")
         return self._made
-
-    def _log_tail(self) -> bytes | None:
-        path = log_path(self._folder, self._rank)
-        now = stamp(path)
-        if self._seen.get(path.name) == now:
-            return None
-        self._seen[path.name] = now
-        with path.open("rb") as file:
-            file.seek(max(0, now[1] - TAIL_BYTES))
-            return file.read(TAIL_BYTES)

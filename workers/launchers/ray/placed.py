@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from signal import SIGKILL
@@ -14,7 +14,6 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workers.launchers.base import Job
-from workers.launchers.ray.cluster import Node, NotPlacedError, alive, bundle, why
 from workers.launchers.ray.node import RankActor, Stamp, changed_files, write_files
 from workers.measuring.files import log_path
 
@@ -27,8 +26,59 @@ LOST_S = 30.0
 # Seconds that actors get to remove their folders.
 CLOSE_S = 2.0
 
-# How a rank ended: code, at (Unix seconds), stopped, oom_kills.
-End = dict[str, Any]
+
+class NotPlacedError(Exception):
+    """The job cannot be placed, or a rank cannot be started; the text says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A node that is there, as Ray has it."""
+
+    id: str  # ray's, new at each start of the node
+    address: str
+    cpus: float  # CPUs that Ray gives away
+    gpus: int  # GPUs that Ray gives away
+
+
+def alive() -> dict[str, Node]:
+    """The nodes that are there and run anything at all, by their ids."""
+    found = {}
+    for node in ray.nodes():
+        has = node["Resources"]
+        if node["Alive"] and has.get("CPU", 0.0) >= 1:
+            found[node["NodeID"]] = Node(
+                id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                cpus=has["CPU"],
+                gpus=int(has.get("GPU", 0)),
+            )
+    return found
+
+
+def why(error: Exception) -> str:
+    """The last line of an error of Ray's, which holds what went wrong on the other side."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[-1][:300] if lines else type(error).__name__
+
+
+def bundle(job: Job, nodes: Sequence[Node]) -> dict[str, float]:
+    """The share of each node that a job takes: a GPU for each rank, and as many CPUs as a GPU has.
+
+    CPU ranks have a node's cores for themselves.
+
+    Raises:
+        NotPlacedError: the nodes do not have it.
+    """
+    wanted = job.ranks_per_node if job.device == "cuda" else 0
+    fit = [node for node in nodes if node.gpus >= wanted]
+    if len(fit) < job.nodes:
+        what = f"with {wanted} GPUs" if wanted else "of one kind"
+        raise NotPlacedError(f"{job.nodes} Ray nodes {what} are needed, and {len(fit)} are there")
+    cpus = min(node.cpus * (wanted / node.gpus if wanted else 1.0) for node in fit)
+    share = max(math.floor(cpus / job.ranks_per_node * 1000) / 1000, 0.001)
+    found = {"CPU": share * job.ranks_per_node}
+    return {**found, "GPU": float(wanted)} if wanted else found
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,12 +88,25 @@ class Member:
     rank: int
     actor: Any
     node: str = ""  # the node that it is on, once it is known
-    asked: Any = None  # A call that it has not answered yet
+    asked: Any = None  # a call that it has not answered yet
     silent_since: float = math.inf  # when it was asked what it has not answered yet
     feed: bool = False  # set while the rank is to hear of its supervisor
     again: bool = False  # set where the last exchange may be lost, in both directions
     is_dead: bool = False  # set once Ray has said that it is no more
-    end: End | None = None  # how its rank ended
+    # how its rank ended: code, at (Unix seconds), stopped, oom_kills
+    end: dict[str, Any] | None = None
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """True for an actor that should have answered and has not."""
+        waits = not self.is_dead and self.end is None
+        return waits and time.monotonic() - self.silent_since > DOUBT_S
+
+    def bury(self, *, oom_kills: int) -> None:
+        """Notes that it is no more, and its rank neither: the pipe between them is closed."""
+        self.is_dead = True
+        at = time.time()
+        self.end = {"code": -SIGKILL, "at": at, "stopped": False, "oom_kills": oom_kills}
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,12 +161,12 @@ class PlacedJob:
         """
         for member in self._members:
             member.feed |= feed
-        if not self._runs:
-            self._go_on()
-        else:
+        if self._runs:
             self._exchange()
+        elif self._members or self._group.wait(0):
+            self._go_on()
         self._judge()
-        certain = self._lost or not any(map(_is_in_doubt, self._members))
+        certain = self._lost or not any(member.is_in_doubt for member in self._members)
         ends = {m.rank: m.end for m in self._members if m.end is not None} if certain else {}
         lost = [place for place, node in enumerate(self.nodes) if node in self._lost_nodes]
         return {"runs": self._runs, "ends": ends, "lost": self._lost, "lost_nodes": lost}
@@ -123,12 +186,8 @@ class PlacedJob:
             ray.kill(member.actor)
         remove_placement_group(self._group)
 
-    # Start
-
     def _go_on(self) -> None:
         """The next step of the start, when all that the last one asked for is there."""
-        if not self._members and not self._group.wait(0):
-            return
         if len(_done(self._refs)) < len(self._refs):
             return
         try:
@@ -143,83 +202,62 @@ class PlacedJob:
     def _starting(self) -> Generator[list[Any], list[Any], None]:
         """The start of all ranks; yields what is to be waited for, and is sent what came of it."""
         yield []  # the placement group itself
-        self._members = [
-            Member(rank=rank, actor=self._actor(rank)) for rank in range(self._job.ranks)
-        ]
-        places = yield [member.actor.place.remote() for member in self._members]
-        for member, place in zip(self._members, places, strict=True):
-            member.node = place["node"]
-            self._shared.setdefault(member.node, Shared(keeper=member, seen={}))
-        keepers = [shared.keeper for shared in self._shared.values()]
-        made = yield [
-            keeper.actor.make_folder.remote(self._files_for(keeper)) for keeper in keepers
-        ]
-        folders = dict(zip(self._shared, made, strict=True))
-        yield [
-            member.actor.start.remote(
-                self._job_on(member.node, places).as_dict(),
-                member.rank,
-                places[0]["address"],
-                folders[member.node],
-                self._program,
-            )
-            for member in self._members
-        ]
-
-    def _job_on(self, node: str, places: Sequence[Mapping[str, Any]]) -> Job:
-        """The job with the GPUs that its ranks got on a node: they see each other's, in order."""
-        gpus = [gpu for place in places if place["node"] == node for gpu in place["gpus"]]
-        return replace(self._job, visible=tuple(sorted(gpus, key=lambda gpu: (len(gpu), gpu))))
-
-    def _actor(self, rank: int) -> Any:
         on_node = self._job.ranks_per_node
-        where = PlacementGroupSchedulingStrategy(
-            self._group, placement_group_bundle_index=rank // on_node
-        )
-        return (
-            ray.remote(RankActor)
-            .options(
+        for rank in range(self._job.ranks):
+            options = ray.remote(RankActor).options(
                 num_cpus=self._bundle["CPU"] / on_node,
                 num_gpus=self._bundle.get("GPU", 0) / on_node,
                 max_restarts=0,
                 max_task_retries=0,
-                scheduling_strategy=where,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    self._group, placement_group_bundle_index=rank // on_node
+                ),
             )
-            .remote()
-        )
-
-    # Files and ends
+            self._members.append(Member(rank=rank, actor=options.remote()))
+        places = yield [member.actor.place.remote() for member in self._members]
+        gpus: dict[str, list[str]] = {}
+        for member, place in zip(self._members, places, strict=True):
+            member.node = place["node"]
+            self._shared.setdefault(member.node, Shared(keeper=member, seen={}))
+            gpus.setdefault(member.node, []).extend(place["gpus"])
+        keepers = [shared.keeper for shared in self._shared.values()]
+        made = yield [keeper.actor.make_folder.remote(self._news_for(keeper)) for keeper in keepers]
+        folders = dict(zip(self._shared, made, strict=True))
+        starts = []
+        for member in self._members:
+            # ranks of a node see each other's GPUs, in order
+            visible = tuple(sorted(gpus[member.node], key=lambda gpu: (len(gpu), gpu)))
+            job = replace(self._job, visible=visible).as_dict()
+            place = (places[0]["address"], folders[member.node], self._program)
+            starts.append(member.actor.start.remote(job, member.rank, *place))
+        yield starts
 
     def _exchange(self) -> None:
-        """Takes what actors have answered, and ask those that have."""
+        """Takes what actors have answered, and asks those that have."""
         answered = _done([member.asked for member in self._members if member.asked is not None])
         for member in self._members:
             if member.asked in answered:
-                self._take(member)
+                ref, member.asked = member.asked, None
+                try:
+                    said = ray.get(ref)
+                except ActorUnavailableError:  # Ray does not know yet what became of it
+                    member.feed = member.again = True
+                except (RayActorError, OutOfMemoryError) as error:
+                    member.bury(oom_kills=int(isinstance(error, OutOfMemoryError)))
+                else:
+                    member.silent_since = math.inf
+                    seen = self._shared[member.node].seen
+                    write_files(self._job.directory, said["files"], seen)
+                    if said["log"] is not None:
+                        log_path(self._job.directory, member.rank).write_bytes(said["log"])
+                    member.end = said["end"]
             if member.asked is None and not member.is_dead:
-                files = self._files_for(member)
-                member.asked = member.actor.exchange.remote(member.feed, files, member.again)
+                news = self._news_for(member)
+                member.asked = member.actor.exchange.remote(member.feed, news, member.again)
                 member.feed = member.again = False
                 member.silent_since = min(member.silent_since, time.monotonic())
 
-    def _take(self, member: Member) -> None:
-        ref, member.asked = member.asked, None
-        try:
-            said = ray.get(ref)
-        except ActorUnavailableError:  # Ray does not know yet what became of it
-            member.feed = member.again = True
-            return
-        except (RayActorError, OutOfMemoryError) as error:
-            self._bury(member, oom_kills=int(isinstance(error, OutOfMemoryError)))
-            return
-        member.silent_since = math.inf
-        seen = self._shared[member.node].seen
-        write_files(self._job.directory, said["files"], seen)
-        if said["log"] is not None:
-            log_path(self._job.directory, member.rank).write_bytes(said["log"])
-        member.end = said["end"]
-
-    def _files_for(self, member: Member) -> dict[str, bytes]:
+    def _news_for(self, member: Member) -> dict[str, bytes]:
         """New files for a node, when it is its keeper that is asked."""
         shared = self._shared[member.node]
         if shared.keeper is not member:
@@ -228,15 +266,9 @@ class PlacedJob:
             shared.seen.clear()
         return changed_files(self._job.directory, shared.seen, _is_for_all)
 
-    def _bury(self, member: Member, *, oom_kills: int) -> None:
-        """An actor is no more, and its rank neither: the pipe between them is closed."""
-        member.is_dead = True
-        at = time.time()
-        member.end = {"code": -SIGKILL, "at": at, "stopped": False, "oom_kills": oom_kills}
-
     def _judge(self) -> None:
         """Sees whether a node is gone."""
-        doubtful = [m for m in self._members if m.is_dead or _is_in_doubt(m)]
+        doubtful = [m for m in self._members if m.is_dead or m.is_in_doubt]
         if self._lost or not doubtful:
             return
         there = alive()
@@ -251,18 +283,12 @@ class PlacedJob:
         if self._lost:
             for member in doubtful:
                 if member.end is None:
-                    self._bury(member, oom_kills=0)
+                    member.bury(oom_kills=0)
 
 
 def _done(refs: list[Any]) -> set[Any]:
     """Ray's references whose results are there."""
     return set(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
-
-
-def _is_in_doubt(member: Member) -> bool:
-    """True for an actor that should have answered and has not."""
-    waits = not member.is_dead and member.end is None
-    return waits and time.monotonic() - member.silent_since > DOUBT_S
 
 
 def _is_for_all(path: Path) -> bool:

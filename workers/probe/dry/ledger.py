@@ -80,36 +80,28 @@ LOSS = "loss"
 class Segment(NamedTuple):
     """A stretch of a step: from one decoder layer's start to the next one's."""
 
-    micro_batch: int
-    """From 0."""
-    phase: str
-    """forward, loss, backward or optimizer."""
-    part: str
-    """The place in the model: before the layers, ``layer 0`` and so on, or after them."""
+    micro_batch: int  # from 0
+    phase: str  # forward, loss, backward or optimizer
+    part: str  # the place in the model: before the layers, `layer 0` and so on, or after them
 
 
 @dataclass(slots=True, eq=False)
 class Block:
     """One storage, from its birth to its death."""
 
-    phase: str
-    """The phase in which it was born."""
+    phase: str  # the phase in which it was born
     makes_graph: bool
     """True if gradients were recorded at its birth, as when backward runs forward again."""
-    of_vocabulary: bool
-    """True if its last dimension is the vocabulary's."""
-    category: Category | None = None
-    """Its purpose, if known; otherwise birth and death tell."""
-    death: str = ""
-    """The phase in which it died."""
+    of_vocabulary: bool  # true if its last dimension is the vocabulary's
+    category: Category | None = None  # its purpose, if known; otherwise birth and death tell
+    death: str = ""  # the phase in which it died
 
 
 class Change(NamedTuple):
     """A storage was born, grew, shrank or died."""
 
     block: Block
-    by: int
-    """Bytes, negative where memory is freed."""
+    by: int  # bytes, negative where memory is freed
 
 
 # Changes in their order; each segment's changes follow its name.
@@ -118,11 +110,6 @@ Log = list[Change | Segment]
 
 class Ledger(StorageTracker):
     """A tracker that knows what storages are for, and logs every change.
-
-    Args:
-        phase: kept current by the step.
-        progress: told each operator.
-        over_gloo: whether collectives would be gloo's, as of ``StorageTracker``.
 
     Attributes:
         vocabulary: sizes of the last dimension of logits on this rank.
@@ -275,16 +262,11 @@ _DEVICE: Any = torch.ops.prim.device.default
 
 
 class _Plan(NamedTuple):
-    name: bytes
-    """Its name, as progress is told it."""
-    run: Any
-    """The operator, or its stand-in."""
-    collective: str | None
-    """The collective that it is."""
-    copies: Category | None
-    """The purpose of tensors that FSDP2 copies with it."""
-    is_cast: bool
-    """True if its result may be a parameter in another precision."""
+    name: bytes  # its name, as progress is told it
+    run: Any  # the operator, or its stand-in
+    collective: str | None  # the collective that it is
+    copies: Category | None  # the purpose of tensors that FSDP2 copies with it
+    is_cast: bool  # true if its result may be a parameter in another precision
     buffer_share: float
     """Bytes that CUDA's kernel takes until it returns, for each byte of its result."""
 

@@ -31,18 +31,14 @@ class RefusedError(ValueError):
 class Request:
     """The order for a dry run."""
 
-    spec: Spec
-    """Its micro-batch size and accumulation counts are of no meaning here."""
-    micro_batch_sizes: tuple[int, ...]
-    """Sequences of one forward pass: one or two sizes, ascending."""
+    spec: Spec  # its micro-batch size and accumulation counts are of no meaning here
+    micro_batch_sizes: tuple[int, ...]  # sequences of one forward pass: one or two sizes, ascending
     accumulation_counts: tuple[int, ...]
     """Micro-batches in one optimizer step, each tracked by a step of its own."""
 
     def at(self, micro_batch_size: int, count: int) -> Spec:
         knobs = replace(
-            self.spec.settings,
-            micro_batch_size=micro_batch_size,
-            gradient_accumulation_steps=count,
+            self.spec.settings, micro_batch_size=micro_batch_size, gradient_accumulation_steps=count
         )
         return replace(self.spec, settings=knobs, accumulation_counts=[count])
 

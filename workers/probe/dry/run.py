@@ -171,11 +171,6 @@ def follow(layers: list[nn.Module], phase: Phase, enter: Callable[[str], None]) 
 
     Forward goes through before, ``layer 0`` and so on, after; backward the other way. A
     layer's backward begins when the gradient of its output is there.
-
-    Args:
-        layers: decoder layers, in order.
-        phase: kept current by the step.
-        enter: told the name of the part that begins.
     """
 
     def on_gradient(tree: Any, name: str) -> None:

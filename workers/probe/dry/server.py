@@ -62,18 +62,15 @@ LOOK_S = 1.0
 class _ClassTime:
     """The time of the dry runs of one class, from the start of the first."""
 
-    deadline: float
-    """On the monotonic clock."""
-    cpu_s: float = 0.0
-    """CPU time of those that have ended."""
+    deadline: float  # on the monotonic clock
+    cpu_s: float = 0.0  # CPU time of those that have ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RequestLine:
     line: str
     id: str
-    of: str
-    """Its class."""
+    of: str  # its class
 
 
 @dataclass(slots=True, kw_only=True)

@@ -32,10 +32,8 @@ Tracked = tuple[Mapping[Segment, Sequence[Point]], Sequence[Call]]
 
 
 class TrackedSteps(NamedTuple):
-    accumulation: int
-    """Micro-batches in the optimizer step."""
-    at_sizes: Sequence[Tracked]
-    """A step at each micro-batch size."""
+    accumulation: int  # micro-batches in the optimizer step
+    at_sizes: Sequence[Tracked]  # a step at each micro-batch size
 
 
 def trace_of(

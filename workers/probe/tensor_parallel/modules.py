@@ -182,11 +182,7 @@ class RowParallelLinear(nn.Module):
 
 
 def gather_linears(
-    shard: Tensor,
-    linears: Sequence[ColumnParallelLinear],
-    axis: Axis,
-    *,
-    recompute_allgather: bool,
+    shard: Tensor, linears: Sequence[ColumnParallelLinear], axis: Axis, *, recompute_allgather: bool
 ) -> Projected:
     """All-gather (batch, sequence / size, in_features) once and apply all the linears."""
     weights = [split_weight(linear.weight) for linear in linears]
@@ -256,16 +252,7 @@ class VocabParallelLoss:
         shift_labels: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """The mean over tokens, or the sum over ``num_items_in_batch``; the same on all ranks.
-
-        Args:
-            logits: (batch, sequence, vocabulary / size).
-            labels: (batch, sequence), of the whole vocabulary.
-            vocab_size: of the whole vocabulary.
-            num_items_in_batch: divides the sum.
-            ignore_index: label of tokens that do not count.
-            shift_labels: labels that are shifted already.
-        """
+        """The mean over tokens, or the sum over ``num_items_in_batch``; the same on all ranks."""
         if shift_labels is None:
             assert labels is not None
             shift_labels = torch.nn.functional.pad(labels, (0, 1), value=ignore_index)[..., 1:]

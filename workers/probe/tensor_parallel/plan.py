@@ -39,10 +39,6 @@ class UnsupportedByTensorParallel(ValueError):  # noqa: N818  (reads as a senten
 def check(model_type: str, config: Any) -> None:
     """Refuse what has no verified plan.
 
-    Args:
-        model_type: Hugging Face's name of the architecture.
-        config: the model's configuration, an object with its fields as attributes.
-
     Raises:
         UnsupportedByTensorParallel: with the reason.
     """

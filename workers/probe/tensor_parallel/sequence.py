@@ -22,14 +22,10 @@ from workers.probe.group import gather_into, reduce_scatter_into
 class Axis:
     """The mesh axis that a model is split over."""
 
-    mesh: DeviceMesh
-    """One-dimensional."""
-    group: dist.ProcessGroup
-    """The ranks on it."""
-    size: int
-    """Number of ranks."""
-    rank: int
-    """This rank's place, from 0."""
+    mesh: DeviceMesh  # one-dimensional
+    group: dist.ProcessGroup  # the ranks on it
+    size: int  # number of ranks
+    rank: int  # this rank's place, from 0
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "Axis":

@@ -1,27 +1,14 @@
 """Where a worker's probes run, by what it is told and where it is."""
 
 import json
-import math
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from tuner.core.launcher import LauncherName
-from tuner.machine import this_machine
-from workers.devices import devices_here
-from workers.launchers.site import (
-    Facts,
-    LocalSite,
-    default_launcher,
-    devices_of,
-    facts_here,
-    open_site,
-)
-from workers.measuring.files import default_probes_folder, probes_folder
-from workers.stop import StopRequest
+from workers.launchers.site import Facts, default_launcher, devices_of, facts_here
 
 
 @pytest.mark.parametrize(
@@ -35,9 +22,7 @@ from workers.stop import StopRequest
         ({"SLURM_JOB_NUM_NODES": "2"}, LauncherName.LOCAL),
     ],
 )
-def test_the_launcher_by_default(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str], name: LauncherName
-) -> None:
+def test_the_launcher_by_default(monkeypatch, tmp_path, variables, name) -> None:
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     for each in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
@@ -47,22 +32,7 @@ def test_the_launcher_by_default(
     assert default_launcher() is name
 
 
-def test_the_local_site_is_this_machine(tmp_path: Path) -> None:
-    with open_site(LauncherName.LOCAL, StopRequest(), tmp_path) as site:
-        assert isinstance(site, LocalSite)
-        assert site.is_here
-        assert site.left_s == math.inf
-        assert site.machines() == (this_machine(),)
-        assert site.devices() == devices_here()
-
-
-def test_each_machine_has_its_own_folder_of_a_shared_one(tmp_path: Path) -> None:
-    assert probes_folder(None) == default_probes_folder()
-    assert probes_folder(tmp_path).parent == tmp_path
-    assert probes_folder(tmp_path).name == default_probes_folder().name
-
-
-def test_what_a_node_has_is_one_line_of_json(tmp_path: Path) -> None:
+def test_what_a_node_has_is_one_line_of_json(tmp_path) -> None:
     argv = [sys.executable, "-P", "-m", "workers.launchers.site", str(tmp_path / "none")]
     environment = {**os.environ, "SLURMD_NODENAME": "n7"}
     said = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout

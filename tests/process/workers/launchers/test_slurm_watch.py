@@ -11,14 +11,7 @@ import pytest
 
 from tuner.errors import ProbeError
 from workers.launchers import slurm_watch
-from workers.launchers.slurm_watch import (
-    LEAVE_S,
-    NodeState,
-    NoJobError,
-    Watch,
-    job_state,
-    node_states,
-)
+from workers.launchers.slurm_watch import LEAVE_S, NodeState, NoJobError, Watch, job_state
 from workers.stop import StopRequest
 
 COMMAND = """#!/bin/sh
@@ -39,9 +32,7 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
         command.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
 
-    def answer(
-        squeue: str = "", sinfo: str = "", squeue_err: str = "", sinfo_err: str = ""
-    ) -> None:
+    def answer(squeue="", sinfo="", squeue_err="", sinfo_err="") -> None:
         for name, text in (("squeue", squeue), ("sinfo", sinfo)):
             (tmp_path / f"{name}.out").write_text(text)
         for name, text in (("squeue", squeue_err), ("sinfo", sinfo_err)):
@@ -57,7 +48,7 @@ def job(state: str = "RUNNING", left_s: float = 3600.0) -> str:
 NODES = "n2|allocated|10.0.0.2\nn1|mixed|10.0.0.1\nn1|mixed|10.0.0.1\nn3|idle*|10.0.0.3\n"
 
 
-def test_a_job(answers: Answer) -> None:
+def test_a_job(answers) -> None:
     answers("7|PENDING|N/A||Resources|with a bar\n")
     found = job_state("7")
     assert (found.state, found.ends_at, found.nodes) == ("PENDING", inf, "")
@@ -69,13 +60,13 @@ def test_a_job(answers: Answer) -> None:
     assert job_state("7").is_over
 
 
-def test_of_an_array_it_is_the_job_itself_that_counts(answers: Answer) -> None:
+def test_of_an_array_it_is_the_job_itself_that_counts(answers) -> None:
     """The last job of an array has the array's number, by which squeue tells all of them."""
     answers(f"9|PENDING|N/A||JobHeldUser\n{job()}8|RUNNING|N/A|n9|None\n")
     assert (job_state("7").state, job_state("7").nodes) == ("RUNNING", "n[1-3]")
 
 
-def test_a_job_that_is_not_known_any_more(answers: Answer) -> None:
+def test_a_job_that_is_not_known_any_more(answers) -> None:
     answers(squeue_err="slurm_load_jobs error: Invalid job id specified\n")
     with pytest.raises(NoJobError, match="Slurm knows no job 7 any more"):
         job_state("7")
@@ -84,9 +75,7 @@ def test_a_job_that_is_not_known_any_more(answers: Answer) -> None:
         job_state("7")
 
 
-def test_a_controller_that_does_not_answer(
-    answers: Answer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_controller_that_does_not_answer(answers, monkeypatch, tmp_path) -> None:
     answers(squeue_err="slurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(ProbeError, match=r"Slurm does not answer: .*Unable to contact"):
         job_state("7")
@@ -99,25 +88,16 @@ def test_a_controller_that_does_not_answer(
         job_state("7")
 
 
-def test_nodes_come_in_slurms_order_and_once(answers: Answer) -> None:
-    answers(sinfo=NODES)
-    found = node_states("n[1-3]")
-    assert list(found) == ["n1", "n2", "n3"]
-    assert found["n2"] == NodeState(name="n2", state="allocated", address="10.0.0.2")
-
-
 @pytest.mark.parametrize(
     ("state", "lost"),
     [("down*", True), ("down", True), ("fail", True), ("powering_down", True), ("unknown", True)]
     + [(up, False) for up in ("mixed*", "idle", "draining", "failing", "completing")],
 )
-def test_which_nodes_are_lost(state: str, lost: bool) -> None:
+def test_which_nodes_are_lost(state, lost) -> None:
     assert NodeState(name="n", state=state, address="").is_lost is lost
 
 
-def test_a_node_that_goes_down_stays_lost(
-    answers: Answer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_node_that_goes_down_stays_lost(answers, caplog) -> None:
     answers(job(), NODES)
     stop = StopRequest()
     watch = Watch("7", stop)
@@ -138,17 +118,17 @@ def test_a_node_that_goes_down_stays_lost(
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "SUSPENDED"])
-def test_a_job_that_is_over_ends_the_worker(answers: Answer, state: str) -> None:
+def test_a_job_that_is_over_ends_the_worker(answers, state) -> None:
     answers(job(), NODES)
     watch = Watch("7", stop := StopRequest())
     answers(job(state), NODES)
     watch.look()
-    assert stop.wait(0) == watch.over == f"Slurm job 7 is {state}"
+    assert stop.wait(0) == watch.end_if_over() == f"Slurm job 7 is {state}"
     with pytest.raises(ProbeError, match=state):
         Watch("7", StopRequest())
 
 
-def test_the_worker_leaves_before_the_time_is_over(answers: Answer) -> None:
+def test_the_worker_leaves_before_the_time_is_over(answers) -> None:
     answers(job(left_s=LEAVE_S + 1000), NODES)
     watch = Watch("7", stop := StopRequest())
     assert 900 < watch.left_s < 1001
@@ -159,9 +139,7 @@ def test_the_worker_leaves_before_the_time_is_over(answers: Answer) -> None:
     assert stop.wait(0) == "the time of Slurm job 7 is nearly over"
 
 
-def test_trouble_of_the_controller_ends_nothing_and_is_told_once(
-    answers: Answer, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trouble_of_the_controller_ends_nothing_and_is_told_once(answers, caplog) -> None:
     answers(job(), NODES)
     watch = Watch("7", stop := StopRequest())
     answers(squeue_err="Unable to contact slurm controller\n")
@@ -170,10 +148,3 @@ def test_trouble_of_the_controller_ends_nothing_and_is_told_once(
     assert stop.wait(0) == ""
     assert len(watch.nodes) == 3
     assert caplog.text.count("Unable to contact") == 1
-
-
-def test_it_looks_again_and_again(answers: Answer, eventually) -> None:
-    answers(job(), NODES)
-    with Watch("7", stop := StopRequest(), poll_s=0.05):
-        answers(squeue_err="Invalid job id specified\n")
-        eventually(lambda: stop.wait(0) == "Slurm knows no job 7 any more")

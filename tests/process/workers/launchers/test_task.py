@@ -13,15 +13,7 @@ from pathlib import Path
 import pytest
 
 from workers.launchers.base import Job
-from workers.launchers.task import (
-    ALIVE,
-    NOT_STARTED,
-    STOP,
-    RankTask,
-    first_visible,
-    read_end,
-)
-from workers.measuring.files import end_path
+from workers.launchers.task import ALIVE, NOT_STARTED, STOP, RankTask, first_visible, read_end
 
 Task = subprocess.Popen[bytes]
 
@@ -50,7 +42,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Task]]:
 
 
 def say(task: Task, what: bytes) -> None:
-    assert task.stdin is not None
     task.stdin.write(what)
     task.stdin.flush()
 
@@ -61,7 +52,7 @@ def told(path: Path, rank: int = 0) -> tuple[int, bool]:
     return found[0].code, found[0].stopped
 
 
-def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path: Path) -> None:
+def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path) -> None:
     job = make_job({"1": ["environment:RANK,LOCAL_RANK,MASTER_ADDR", "exit:7"]}, nodes=2)
     assert start(job, rank=1).wait(60) == 0
     assert told(tmp_path, 1) == (7, False)
@@ -69,7 +60,7 @@ def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path: Pat
     assert seen == {"RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1"}
 
 
-def test_its_supervisor_ends_it(start, make_job, tmp_path: Path, eventually) -> None:
+def test_its_supervisor_ends_it(start, make_job, tmp_path, eventually) -> None:
     task = start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
     say(task, ALIVE + STOP)
@@ -77,24 +68,15 @@ def test_its_supervisor_ends_it(start, make_job, tmp_path: Path, eventually) -> 
     assert told(tmp_path) == (-signal.SIGTERM, True)
 
 
-def test_it_ends_with_its_supervisor(start, make_job, tmp_path: Path, eventually) -> None:
+def test_it_ends_with_its_supervisor(start, make_job, tmp_path, eventually) -> None:
     task = start(make_job({"*": ["deaf", "ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
-    assert task.stdin is not None
     task.stdin.close()
     assert task.wait(60) == 0
     assert told(tmp_path) == (-signal.SIGKILL, True)
 
 
-def test_a_signal_of_the_manager_ends_it(start, make_job, tmp_path: Path, eventually) -> None:
-    task = start(make_job({"*": ["ready", "hang"]}))
-    eventually(lambda: (tmp_path / "ready-0").exists())
-    task.terminate()
-    assert task.wait(60) == 0
-    assert told(tmp_path) == (-signal.SIGTERM, True)
-
-
-def test_it_lives_while_it_is_fed(start, make_job, tmp_path: Path, eventually) -> None:
+def test_it_lives_while_it_is_fed(start, make_job, tmp_path, eventually) -> None:
     for silence_s in (1.5, 10.0, 60.0):  # until nothing holds up who feeds it for so long
         name = f"silence-{silence_s:.0f}"
         task = start(make_job({"*": ["ready", "hang"]}, silence_s=silence_s, name=name))
@@ -111,33 +93,14 @@ def test_it_lives_while_it_is_fed(start, make_job, tmp_path: Path, eventually) -
     assert told(folder) == (111, False)
 
 
-def test_a_program_that_is_not_there(make_job, tmp_path: Path) -> None:
+def test_a_program_that_is_not_there(make_job, tmp_path) -> None:
     task = RankTask(make_job({}, argv=("/nonexistent/program",)), 0)
     task.start()
     end = task.poll()
-    assert end is not None
     assert end.code == NOT_STARTED
     assert told(tmp_path) == (NOT_STARTED, False)
     assert "/nonexistent/program" in (tmp_path / "rank-00000.log").read_text()
     assert task.stop() is end
-
-
-def test_a_task_that_is_on_another_node_than_its_rank(start, make_job) -> None:
-    task = start(make_job({"*": ["ok"]}), rank=1)
-    assert task.wait(60) == 1
-    assert b"rank 1 was started as number 0 of its node" in task.stderr.read()
-
-
-def test_ends_are_read_as_they_were_written(make_job, tmp_path: Path) -> None:
-    assert read_end(tmp_path, 0) is None
-    task = RankTask(make_job({"*": ["ok"]}), 0)
-    task.start()
-    while (end := task.poll()) is None:
-        time.sleep(0.01)
-    assert read_end(tmp_path, 0) == (end, 0)
-    end_path(tmp_path, 0).write_text('{"code": 0}')
-    with pytest.raises(ValueError, match=r"rank-00000\.end\.json"):
-        read_end(tmp_path, 0)
 
 
 def test_a_job_is_the_same_after_json(make_job) -> None:
@@ -149,7 +112,5 @@ def test_a_job_is_the_same_after_json(make_job) -> None:
     ("visible", "count", "shown"),
     [(None, 2, "0,1"), ("3,1,2", 2, "3,1"), ("GPU-1", 2, "GPU-1"), ("", 1, "")],
 )
-def test_ranks_see_as_many_gpus_as_they_are_on_their_node(
-    visible: str | None, count: int, shown: str
-) -> None:
+def test_ranks_see_as_many_gpus_as_they_are_on_their_node(visible, count, shown) -> None:
     assert first_visible(visible, count) == shown

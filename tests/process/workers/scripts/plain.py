@@ -2,11 +2,9 @@
 
 import argparse
 from contextlib import nullcontext
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import yaml
 from torch.nn.parallel import DistributedDataParallel
 
 from tuner.integrations import report_step
@@ -14,16 +12,11 @@ from tuner.integrations import report_step
 parser = argparse.ArgumentParser()
 parser.add_argument("--micro", type=int)
 parser.add_argument("--accumulation", type=int)
-parser.add_argument("--config-file", type=Path)
 parser.add_argument("--no-accumulation", action="store_true")
 parser.add_argument("--step-always", action="store_true")
 parser.add_argument("--fail-on", type=int)
 parser.add_argument("--run-out-on", type=int)
 options = parser.parse_args()
-if options.config_file:
-    tokens = yaml.safe_load(options.config_file.read_text())["tokens"]
-    options.micro = tokens["micro_batch_size"]
-    options.accumulation = tokens["batch_accumulation_per_replica"]
 count = 1 if options.no_accumulation else options.accumulation
 
 dist.init_process_group("gloo")

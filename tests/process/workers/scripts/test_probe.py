@@ -16,7 +16,6 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Question
 from tuner.errors import ProbeError
 from workers.launchers.local import LocalLauncher
-from workers.scripts.host import KEPT_BYTES
 from workers.scripts.probe import ScriptRun
 
 Run = Callable[..., Measurement]
@@ -55,18 +54,17 @@ def run(tmp_path: Path) -> Run:
     return measure
 
 
-def test_steps_of_a_script_are_measured(asking: Asking, run: Run) -> None:
+def test_steps_of_a_script_are_measured(asking, run) -> None:
     found = run(asking("time.sleep(0.01)"))
     assert found.outcome is Outcome.OK, found
     assert len(found.step_times_s[1]) == 10
     assert min(found.step_times_s[1]) >= 0.01
-    assert found.memory is not None
     assert len(found.memory.per_rank_bytes) == 2
     assert found.device_s == pytest.approx(2 * found.wall_s)
     assert found.losses == (1.0,) * 13
 
 
-def test_what_a_script_is_told(asking: Asking, run: Run, tmp_path: Path) -> None:
+def test_what_a_script_is_told(asking, run, tmp_path) -> None:
     (tmp_path / "config.yaml").write_text(
         "batch: {micro_batch_size}\nglobal: {global_batch_size}\n"
     )
@@ -106,9 +104,7 @@ def test_what_a_script_is_told(asking: Asking, run: Run, tmp_path: Path) -> None
         ("sys.modules['x'] = None; report_step(loss=float('nan'))", "non_finite", ""),
     ],
 )
-def test_how_a_script_may_end(
-    asking: Asking, run: Run, step: str, outcome: str, detail: str
-) -> None:
+def test_how_a_script_may_end(asking, run, step, outcome, detail) -> None:
     wait = "if rank == 0: time.sleep(1000)"  # the peers of a failure hang
     hangs = step.startswith("if rank == 1")
     found = run(asking(f"{step}\n        {wait}" if hangs else step))
@@ -117,22 +113,7 @@ def test_how_a_script_may_end(
     assert bool(found.log_tails) is (outcome != "wrong_result")
 
 
-def test_a_script_that_prints_without_end(asking: Asking, run: Run, tmp_path: Path) -> None:
-    found: list[int] = []
-
-    def pause(seconds: float) -> str:
-        found.extend(path.stat().st_size for path in (tmp_path / "probes").glob("*/*.log"))
-        if max(found, default=0) > 2 * KEPT_BYTES:
-            (tmp_path / "was-seen").touch()
-        return waiting(seconds)
-
-    prints = f"""[print(f'{{n}}', 'x' * 1000) for n in range(1000)] if rank else time.sleep(0.01)
-        while step == 8 and not os.path.exists({str(tmp_path / "was-seen")!r}): time.sleep(0.01)"""
-    assert run(asking(prints), pause=pause).outcome is Outcome.OK
-    assert 2 * KEPT_BYTES < max(found) < 3.1 * KEPT_BYTES
-
-
-def test_a_script_that_knows_of_nothing(asking: Asking, run: Run) -> None:
+def test_a_script_that_knows_of_nothing(asking, run) -> None:
     with pytest.raises(ProbeError) as error:
         run(asking(whole="print('trained')"))
     assert "reported no step before its end: add `from tuner.integrations import" in str(
@@ -140,44 +121,7 @@ def test_a_script_that_knows_of_nothing(asking: Asking, run: Run) -> None:
     )
 
 
-def test_a_script_that_never_reports_and_never_ends(asking: Asking, run: Run) -> None:
-    with pytest.raises(ProbeError) as error:
-        run(asking(whole="import time\ntime.sleep(1000)"), deadline_s=1.0)
-    assert "reported no step in 1 s: add `from tuner.integrations" in str(error.value)
-
-
-def test_a_script_that_cannot_begin(asking: Asking, run: Run) -> None:
-    with pytest.raises(ProbeError) as error:
-        run(asking(whole="import no_such_module"))
-    assert "exit code 1 before it imported tuner.integrations" in str(error.value)
-    assert "No module named 'no_such_module'" in str(error.value)
-
-
-TORCHRUNS = """\
-E1122 07:36:39.592000 13966 torch/distributed/elastic/multiprocessing/api.py:1002] failed
-Traceback (most recent call last):
-  File "<frozen runpy>", line 198, in _run_module_as_main
-torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
-  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
-============================================================
-"""
-ACCELERATES = """\
-Traceback (most recent call last):
-  File "<frozen runpy>", line 198, in _run_module_as_main
-subprocess.CalledProcessError: Command returned non-zero exit status 1.
-"""
-
-
-@pytest.mark.parametrize("launchers", [TORCHRUNS, ACCELERATES], ids=["torchrun", "accelerate"])
-def test_what_the_script_said_is_told_and_not_what_its_launcher_says_of_it(
-    asking: Asking, run: Run, launchers: str
-) -> None:
-    text = f"import sys; sys.exit('no such option: --micro\\n' + {launchers!r})"
-    with pytest.raises(ProbeError, match=r"\.\.\.no such option: --micro$"):
-        run(asking(whole=text))
-
-
-def test_a_script_that_takes_too_long(asking: Asking, run: Run) -> None:
+def test_a_script_that_takes_too_long(asking, run) -> None:
     for deadline_s in (1.5, 15.0, 60.0):  # until it leaves the time for a step
         with suppress(ProbeError):
             found = run(asking("time.sleep(1000 if step else 0)"), deadline_s=deadline_s)
@@ -185,12 +129,12 @@ def test_a_script_that_takes_too_long(asking: Asking, run: Run) -> None:
     assert found.outcome is Outcome.TIMEOUT, found
 
 
-def test_a_probe_that_is_given_up(asking: Asking, run: Run) -> None:
+def test_a_probe_that_is_given_up(asking, run) -> None:
     found = run(asking("time.sleep(1000)"), pause=lambda seconds: "somebody asked for it")
     assert found.outcome is Outcome.CANCELLED
 
 
-def test_an_edited_script_is_not_run(asking: Asking, run: Run, tmp_path: Path) -> None:
+def test_an_edited_script_is_not_run(asking, run, tmp_path) -> None:
     question = asking()
     (tmp_path / "train.py").write_text("print('other')")
     (tmp_path / "probes").mkdir()
@@ -199,9 +143,7 @@ def test_an_edited_script_is_not_run(asking: Asking, run: Run, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("killed", ["worker", "all but the ranks"])
-def test_nothing_is_left_when_the_worker_is_killed(
-    asking: Asking, tmp_path: Path, eventually: Callable[..., None], killed: str
-) -> None:
+def test_nothing_is_left_when_the_worker_is_killed(asking, tmp_path, eventually, killed) -> None:
     asking("time.sleep(1000 if step else 0)")
     worker = subprocess.Popen([sys.executable, "-P", "-c", WORKER, str(tmp_path)])
     try:

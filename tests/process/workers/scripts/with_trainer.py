@@ -1,13 +1,7 @@
 """A training script with transformers' Trainer."""
 
 import torch
-from transformers import (
-    HfArgumentParser,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import HfArgumentParser, LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 from tuner.integrations.trainer import TunerCallback
 

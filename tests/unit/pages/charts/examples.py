@@ -21,7 +21,6 @@ NAMES = ("parameters", "optimizer state", "activations", "logits and loss", "tem
 
 
 def about(value: float | None, share: float = 0.02) -> Quantity:
-    """A number with an interval of a share to each side."""
     if value is None:
         return UNKNOWN
     ends = {"low": value * (1 - share), "high": value * (1 + share)}
@@ -29,7 +28,6 @@ def about(value: float | None, share: float = 0.02) -> Quantity:
 
 
 def point(number: int, memory: float | None, speed: float | None, **changes: object) -> Point:
-    """A measured configuration that fits."""
     values: dict[str, object] = {
         "settings": Settings(),
         "words": f"full_shard,micro batch {number}",
@@ -65,20 +63,17 @@ POINTS = (
 
 
 def path_of(found: Point) -> str:
-    """The address of a probe."""
     return f"?probe={found.probes[0]}"
 
 
 def scattered(
     points: tuple[Point, ...], path: Callable[[Point], str] = path_of, **changes: object
 ) -> Markup:
-    """A scatter with a limit of 76 GiB."""
     values: dict[str, object] = {"limit_bytes": 76 * GIB, "per": "GPU", **changes}
     return scatter(points, path, **values)  # type: ignore[arg-type]
 
 
 def bar(*sizes: float, **changes: object) -> Markup:
-    """Sizes in GiB against 76 GiB of 80."""
     parts = [Part(name, size) for name, size in zip(NAMES, sizes, strict=False)]
     values: dict[str, object] = {
         "parts": parts,
@@ -93,7 +88,6 @@ def bar(*sizes: float, **changes: object) -> Markup:
 
 
 def ended(*speeds: float | None, **changes: object) -> tuple[BestSoFar, ...]:
-    """Probes with these speeds, in order."""
     found: list[BestSoFar] = []
     best: float | None = None
     for number, speed in enumerate(speeds, start=1):
@@ -119,7 +113,6 @@ def ended(*speeds: float | None, **changes: object) -> tuple[BestSoFar, ...]:
 def value(
     shown: str, speed: float | None, memory: float | None = None, **changes: object
 ) -> KnobValue:
-    """One value of a knob, measured."""
     values: dict[str, object] = {
         "value": shown,
         "shown": shown,
@@ -138,7 +131,6 @@ def value(
 
 
 def effect(*values: KnobValue, knob: str = "knob") -> KnobEffect:
-    """A knob."""
     return KnobEffect(knob=knob, values=values)
 
 
@@ -159,7 +151,6 @@ EFFECTS = (
 
 
 def everything() -> dict[str, Markup]:
-    """One chart of each kind, by its name."""
     return {
         "memory": bar(3.7, 14.9, 21.4, 9.8, 0.05),
         "scatter": scattered(POINTS),
@@ -169,7 +160,6 @@ def everything() -> dict[str, Markup]:
 
 
 def hostile() -> dict[str, Markup]:
-    """The same of words that nobody should trust."""
     names = {"title": HOSTILE, "unit": HOSTILE, "limit_label": HOSTILE, "prefix": HOSTILE}
     marks = (point(1, 40, 5000, is_best=True, words=HOSTILE),)
     more = {"per": HOSTILE, "prefix": HOSTILE}
@@ -183,28 +173,19 @@ def hostile() -> dict[str, Markup]:
 
 
 def parsed(markup: Markup) -> Element:
-    """Its elements; raises where it is not well-formed."""
     return ElementTree.fromstring(str(markup).encode())
 
 
 def with_class(root: Element, name: str) -> Iterator[Element]:
-    """Elements of a class."""
     return (e for e in root.iter() if name in (e.get("class") or "").split())
 
 
-def words(root: Element, class_: str) -> list[str]:
-    """The words of the elements of a class."""
-    return ["".join(e.itertext()) for e in with_class(root, class_)]
-
-
 def share(place: str) -> float:
-    """``34.5%`` as 0.345; what is not a percentage is wrong."""
     assert place.endswith("%"), place
     return float(place[:-1]) / 100
 
 
 def coordinates(line: Element) -> list[float]:
-    """The numbers of a path."""
     return [
         float(n)
         for n in "".join(c if c in ".0123456789" else " " for c in line.get("d", "")).split()

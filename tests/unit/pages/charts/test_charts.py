@@ -10,7 +10,6 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-import api.pages.charts as charts
 from api.pages.charts import progress, small_multiples
 from tests.unit.pages.charts.examples import (
     HOSTILE,
@@ -22,7 +21,6 @@ from tests.unit.pages.charts.examples import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-STYLE_SHEET = Path(charts.__file__).parents[1] / "static" / "charts.css"
 NAMES = sorted(everything())
 EMPTY = {
     "memory": bar(),
@@ -84,22 +82,3 @@ def test_pictures_are_named_and_described_and_references_lead_somewhere(name: st
     referred = {use.get("href", "").removeprefix("#") for use in root.iter("use")}
     referred |= {m for _, value in all_of(root) for m in re.findall(r"^url\(#(.*)\)$", value)}
     assert referred <= set(ids)
-
-
-def test_two_charts_of_a_page_share_no_id() -> None:
-    first, second = scattered((), prefix="first"), scattered((), prefix="second")
-    ids = [[e.get("id") for e in parsed(c).iter() if e.get("id")] for c in (first, second)]
-    assert not set(ids[0]) & set(ids[1])
-
-
-def test_every_class_is_in_the_style_sheet_and_every_rule_has_a_use() -> None:
-    drawn = [*everything().values(), *EMPTY.values(), bar(*[30.0] * 5)]
-    used = {
-        c for chart in drawn for k, v in all_of(parsed(chart)) if k == "class" for c in v.split()
-    }
-    css = re.sub(r"/\*.*?\*/", "", STYLE_SHEET.read_text(encoding="utf-8"), flags=re.DOTALL)
-    styled = {c for rule in re.findall(r"([^{}]+)\{", css) for c in re.findall(r"\.([\w-]+)", rule)}
-    plain = {"chart-x", "chart-y", "chart-tick", "chart-headroom", "chart-knobs"}
-    tones = {f"chart-tone-{n}" for n in range(1, 10)}
-    assert used - plain - tones <= styled
-    assert styled - used - tones == set()

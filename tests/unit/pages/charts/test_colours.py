@@ -36,7 +36,6 @@ def colours(scheme: str) -> dict[str, str]:
 
 
 def colour(found: dict[str, str], name: str) -> tuple[float, ...]:
-    """Red, green and blue from 0 to 1, references followed."""
     value = found[name]
     while reference := re.fullmatch(r"var\((--[\w-]+)\)", value):
         value = found[reference.group(1)]
@@ -65,16 +64,3 @@ def test_marks_words_and_letters_stand_out(scheme: str) -> None:
     assert min(contrast(found, tone, "--chart-letter") for tone in TONES) >= 4.5
     # Neighbours of a stack differ in lightness.
     assert min(contrast(found, *pair) for pair in pairwise(TONES[:-1])) >= 1.4
-
-
-def test_paper_has_the_light_colours() -> None:
-    css = sheet("charts.css")
-    assert css.count("prefers-color-scheme") == len(DARK.findall(css)) == 1, "on screens only"
-
-
-def test_every_colour_is_a_property() -> None:
-    rules = DARK.sub("", sheet("charts.css"))
-    rules = re.sub(r":root \{.*?\}", "", rules, flags=re.S)
-    assert not re.findall(r"#[0-9a-fA-F]{3,8}\b|rgba?\(|hsla?\(", rules)
-    used = set(re.findall(r"var\((--[\w-]+)\)", sheet("charts.css")))
-    assert used <= set(colours("light"))

@@ -59,26 +59,6 @@ def test_a_knob_acts_as_it_says() -> None:
         assert found is expected, (form, value, did, model)
 
 
-def test_checkpointing_that_does_nothing_is_seen_where_it_gathers_again() -> None:
-    for asked in ["none", "full"]:
-        other = {"none": "full", "full": "none"}[asked]
-        form = f"{TENSOR.format('true')},activation_checkpointing="
-        assert outcome(form + asked, form + other) is Outcome.KNOB_INACTIVE
-
-
-def test_parameters_that_stay_gathered() -> None:
-    assert outcome(FULL.format("true"), "sharding=shard_grad_op,gradient_accumulation_steps=4") is (
-        Outcome.KNOB_INACTIVE
-    )
-
-
-def test_no_reductions_at_all() -> None:
-    seen = {k: n for k, n in counts(parse_settings(FULL.format("true"))).items()
-            if k[0] != "reduce_scatter"}  # fmt: skip
-    found = check_knobs(question(), parse_settings(FULL.format("true")), measured(Counts(seen)))
-    assert found.outcome is Outcome.KNOB_INACTIVE
-
-
 def test_other_buckets_than_expected_are_no_inactive_knob() -> None:
     """DDP fills its buckets in the order in which gradients come."""
     for value in BOTH:
@@ -93,16 +73,6 @@ def test_a_step_without_accumulation_shows_nothing_of_syncing() -> None:
     settings = parse_settings(FULL.format("false"))
     seen = counts(parse_settings("sharding=full_shard"))
     assert check_knobs(question(), settings, measured(seen, 1)).outcome is Outcome.OK
-
-
-def test_the_detail_says_what_was_seen() -> None:
-    settings = parse_settings(FULL.format("true"))
-    seen = counts(parse_settings(FULL.format("false")))
-    units = 16 + 1  # layers, and the embedding that is the head
-    assert check_knobs(question(), settings, measured(seen)).detail == (
-        f"sync_each_batch=true acted as false: {units} reduce_scatter over dp_shard in backward"
-        f" instead of {4 * units}"
-    )
 
 
 def test_nothing_tracked_and_other_outcomes_stay() -> None:

@@ -78,185 +78,99 @@ def merged(ends, records, why=Why.ENDED, kills: int = 0) -> Measurement:
 KILLED, STOPPED = -signal.SIGKILL, -signal.SIGTERM
 COMMUNICATION = Outcome.COMMUNICATION_ERROR
 
+DONE, FAILED = [end(0), end(1)], [end(0, 10), end(1, 10)]
+# Rank 0 failed or was done, and the other had to be stopped.
+HUNG, LATE = ([end(0, code), end(1, STOPPED, stopped=True)] for code in (10, 0))
+ABORTED, ONE_DIED = -signal.SIGABRT, "rank 0 in forward: Error: words"
+EARLY, CRASHED, OOM = Outcome.STOPPED_EARLY, Outcome.CRASHED, Outcome.OOM
+NO_FINITE = bad(0, Outcome.NON_FINITE, losses=(2.0, float("nan"), 1.0))
+
+# What happened; the ranks' ends and records, why they ended, how many processes the kernel killed
+# for host memory; the outcome, and how its detail begins.
+# fmt: off
 CASES = {
-    "all ok": ([end(0), end(1)], [ok(0), ok(1)], Why.ENDED, 0, Outcome.OK, ""),
+    "all ok": (DONE, [ok(0), ok(1)], Why.ENDED, 0, Outcome.OK, ""),
     "one out of memory explains the others": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, COMMUNICATION, 99.0), oom(1, 99.5)],
-        *(Why.ENDED, 0, Outcome.OOM),
+        FAILED, [bad(0, COMMUNICATION, 99.0), oom(1, 99.5)], Why.ENDED, 0, OOM,
         "rank 1 ran out of memory in backward: 1.00 GiB more than 3.00 GiB in use, of 3.73 GiB"
-        " allowed (rank 0 failed too)",
-    ),
+        " allowed (rank 0 failed too)"),
     "the first of two out of memory": (
-        [end(0, 10), end(1, 10)],
-        [oom(0, 99.5), oom(1, 99.0)],
-        *(Why.ENDED, 0, Outcome.OOM, "rank 1 ran out"),
-    ),
-    "out of memory and the other hung": (
-        [end(0, 10), end(1, STOPPED, stopped=True)],
-        [oom(0), MISSING],
-        *(Why.PEER_FAILED, 0, Outcome.OOM, "rank 0 ran out of memory"),
-    ),
+        FAILED, [oom(0, 99.5), oom(1, 99.0)], Why.ENDED, 0, OOM, "rank 1 ran out"),
     "out of memory just before the deadline": (
-        [end(0, 10), end(1, STOPPED, stopped=True)],
-        [oom(0), MISSING],
-        *(Why.DEADLINE, 0, Outcome.OOM, "rank 0 ran out of memory"),
-    ),
+        HUNG, [oom(0), MISSING], Why.DEADLINE, 0, OOM, "rank 0 ran out of memory"),
     "a report of failure is believed though the rank died of a signal after it": (
-        [end(0, -signal.SIGABRT), end(1, 10)],
-        [oom(0), bad(1, COMMUNICATION)],
-        *(Why.ENDED, 0, Outcome.OOM, "rank 0 ran out of memory"),
-    ),
+        [end(0, ABORTED), end(1, 10)], [oom(0), bad(1, COMMUNICATION)], Why.ENDED, 0, OOM,
+        "rank 0 ran out of memory"),
     "a signal explains the others": (
-        [end(0, -signal.SIGSEGV, at=100.1), end(1, 10)],
-        [MISSING, bad(1, COMMUNICATION, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED),
-        "rank 0 was ended by SIGSEGV; its record is missing (rank 1 failed too)",
-    ),
+        [end(0, -signal.SIGSEGV, at=100.1), end(1, 10)], [MISSING, bad(1, COMMUNICATION, 100.0)],
+        Why.ENDED, 0, CRASHED,
+        "rank 0 was ended by SIGSEGV; its record is missing (rank 1 failed too)"),
     "a signal that was seen after another rank had crashed for it": (
-        [end(0, 10), end(1, KILLED, at=100.2)],
-        [bad(0, Outcome.CRASHED, 100.0), MISSING],
-        *(Why.ENDED, 0, Outcome.CRASHED),
-        "rank 1 was ended by SIGKILL; its record is missing (rank 0 failed too)",
-    ),
+        [end(0, 10), end(1, KILLED, at=100.2)], [bad(0, CRASHED, 100.0), MISSING],
+        Why.ENDED, 0, CRASHED,
+        "rank 1 was ended by SIGKILL; its record is missing (rank 0 failed too)"),
     "the kernel's kill that was seen after another rank had crashed for it": (
-        [end(0, 10), end(1, KILLED, at=100.2)],
-        [bad(0, Outcome.CRASHED, 100.0), MISSING],
-        *(Why.ENDED, 1, Outcome.HOST_OOM, "rank 1 was ended by SIGKILL"),
-    ),
+        [end(0, 10), end(1, KILLED, at=100.2)], [bad(0, CRASHED, 100.0), MISSING],
+        Why.ENDED, 1, Outcome.HOST_OOM, "rank 1 was ended by SIGKILL"),
     "a library that aborted when another rank had failed": (
-        [end(0, -signal.SIGABRT, at=100.2), end(1, 10)],
-        [MISSING, bad(1, Outcome.CRASHED, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (rank 0 failed too)"),
-    ),
+        [end(0, ABORTED, at=100.2), end(1, 10)], [MISSING, bad(1, CRASHED, 100.0)],
+        Why.ENDED, 0, CRASHED, "rank 1 in forward: Error: words (rank 0 failed too)"),
     "out of memory that was reported after a library had aborted": (
-        [end(0, -signal.SIGABRT, at=99.0), end(1, 10)],
-        [MISSING, oom(1, 100.0)],
-        *(Why.ENDED, 0, Outcome.OOM, "rank 1 ran out of memory"),
-    ),
+        [end(0, ABORTED, at=99.0), end(1, 10)], [MISSING, oom(1, 100.0)],
+        Why.ENDED, 0, OOM, "rank 1 ran out of memory"),
     "killed by the kernel for host memory": (
-        [end(0, KILLED), end(1, 10)],
-        [MISSING, bad(1, COMMUNICATION, 100.0)],
-        *(Why.ENDED, 1, Outcome.HOST_OOM, "rank 0 was ended by SIGKILL"),
-    ),
-    "killed by somebody": (
-        [end(0, KILLED), end(1, 10)],
-        [MISSING, bad(1, COMMUNICATION, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 0 was ended by SIGKILL"),
-    ),
+        [end(0, KILLED), end(1, 10)], [MISSING, bad(1, COMMUNICATION, 100.0)],
+        Why.ENDED, 1, Outcome.HOST_OOM, "rank 0 was ended by SIGKILL"),
     "killed by us while the kernel killed something else": (
-        [end(0, 10), end(1, KILLED, stopped=True)],
-        [bad(0, Outcome.CRASHED), MISSING],
-        *(Why.PEER_FAILED, 1, Outcome.CRASHED, "rank 0 in forward: Error: words"),
-    ),
-    "host memory, reported": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, Outcome.HOST_OOM), bad(1, COMMUNICATION)],
-        *(Why.ENDED, 0, Outcome.HOST_OOM, "rank 0 in forward"),
-    ),
+        [end(0, 10), end(1, KILLED, stopped=True)], [bad(0, CRASHED), MISSING],
+        Why.PEER_FAILED, 1, CRASHED, ONE_DIED),
     "only communication failed": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, COMMUNICATION, 100.0), bad(1, COMMUNICATION, 99.0)],
-        *(Why.ENDED, 0, COMMUNICATION, "rank 1 in forward: Error: words (rank 0 failed too)"),
-    ),
+        FAILED, [bad(0, COMMUNICATION, 100.0), bad(1, COMMUNICATION, 99.0)], Why.ENDED, 0,
+        COMMUNICATION, "rank 1 in forward: Error: words (rank 0 failed too)"),
     "one failed to communicate, the other hung": (
-        [end(0, 10), end(1, KILLED, stopped=True)],
-        [bad(0, COMMUNICATION), MISSING],
-        *(Why.PEER_FAILED, 0, COMMUNICATION, "rank 0 in forward: Error: words"),
-    ),
+        HUNG, [bad(0, COMMUNICATION), MISSING], Why.PEER_FAILED, 0, COMMUNICATION, ONE_DIED),
     "the settings were refused": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, Outcome.INVALID), bad(1, Outcome.INVALID)],
-        *(Why.ENDED, 0, Outcome.INVALID, "rank 0 in forward: Error: words"),
-    ),
+        FAILED, [bad(0, Outcome.INVALID), bad(1, Outcome.INVALID)], Why.ENDED, 0,
+        Outcome.INVALID, ONE_DIED),
     "the loss is not finite": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, Outcome.NON_FINITE, losses=(2.0, float("nan"), 1.0)), bad(1, Outcome.NON_FINITE)],
-        *(Why.ENDED, 0, Outcome.NON_FINITE, "rank 0 in forward"),
-    ),
+        FAILED, [NO_FINITE, bad(1, Outcome.NON_FINITE)], Why.ENDED, 0,
+        Outcome.NON_FINITE, "rank 0 in forward"),
     "a device is lost, and the other rank loses its peer": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, Outcome.COMMUNICATION_ERROR, at=99.0), bad(1, Outcome.DEVICE_LOST)],
-        *(Why.ENDED, 0, Outcome.DEVICE_LOST, "rank 1 in forward"),
-    ),
-    "an exception on one rank": (
-        [end(0, 10), end(1, 10)],
-        [bad(0, COMMUNICATION, 99.9), bad(1, Outcome.CRASHED, 100.0)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 in forward: Error: words (rank 0 failed too)"),
-    ),
-    "no record and exit code 0": (
-        [end(0), end(1)],
-        [ok(0), MISSING],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 ended with exit code 0; its record is missing"),
-    ),
+        FAILED, [bad(0, COMMUNICATION, at=99.0), bad(1, Outcome.DEVICE_LOST)], Why.ENDED, 0,
+        Outcome.DEVICE_LOST, "rank 1 in forward"),
     "no record and exit code 1": (
-        [end(0, 1), end(1, 1)],
-        [MISSING, MISSING],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 0 ended with exit code 1; its record is missing"),
-    ),
+        [end(0, 1), end(1, 1)], [MISSING, MISSING], Why.ENDED, 0, CRASHED,
+        "rank 0 ended with exit code 1; its record is missing"),
     "a record cut short": (
-        [end(0), end(1)],
-        [ok(0), TORN],
-        *(Why.ENDED, 0, Outcome.CRASHED),
-        "rank 1 ended with exit code 0; its record is not JSON, or cut short",
-    ),
+        DONE, [ok(0), TORN], Why.ENDED, 0, CRASHED,
+        "rank 1 ended with exit code 0; its record is not JSON, or cut short"),
     "a good record and then a signal": (
-        [end(0), end(1, -signal.SIGABRT)],
-        [ok(0), ok(1)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 was ended by SIGABRT after its steps"),
-    ),
+        [end(0), end(1, ABORTED)], [ok(0), ok(1)], Why.ENDED, 0, CRASHED,
+        "rank 1 was ended by SIGABRT after its steps"),
     "a real-time signal has no name": (
-        [end(0, -40), end(1)],
-        [MISSING, ok(1)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 0 was ended by signal 40"),
-    ),
+        [end(0, -40), end(1)], [MISSING, ok(1)], Why.ENDED, 0, CRASHED,
+        "rank 0 was ended by signal 40"),
     "the worker was not heard": (
-        [end(0, 111), end(1, 111)],
-        [MISSING, MISSING],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 0 ended because its worker was stopped"),
-    ),
-    "all hung": (
-        [end(0, STOPPED, stopped=True), end(1, STOPPED, stopped=True)],
-        [MISSING, MISSING],
-        *(Why.DEADLINE, 0, Outcome.TIMEOUT, "ranks 0, 1 not done after 600 s"),
-    ),
+        [end(0, 111), end(1, 111)], [MISSING, MISSING], Why.ENDED, 0, CRASHED,
+        "rank 0 ended because its worker was stopped"),
     "one hung": (
-        [end(0), end(1, STOPPED, stopped=True)],
-        [ok(0), MISSING],
-        *(Why.DEADLINE, 0, Outcome.TIMEOUT, "rank 1 not done after 600 s"),
-    ),
-    "all done, and one hung in its end": (
-        [end(0), end(1, STOPPED, stopped=True)],
-        [ok(0), ok(1)],
-        *(Why.DEADLINE, 0, Outcome.OK, ""),
-    ),
+        LATE, [ok(0), MISSING], Why.DEADLINE, 0, Outcome.TIMEOUT, "rank 1 not done after 600 s"),
+    "all done, and one hung in its end": (LATE, [ok(0), ok(1)], Why.DEADLINE, 0, Outcome.OK, ""),
     "cancelled": (
-        [end(0, STOPPED, stopped=True), end(1, STOPPED, stopped=True)],
-        [MISSING, MISSING],
-        *(Why.CANCELLED, 0, Outcome.CANCELLED, "cancelled after 12.0 s"),
-    ),
+        HUNG, [MISSING, MISSING], Why.CANCELLED, 0, Outcome.CANCELLED, "cancelled after 12.0 s"),
     "all ranks agreed to end early": (
-        [end(0), end(1)],
-        [ok(0, outcome=Outcome.STOPPED_EARLY), ok(1, outcome=Outcome.STOPPED_EARLY)],
-        *(Why.ENDED, 0, Outcome.STOPPED_EARLY, ""),
-    ),
+        DONE, [ok(0, outcome=EARLY), ok(1, outcome=EARLY)], Why.ENDED, 0, EARLY, ""),
     "one rank alone ended early": (
-        [end(0), end(1)],
-        [ok(0), ok(1, outcome=Outcome.STOPPED_EARLY)],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 ended as stopped_early, rank 0 as ok"),
-    ),
+        DONE, [ok(0), ok(1, outcome=EARLY)], Why.ENDED, 0, CRASHED,
+        "rank 1 ended as stopped_early, rank 0 as ok"),
     "too few optimizer steps": (
-        [end(0), end(1)],
-        [ok(0), ok(1, optimizer_steps=4)],
-        *(Why.ENDED, 0, Outcome.WRONG_RESULT),
-        "rank 1: the optimizer stepped 4 times instead of 5",
-    ),
+        DONE, [ok(0), ok(1, optimizer_steps=4)], Why.ENDED, 0, Outcome.WRONG_RESULT,
+        "rank 1: the optimizer stepped 4 times instead of 5"),
     "ranks timed different steps": (
-        [end(0), end(1)],
-        [ok(0), ok(1, step_times_s={1: (0.3,), 2: (0.5, 0.6)})],
-        *(Why.ENDED, 0, Outcome.CRASHED, "rank 1 timed other steps than rank 0"),
-    ),
+        DONE, [ok(0), ok(1, step_times_s={1: (0.3,), 2: (0.5, 0.6)})], Why.ENDED, 0, CRASHED,
+        "rank 1 timed other steps than rank 0"),
 }
+# fmt: on
 
 
 def test_outcomes() -> None:
@@ -282,7 +196,6 @@ def test_every_outcome_that_a_run_can_have_is_among_the_cases() -> None:
 
 def test_a_whole_measurement() -> None:
     measurement = merged([end(0), end(1)], [ok(0), ok(1)])
-    assert measurement.memory is not None
     assert measurement.memory.allocated_bytes == 101
     assert measurement.memory.allocated_low_bytes == 91
     assert measurement.memory.device_bytes == 501
@@ -340,14 +253,12 @@ def test_what_slowed_gpus_is_noted() -> None:
 def test_the_worst_rank_counts_what_lies_outside_the_allocator() -> None:
     records = [ok(0, memory=memory(0, overhead_bytes=50)), ok(1)]
     measurement = merged([end(0), end(1)], records)
-    assert measurement.memory is not None
     assert measurement.memory.allocated_bytes == 100
     assert measurement.memory.per_rank_bytes == (100, 101)
 
 
 def test_where_memory_ran_out() -> None:
     measurement = merged([end(0, 10), end(1, 10)], [bad(0, COMMUNICATION), oom(1)])
-    assert measurement.oom is not None
     assert measurement.oom.rank == 1
     assert measurement.oom.phase == "backward"
     assert measurement.oom.needed_bytes == 4 * 2**30
@@ -367,17 +278,6 @@ def test_losses_are_kept_up_to_the_first_that_is_not_finite() -> None:
     assert merged(ends, records).losses == (2.0,)
 
 
-def test_many_ranks_make_a_short_detail() -> None:
-    ends = [end(rank, 10) for rank in range(64)]
-    long = "Error: " + "x" * 5000
-    records = [replace(bad(rank, COMMUNICATION), error=long) for rank in range(64)]
-    measurement = merged(ends, records)
-    assert len(measurement.detail) == 400
-
-
-MISSING = BadRecord(why="is missing", missing=True)
-
-
 def test_what_others_end_is_told_in_their_words() -> None:
     for why, outcome in [(Why.NODE_LOST, Outcome.DEVICE_LOST), (Why.TAKEN_AWAY, Outcome.CRASHED)]:
         ends = (end(0, -15, stopped=True), end(1, -9, stopped=True))
@@ -390,33 +290,21 @@ def test_what_others_end_is_told_in_their_words() -> None:
         assert short.outcome is Outcome.OOM, "which was so before"
 
 
-LOST_ONE = bad(1, Outcome.DEVICE_LOST)
-
-
 def test_of_nodes_those_that_lost_a_device_are_told() -> None:
-    for lost_nodes, records, devices in [
-        ((1,), [MISSING] * 4, ("GPU-2", "GPU-3", "n2/cpu")),
-        (
-            (),
-            [MISSING, bad(1, Outcome.DEVICE_LOST), MISSING, MISSING],
-            ("GPU-0", "GPU-1", "n1/cpu"),
-        ),
-        ((), [MISSING] * 4, ()),
-    ]:
-        first, second = ("GPU-0", "GPU-1", "n1/cpu"), ("GPU-2", "GPU-3", "n2/cpu")
+    nodes = ("GPU-0", "GPU-1", "n1/cpu"), ("GPU-2", "GPU-3", "n2/cpu")
+    ranks = tuple(end(rank, -9, stopped=True) for rank in range(4))
+    nothing = [MISSING] * 4
+    told = [MISSING, bad(1, Outcome.DEVICE_LOST), MISSING, MISSING]
+    for lost, records, devices in [((1,), nothing, nodes[1]), ((), told, nodes[0]),
+                                   ((), nothing, ())]:  # fmt: skip
         ended = Ended(
-            why=Why.NODE_LOST,
-            ranks=tuple(end(rank, -9, stopped=True) for rank in range(4)),
-            wall_s=12.0,
-            lost_nodes=lost_nodes,
-            node_devices=(first, second),
+            why=Why.NODE_LOST, ranks=ranks, wall_s=12.0, lost_nodes=lost, node_devices=nodes
         )
         found = merge(ended, records, {}, deadline_s=60.0)
-        assert found.outcome is Outcome.DEVICE_LOST
-        assert found.lost_devices == devices
+        assert (found.outcome, found.lost_devices) == (Outcome.DEVICE_LOST, devices)
         assert Measurement.from_dict(found.as_dict()) == found
-        other = merge(replace(ended, why=Why.TAKEN_AWAY), [MISSING] * 4, {}, deadline_s=60.0)
-        assert (other.outcome, other.lost_devices) == (Outcome.CRASHED, ())
+        other = merge(replace(ended, why=Why.TAKEN_AWAY), nothing, {}, deadline_s=60.0)
+        assert (other.outcome, other.lost_devices) == (CRASHED, ())
 
 
 def test_what_a_node_that_is_well_has_too_is_not_lost() -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
-from tests.unit.workers.fakes import OK, SHORTAGE, Act, FakeLauncher, FakeRun, always, hang
+from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Why
@@ -34,9 +35,7 @@ class Warm:
     launcher: FakeLauncher
     clock: HandClock
 
-    def measure(
-        self, kind: Kind = TWO, deadline_s: float = 100.0, why: Callable[[], str] = str
-    ) -> Measurement:
+    def measure(self, kind=TWO, deadline_s=100.0, why=str) -> Measurement:
         def pause(seconds: float) -> str:
             self.clock.move(seconds)
             return why()
@@ -79,14 +78,6 @@ def test_probes_of_one_kind_share_ranks_and_others_have_their_own(warm) -> None:
     assert [(job.ranks, job.sharing) for job in jobs] == [(2, None), (1, 8), (2, None)]
 
 
-def test_cold_ranks_are_new_for_each_probe(warm) -> None:
-    it = warm(lambda run, spec, number: "ok", keep=False)
-    it.launcher.act = lambda run, spec, number: run._end(Why.ENDED, 0) or "ok"
-    assert [it.outcome() for _ in range(2)] == [Outcome.OK] * 2
-    assert len(it.launcher.runs) == 2
-    assert not it.ranks.alive
-
-
 @pytest.mark.parametrize(
     ("found", "outcome", "runs", "detail"),
     [
@@ -102,7 +93,7 @@ def test_cold_ranks_are_new_for_each_probe(warm) -> None:
     ],
 )
 def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
-    warm, found: Any, outcome: Outcome, runs: int, detail: str
+    warm, found, outcome, runs, detail
 ) -> None:
     it = warm(at(2, found))
     assert it.outcome() is Outcome.OK
@@ -167,14 +158,6 @@ def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch) -
         assert time.monotonic() < until
         time.sleep(0.01)
     assert it.outcome() is Outcome.OK
-
-
-def test_a_program_that_cannot_be_started(warm) -> None:
-    it = warm()
-    it.launcher.fails = FileNotFoundError("/nonexistent")
-    found = it.measure()
-    assert found.outcome is Outcome.CRASHED
-    assert "could not be started" in found.detail
 
 
 # Looks at devices
@@ -244,10 +227,3 @@ def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(
     it.launcher.act = OK
     assert it.outcome(kind=GPUS) is Outcome.OK  # on the ranks that looked
     assert len(it.launcher.runs) == before
-
-
-def test_all_ranks_tell_what_they_found(warm) -> None:
-    it = warm(check=lambda run: ["ok", "crashed"])
-    found = it.ranks.look(GPUS, lambda seconds: "")
-    assert found.why_unusable.startswith("Error: crashed")
-    assert [one["device"] for one in found.found] == ["cpu", "cpu"]

@@ -15,11 +15,7 @@ from workers.probe.spec import read_spec
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
 
-def probe(
-    counts: tuple[int, ...] = (),
-    fidelity: Fidelity = Fidelity.MEASURED,
-    limit_bytes: int | None = 12345,
-) -> Probe:
+def probe(counts=(), fidelity=Fidelity.MEASURED, limit_bytes=12345) -> Probe:
     request = ProbeRequest(settings=SETTINGS, fidelity=fidelity, accumulation_counts=counts)
     state = ProbeState.RUNNING
     return Probe(id=1, request=request, state=state, memory_limit_bytes=limit_bytes)
@@ -43,19 +39,6 @@ def test_the_probe_program_reads_it(question, tmp_path) -> None:
     assert (spec.optimizer, spec.precision, spec.reduce_dtype) == ("adamw", "bf16", "bf16")
     assert spec.tracked_steps < spec.warmup_steps
     assert spec.minimum_steps <= spec.measured_steps
-
-
-def test_the_seconds_above_which_it_is_given_up(question, tmp_path) -> None:
-    def read(**more: float) -> float | None:
-        values = probe_spec(study(question), probe(), **more)
-        return read_spec(write_spec(tmp_path, values)).give_up_above_s
-
-    assert read() is None
-    assert read(give_up_above_s=1.5) == 1.5
-
-
-def test_the_settings_own_accumulation_where_the_request_names_none(question) -> None:
-    assert probe_spec(study(question), probe())["accumulation_counts"] == [2]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from workers.launchers.base import Job
-from workers.launchers.ray.cluster import Node, NotPlacedError, alike, bundle
+from workers.launchers.ray.driver import alike
+from workers.launchers.ray.placed import Node, NotPlacedError, bundle
 
 
 def machine(gpus: int = 0, kind: str = "H100", cores: int = 64) -> dict[str, Any]:

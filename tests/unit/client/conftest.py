@@ -1,0 +1,164 @@
+"""Cases of a tiny model, and dry runs that are made up."""
+
+import io
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.models import TINY
+from tuner.client.cases import DryRuns, Policy, answer_cases
+from tuner.core.cluster import Cluster
+from tuner.core.study import Question
+from tuner.cost.calibration import Calibration
+from tuner.dryrun import DryRun
+from tuner.guard.check import GuardCheck
+
+MIB = 2**20
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+
+UNTIED = {**TINY, "tie_word_embeddings": False}
+
+
+def a_case(**changes: Any) -> dict[str, Any]:
+    """A case as it is written; ``workload__model`` stands for ``model`` inside ``workload``."""
+    case: dict[str, Any] = {
+        "workload": {"model": dict(UNTIED), "sequence_length": 64, "global_batch_size": 32},
+        "cluster": "8xa100-80gb",
+        "framework": {"name": "torch", "versions": VERSIONS},
+        "settings": {"sharding": "full_shard", "micro_batch_size": 2},
+    }
+    for path, value in changes.items():
+        *parents, name = path.split("__")
+        inside = case
+        for parent in parents:
+            inside = inside[parent]
+        inside[name] = value
+    return case
+
+
+@dataclass
+class Cache:
+    """Dry runs in a dictionary, in the place of the store."""
+
+    kept: dict[str, DryRun] = field(default_factory=dict)
+    asked: list[str] = field(default_factory=list)
+
+    def guards(self, question: Question) -> Mapping[str, GuardCheck]:
+        return {}
+
+    def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
+        self.asked.extend(keys)
+        return {key: self.kept[key] for key in keys if key in self.kept}
+
+    def keep_dry_run(self, dry_run: DryRun) -> None:
+        self.kept[dry_run.key] = dry_run
+
+    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+        return None
+
+
+@dataclass
+class Runner:
+    """Answers at once, the last request first: with 1 MiB for each sequence, or an error."""
+
+    fails: str = ""
+    """Operator of the error that all requests end with."""
+    kind: str = "Odd"
+    """Type of that error."""
+    requests: list[Mapping[str, Any]] = field(default_factory=list)
+    open: bool = False
+
+    @contextmanager
+    def __call__(self) -> Iterator["Runner"]:
+        self.open = True
+        try:
+            yield self
+        finally:
+            self.open = False
+
+    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        assert self.open
+        for request in reversed(requests):
+            self.requests.append(request)
+            if self.fails:
+                error = {"type": self.kind, "message": "is not known", "operator": self.fails}
+                yield {"id": request["id"], "error": {**error, "phase": "forward", "rule": ""}}
+            else:
+                yield {"id": request["id"], "trace": trace_of(request)}
+
+
+def trace_of(request: Mapping[str, Any]) -> dict[str, Any]:
+    """A trace with the same memory in every phase."""
+    sizes = request["micro_batch_sizes"]
+    found = [size * MIB for size in sizes]
+    line = {"bytes": found, "categories": {"activations": found}}
+    segments = [
+        {"micro_batch": 0, "phase": phase, "part": "before", "lines": [line]}
+        for phase in ("forward", "loss", "backward", "optimizer")
+    ]
+    steps = [
+        {"accumulation": count, "segments": segments, "collectives": []}
+        for count in request["accumulation_counts"]
+    ]
+    return {
+        "format": 2,
+        "device": "cuda",
+        "layers": request["spec"]["model"]["num_hidden_layers"],
+        "micro_batch_sizes": sizes,
+        "steps": steps,
+        "block_bytes": 0,
+        "notes": ["it is made up"],
+        "versions": VERSIONS,
+        "seconds": 0.5,
+    }
+
+
+@dataclass
+class Watch:
+    """Remembers what it was told."""
+
+    notes: list[str] = field(default_factory=list)
+
+    def waiting(self, text: str) -> None:
+        """Nothing is shown."""
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@dataclass
+class Desk:
+    """Answers cases with a cache and a runner of its own."""
+
+    cache: Cache = field(default_factory=Cache)
+    runner: Runner = field(default_factory=Runner)
+    watch: Watch = field(default_factory=Watch)
+
+    def dry_runs(
+        self, policy: Policy = Policy.AUTO, versions: Mapping[str, str] = VERSIONS
+    ) -> DryRuns:
+        """Dry runs of this desk."""
+        return DryRuns(self.cache, policy, self.watch, runner=self.runner, versions=versions)
+
+    def answer(self, *cases: Any, policy: Policy = Policy.NONE) -> list[dict[str, Any]]:
+        """The answers to cases, each an object or the bytes of a line."""
+        lines = [case if isinstance(case, bytes) else json.dumps(case).encode() for case in cases]
+        with self.dry_runs(policy) as dry_runs:
+            return list(answer_cases(io.BytesIO(b"\n".join(lines)), dry_runs))
+
+
+@pytest.fixture
+def desk() -> Desk:
+    """Answers cases."""
+    return Desk()
+
+
+@pytest.fixture
+def lab() -> SimpleNamespace:
+    """Makers."""
+    return SimpleNamespace(case=a_case, tiny=UNTIED, versions=VERSIONS, runner=Runner, desk=Desk)
