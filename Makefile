@@ -7,7 +7,7 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
-.PHONY: bench bench-cli bench-predict bench-suggest bench-warm bench-cpu-probes
+.PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-search bench-replay-costs bench-service bench-scale bench-pages
 .PHONY: bench-extrapolation gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
 .PHONY: evidence screenshots
@@ -26,7 +26,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
-		--global-batch-size 8 --sequence-length 128 --max-probes 8 \
+		--global-batch-size 8 --sequence-length 128 --precision fp32 --max-probes 8 \
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
@@ -74,6 +74,11 @@ bench-cli: $(INSTALLED)  ## how quickly the command line answers
 
 bench-predict: $(INSTALLED)  ## how good and how fast predictions are (under 15 minutes)
 	@$(BIN)/python benchmarks/predict.py
+	@$(BIN)/python benchmarks/times.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (a minute)
+	@$(BIN)/python benchmarks/times.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
@@ -88,7 +93,7 @@ bench-search: $(INSTALLED)  ## how few probes the search needs, against its riva
 	@OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(BIN)/python benchmarks/search.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-replay-costs: $(INSTALLED)  ## fit again what bench-search predicts with (half an hour)
+bench-replay-costs: $(INSTALLED)  ## fit again what bench-search predicts with (5 minutes)
 	@$(BIN)/python benchmarks/replay_costs.py
 
 bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (an hour)

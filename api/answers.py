@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import anyio
 
 from tuner.client.advance import is_answered
-from tuner.client.launch import with_launch
+from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Study
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
@@ -169,11 +169,9 @@ class Answers:
         return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
 
     def whole(self, standing: StudyStatus) -> Whole:
-        """The study with its answer, as :meth:`of`."""
         return self._whole.of(standing)
 
     def probes(self, standing: StudyStatus) -> bytes:
-        """The study's probes as JSON, oldest first."""
         whole = self._whole.fresh(standing)
         study = self._store.study(standing.id) if whole is None else whole.study
         probes = [probe_as_dict(study, probe) for probe in study.probes]

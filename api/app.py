@@ -9,12 +9,11 @@ from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
 from api import openapi, studies
-from api.context import Context
-from api.inputs import known_query, single_headers
+from api.inputs import Context, known_query, single_headers
 from api.limits import Bounds, WholeBody
 from api.middleware import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
 from api.ops import Metrics, operations_router
-from api.pages import assets, routes
+from api.pages import render, routes
 from api.pages.people import ForPeople
 from api.problems import add_problems
 from api.security import OPEN_PATHS, Gate, keys_needed
@@ -65,7 +64,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         operations_router(store, metrics),
         routes.router,
         routes.sign_in_router(keys),
-        assets.router,
+        render.router,
     ):
         app.include_router(router)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]

@@ -18,7 +18,7 @@ import anyio
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy.exc import SQLAlchemyError
 
-from api.examples import EXAMPLES
+from api import EXAMPLES
 from tuner.core.study import OPEN, StudyState
 from tuner.errors import TunerError
 from tuner.store import Event, EventKind, Store, StudyStatus
@@ -90,7 +90,6 @@ class Poller:
     """Reads for all listeners of one process. To be used in one event loop."""
 
     def __init__(self, store: Store, poll_s: float) -> None:
-        """``poll_s`` are the seconds between two looks."""
         self._store = store
         self._poll_s = poll_s
         self._feeds: dict[str, Feed] = {}

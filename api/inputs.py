@@ -1,19 +1,29 @@
-"""Paths, queries, headers and bodies, read strictly: a misspelled parameter must not be left out
-without a word, and where something is there twice it must not be guessed which was meant."""
+"""What routes take: paths, queries, headers and bodies, read strictly, and what they share.
+
+A misspelled parameter must not be left out without a word, and where something is there twice it
+must not be guessed which was meant.
+"""
 
 import base64
 import json
 import re
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Path, Request
 
+from api.answers import Answers
+from api.events import Poller
 from api.pages.paths import is_page
+from api.pages.study import StudyPages
 from api.problems import ProblemCode, ProblemError
 from api.schemas import STUDY_ID
+from api.security import Turns
+from api.settings import Settings
+from api.submissions import Submissions
 from tuner.errors import UsageError
-from tuner.store import StudySummary
+from tuner.store import Store, StudySummary
 from tuner.text import DoubledNameError, read_json
 
 PRINTABLE = r"^[ -~]*$"
@@ -91,8 +101,7 @@ def unknown_study(study_id: str) -> ProblemError:
 
 def _study_id(
     study_id: Annotated[
-        str,
-        Path(description="Such as st-0123456789ab.", json_schema_extra={"pattern": STUDY_ID}),
+        str, Path(description="Such as st-0123456789ab.", json_schema_extra={"pattern": STUDY_ID})
     ],
 ) -> str:
     # Not a pattern of the parameter: 422 would tell of a regular expression, and not of a study.
@@ -121,3 +130,41 @@ def read_cursor(cursor: str) -> tuple[str, str]:
     except (TypeError, ValueError, RecursionError):
         pass  # somebody made it up
     raise UsageError("cursor", cursor, "must be the next of a page")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The store, and what is made of it."""
+
+    store: Store
+    answers: Answers
+    poller: Poller
+    submissions: Submissions
+    turns: Turns
+    pages: StudyPages
+
+    @classmethod
+    def of(cls, store: Store, settings: Settings) -> "Context":
+        answers, poller = Answers(store), Poller(store, settings.poll_s)
+        return cls(
+            store=store,
+            answers=answers,
+            poller=poller,
+            submissions=Submissions(
+                store,
+                answers,
+                settings.max_open_studies,
+                most_each=settings.max_open_studies_per_key,
+            ),
+            turns=Turns(settings.threads),
+            pages=StudyPages(store, answers),
+        )
+
+
+def _context(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+# The application's context, as a parameter of a route.
+InContext = Annotated[Context, Depends(_context)]

@@ -7,8 +7,8 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from api import EXAMPLES
 from api.events import EventSent
-from api.examples import EXAMPLES
 from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
 from tuner.client.request import TuneRequest

@@ -15,13 +15,13 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.examples import EXAMPLES
+from api import EXAMPLES
 from api.openapi import answer, problems, text_answer
 from api.problems import RETRY_S, ProblemError
 from api.security import Admin, Reader
 from tuner.errors import TunerError
 from tuner.store import Store
-from tuner.store.audit import Audit
+from tuner.store.access import Audit
 from tuner.store.figures import Figures
 from tuner.store.migrate import why_not_ready
 
@@ -229,9 +229,7 @@ def operations_router(store: Store, metrics: Metrics) -> APIRouter:
         return AuditPage(audit=items, next=items[-1].id if len(items) == limit else None)
 
     @router.get(
-        "/healthz",
-        summary="Whether this process answers",
-        responses={200: answer(Up, "It does.")},
+        "/healthz", summary="Whether this process answers", responses={200: answer(Up, "It does.")}
     )
     async def healthz() -> Up:
         """It looks at nothing else: for whoever starts this process again when it hangs."""

@@ -17,8 +17,8 @@ from fastapi.routing import iter_route_contexts
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
-from api.examples import EXAMPLES
-from tuner.client.wrong import errors_of
+from api import EXAMPLES
+from tuner.client.values import errors_of
 from tuner.errors import (
     NothingFitsError,
     OtherLimitsError,
@@ -193,7 +193,6 @@ def title_of(status: int) -> str:
 
 
 def problem_of(error: TunerError) -> JSONResponse:
-    """One of the product's errors as an answer."""
     if isinstance(error, UnreadableStudyError):  # nor will it be readable when asked again
         log.error("%s", error)
         detail = "this version cannot read the study, and its log says why"

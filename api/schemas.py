@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.examples import EXAMPLES
+from api import EXAMPLES
 from tuner.core.configuration import Checkpointing, Sharding
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
@@ -41,8 +41,10 @@ class SettingsAnswered(Answered):
     micro_batch_size: int
     gradient_accumulation_steps: int
     sync_each_batch: bool
+    defer_all_reduce: bool = Field(default=False, description="Left out where it is false.")
     activation_checkpointing: Checkpointing
     cpu_offload: bool
+    fused_loss: bool = Field(default=False, description="Left out where it is false.")
 
 
 class Memory(Answered):

@@ -31,8 +31,7 @@ from api.problems import ProblemCode, ProblemError, problem_of
 from api.sessions import formed, session_token
 from api.settings import Settings
 from tuner.errors import TunerError, UsageError
-from tuner.store.access import Keys, Sessions, includes, key_id
-from tuner.store.audit import LOCAL
+from tuner.store.access import LOCAL, Keys, Sessions, includes, key_id
 from tuner.store.tables import Scope
 
 # Paths for load balancers, which have no key.

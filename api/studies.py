@@ -9,13 +9,13 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
-from api import schemas
+from api import EXAMPLES, schemas
 from api.answers import Body
-from api.context import Context, InContext
 from api.events import EventSent, Feed
-from api.examples import EXAMPLES
 from api.inputs import (
     PRINTABLE,
+    Context,
+    InContext,
     JsonBody,
     StudyId,
     cursor_of,
@@ -25,7 +25,7 @@ from api.inputs import (
 from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
 from api.problems import ProblemCode, ProblemError
 from api.security import Caller, Reader, Submitter
-from tuner.client.launch import exported
+from tuner.client.answered import exported
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
 from tuner.core.study import Limits, StudyState
@@ -33,7 +33,7 @@ from tuner.errors import UnknownNameError
 from tuner.explain.known import require_best
 from tuner.launchfiles import FORMATS, why_not
 from tuner.store import StudyStatus
-from tuner.store.audit import Action, AuditNote
+from tuner.store.access import Action, AuditNote
 from tuner.store.requests import LONGEST_KEY
 
 LONGEST_WAIT_S = 60

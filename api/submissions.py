@@ -17,7 +17,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import OPEN, Limits, StudyState
 from tuner.errors import OtherLimitsError, StoreError
 from tuner.store import Store, StudyStatus, study_id
-from tuner.store.audit import LOCAL, Action, Audit, AuditNote
+from tuner.store.access import LOCAL, Action, Audit, AuditNote
 from tuner.store.requests import RequestKey, Requests, body_hash
 from tuner.store.workers import RegisteredWorker, Workers
 
@@ -202,9 +202,7 @@ class Submissions:
             if kept is not None and not mine:
                 return kept[1]
             placed = place(
-                request,
-                workers,
-                lambda q: self._store.calibration(q.cluster, q.framework.versions),
+                request, workers, lambda q: self._store.calibration(q.cluster, q.framework.versions)
             )
         question = placed.question
         named = _Named(placed=placed, study_id=study_id(question), identity=question.identity)

@@ -1,6 +1,6 @@
 """How long one ask takes: 200 measurements, 5,000 legal settings, with and without a past of 300.
 
-What is predicted of the candidates is made once for a study (``tuner/planner/candidates.py``) and
+What is predicted of the candidates is made once for a study (``tuner/planner/prior.py``) and
 is not part of an ask; its seconds are shown beside it. So are the processor's seconds of an ask,
 which are fewer where other programs use the cores.
 """
@@ -75,7 +75,7 @@ def past(prior: Prior) -> Past:
         study=study.astype(float),
         features=prior.features[rows],
         workload=prior.workload + shift[study],
-        log_excess=random.normal(0.1, 0.3, PAST),
+        excess=random.normal(0.1, 0.3, (PAST, len(prior.experts))),
         ran=(random.random(PAST) < 0.8).astype(float),
         expected=np.full(PAST, 0.9),
     )

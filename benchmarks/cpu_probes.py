@@ -22,10 +22,8 @@ from probe_cases import Case, cases, spec_of
 
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.machine import usable_cores
-from workers.launchers.base import Job
-from workers.launchers.environment import rank_environment
-from workers.measuring.files import log_path, write_spec
-from workers.measuring.records import BadRecord, RankRecord, read_records
+from workers.launchers.base import Job, rank_environment
+from workers.measuring.records import BadRecord, RankRecord, log_path, read_records, write_spec
 from workers.probe.orders import SPEC
 from workers.probe.run import run_rank
 

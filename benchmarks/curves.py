@@ -21,7 +21,8 @@ DASHED = "6 4"
 SHOWN = {
     KEPT[True]: (BLUE, ""),
     KEPT[False]: (BLUE, DASHED),
-    "prior only": (GREEN, DASHED),
+    "ours, nothing learned": (GREEN, DASHED),
+    "BoTorch, cost model as mean": (GREEN, ""),
     "least model parallelism first": (ORANGE, ""),
     "largest micro-batch first": (YELLOW, ""),
     "random": (GREY, ""),

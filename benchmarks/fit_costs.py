@@ -5,20 +5,26 @@ tried a step up and down, and steps shrink. Memory: mean of |log(predicted / mea
 of 64 GPUs or fewer; time: the same over all runs, those above 64 GPUs at a third of the weight,
 capped at 1 so that single strange runs do not count. It prints constants to be copied into
 ``tuner/catalog/costs.toml``, and the quantiles that intervals come from; it writes nothing.
-Constants are of nanotron on H100. How far off they are elsewhere is seen on every second workload
+These are of nanotron on H100. How far off they are elsewhere is seen on every second workload
 of vTrain (Megatron-DeepSpeed, A100), from which only the width of an interval is taken.
+
+With ``torch`` as its argument it fits what one A100 computes under torch, in the same way, to half
+of llm-foundry's models (``FoundryRow.fitted_on``).
 """
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from math import log
 from typing import Any
 
+from foundry import FoundryRow, foundry_rows
 from sweep import Run, nanotron_runs, vtrain_runs
 
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.pipeline import stage_memory
 from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
+from tuner.cost.time.step import sharded_step_s
 
 MEMORY = (
     "passing_bytes", "activation_factor", "tp_factor", "fragment_factor", "fragment_from_mb",
@@ -29,6 +35,7 @@ TIME = (
     "pipelined_host_s", "tp_exposed", "inter_efficiency", "inter_step_s", "scale_exponent",
     "data_exposed", "stall_s", "stall_ranks_log2", "stall_memory", "stall_replicated",
 )  # fmt: skip
+TORCH = ("small_dim", "attention_forward", "attention_backward", "attention_dim")
 AT_MOST = {
     "matmul_efficiency": 0.9,
     "tp_exposed": 1.0,
@@ -50,6 +57,12 @@ def time_error(run: Run, costs: Costs) -> float:
     assert run.step_time_s is not None
     found = pipeline_seconds(run.workload, run.settings, run.cluster, costs)
     return log(found.expected_s / run.step_time_s)
+
+
+def foundry_error(row: FoundryRow, costs: Costs) -> float:
+    """Logarithm of predicted over measured."""
+    found = sharded_step_s(row.workload, row.settings, row.cluster, costs)
+    return log(found / row.step_time_s)
 
 
 def memory_loss(runs: list[Run], costs: Costs) -> float:
@@ -115,5 +128,16 @@ def main() -> None:
     quantiles("time, vTrain, nothing fitted", [time_error(run, costs) for run in other])
 
 
+def main_torch() -> None:
+    """Fit what one GPU computes under torch, and print."""
+    rows = [row for row in foundry_rows() if row.fitted_on]
+
+    def loss(costs: Costs) -> float:
+        return sum(min(1.0, abs(foundry_error(row, costs))) for row in rows) / len(rows)
+
+    costs = search("torch", TORCH, loss)
+    quantiles("time, torch", [foundry_error(row, costs) for row in rows])
+
+
 if __name__ == "__main__":
-    main()
+    main_torch() if sys.argv[1:] == ["torch"] else main()

@@ -1,7 +1,9 @@
 """How predictions are judged: shares, rank correlation, intervals. Plain statistics, no data."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import inf
+from statistics import median
 
 from tuner.core.quantity import Quantity
 
@@ -36,6 +38,11 @@ def holds(interval: Quantity, measured: float) -> bool:
     assert interval.low is not None
     assert interval.high is not None
     return interval.low <= measured <= interval.high
+
+
+def interval_width(intervals: Iterable[Quantity]) -> float:
+    """Median of upper over lower ends, less one."""
+    return median((q.high or 0.0) / (q.low or inf) - 1 for q in intervals)
 
 
 def share(held: Sequence[bool]) -> float:

@@ -10,7 +10,7 @@ tables of ``benchmarks/results/predict.md`` too.
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from common import RESULTS, ROOT, Goal, report, show
 from dry import Dried, dry_run_all
 from plot import BLUE, GREEN, ORANGE, PURPLE, YELLOW, Panel, Series, svg
 from probe_cases import Case
-from public_goals import dlrover_goals, interval_goals, issue_goals
+from public_goals import dlrover_goals, interval_goals, issue_goals, torchtitan_goals
 from public_rows import (
     PublicRow,
     dlrover_rows,
@@ -32,6 +32,7 @@ from public_rows import (
     judge,
     judge_stated,
     stated_lines,
+    torchtitan_lines,
     torchtitan_rows,
 )
 from rival_table import of_probes, of_public, of_sweep, table
@@ -67,7 +68,7 @@ def picture(found: "Predicted") -> str:
     probes = [(row["measured_mb"] * MB_GIB, row["dry_run"]["mb"] * MB_GIB)
               for row in found.probes if row["dry_run"]]  # fmt: skip
     titan = found.told["torchtitan"]
-    between = "torchtitan (selective checkpointing), from full to none"
+    selective = "torchtitan, selective checkpointing, arithmetic"
     panels = [
         Panel(title="Memory of one GPU or CPU rank", unit="GiB", series=[
             Series(name="nanotron sweep, held half", color=BLUE, points=memory, radius=2.4),
@@ -76,14 +77,14 @@ def picture(found: "Predicted") -> str:
                    points=_points(found.told["issue_29425"]), radius=4.5),
             Series(name="DLRover, dry run", color=PURPLE,
                    points=_points(found.told["dlrover"]), radius=4.5),
-            Series(name=between, color=YELLOW, bars=_bars(titan, _gib)),
+            Series(name=selective, color=YELLOW, points=[_gib(row) for row in titan], radius=4.5),
         ]),
         Panel(title="Speed of one GPU", unit="tokens/s", series=[
             Series(name="nanotron sweep, held half, more than 64 GPUs", color=ORANGE,
                    points=many, radius=2.4),
             Series(name="nanotron sweep, held half, 64 GPUs or fewer", color=BLUE,
                    points=few, radius=2.4),
-            Series(name=between, color=YELLOW, bars=_bars(titan, _rate)),
+            Series(name=selective, color=YELLOW, points=[_rate(row) for row in titan], radius=4.5),
         ]),
     ]  # fmt: skip
     return svg(panels)
@@ -95,22 +96,11 @@ def _points(told: Told) -> list[tuple[float, float]]:
 
 
 def _gib(row: Mapping[str, Any]) -> tuple[float, float]:
-    return row["measured_gib"], (row["dry_run"] or row["arithmetic"])["gib"]
+    return row["measured_gib"], row["arithmetic"]["gib"]
 
 
 def _rate(row: Mapping[str, Any]) -> tuple[float, float]:
     return row["tokens_per_s"], row["predicted_tokens_per_s"]["value"]
-
-
-def _bars(
-    told: Told, values: Callable[[Mapping[str, Any]], tuple[float, float]]
-) -> list[tuple[float, float, float]]:
-    """Neighboring rows are one measurement, predicted with and without checkpointing."""
-    found = []
-    for one, other in zip(told[::2], told[1::2], strict=True):
-        (measured, first), (_, second) = values(one), values(other)
-        found.append((measured, min(first, second), max(first, second)))
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +168,7 @@ def goals(found: Predicted, speeds: Told) -> list[Goal]:
     return [
         *issue_goals(told["issue_29425"]),
         *dlrover_goals(told["dlrover"], found.stated),
+        *torchtitan_goals(told["torchtitan"]),
         *probe_table.goals(found.probes),
         *extrapolation()[0],
         *sweep_table.goals(found.sweep),
@@ -228,6 +219,7 @@ def show_tables(more: Mapping[str, Any]) -> None:
     siblings = len(more["conflicting_siblings"])
     print(f"{siblings} pairs of conflicting siblings (listed in the result file)")
     show("other tools on the same rows", more["rivals"])
+    show("torchtitan, selective checkpointing", torchtitan_lines(more["torchtitan"]))
     show("DLRover, by what is stated of its script", more["dlrover_stated"])
     show("speed against published figures", more["published_times"])
     if more["speed"]:

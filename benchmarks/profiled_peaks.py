@@ -18,9 +18,8 @@ from cpu_probes import FEW_STEPS
 from probe_cases import Case, profiled_cases, spec_of
 
 from tuner.core.measurement import Fidelity
-from workers.launchers.base import Job
-from workers.launchers.environment import rank_environment
-from workers.measuring.files import write_spec
+from workers.launchers.base import Job, rank_environment
+from workers.measuring.records import write_spec
 
 HERE = Path(__file__).parent
 RESULT = HERE / "data" / "profiled_peaks.json"

@@ -28,6 +28,10 @@ layers is among the model's outputs, and their name is bound anew only after the
 DLROVER_VERSIONS = {"accelerate": "0.24.0", "torch": "2.1.0", "transformers": "4.38.0"}
 """These say FSDP1, and the oldest transformers that the version table describes; its logits and
 loss are those of the example's own, 4.31."""
+TORCHTITAN_SCRIPT = Script(selects_every_2nd=True, one_root_unit=True)
+"""What torchtitan did at the commit that its page names (9dec370): ``selective_ac_option = "op"``
+in train_configs/llama3_8b.toml, ``_get_custom_policy`` and ``apply_fsdp`` in
+torchtitan/parallelisms/parallelize_llama.py."""
 NOTHING_STATED = "nothing"
 """The name of a question that leaves out what DLRover's script does."""
 ISSUE_VERSIONS = {"accelerate": "0.28.0", "torch": "2.2.0", "transformers": "4.38.0"}
@@ -76,7 +80,7 @@ class PublicRow:
         if knobs.gradient_accumulation_steps > 1:
             words.append("sync on each" if knobs.sync_each_batch else "sync on last")
         if self.source == TORCHTITAN:
-            words.append(f"checkpointing {knobs.activation_checkpointing}")
+            words.append(f"checkpointing {knobs.activation_checkpointing}, every 2nd product")
         return ", ".join(words)
 
 
@@ -134,27 +138,21 @@ def dlrover_stated() -> dict[str, list[PublicRow]]:
 
 
 def torchtitan_rows() -> list[PublicRow]:
-    """torchtitan's rows, twice each: its selective checkpointing lies between ours."""
+    """torchtitan's rows, as its selective checkpointing of operators was."""
     found = []
     for row in _rows(TORCHTITAN):
-        for checkpointing in ("none", "full"):
-            settings = Settings.from_dict(
-                {
-                    "sharding": row["sharding"],
-                    "micro_batch_size": row["micro_batch_size"],
-                    "activation_checkpointing": checkpointing,
-                }
-            )
-            length = int(row["sequence_length"])
-            public = _public(row, TORCHTITAN, settings, sequence_length=length)
-            fp32 = replace(public.workload, reduce_dtype=ReduceDtype.FP32)
-            found.append(replace(public, workload=fp32))
+        knobs = ("sharding", "micro_batch_size", "activation_checkpointing")
+        settings = Settings.from_dict({knob: row[knob] for knob in knobs})
+        public = _public(row, TORCHTITAN, settings, sequence_length=int(row["sequence_length"]))
+        fp32 = replace(public.workload, reduce_dtype=ReduceDtype.FP32)
+        found.append(replace(public, workload=fp32, script=TORCHTITAN_SCRIPT))
     return found
 
 
 def judge(row: PublicRow, dried: Dried) -> dict[str, Any]:
     """What is predicted for a row, from its dry runs and from arithmetic, beside the measured."""
-    dry_run = dried.of(row)
+    other_policy = row.script.selects_every_2nd  # the dry-run program keeps every product
+    dry_run = None if other_policy else dried.of(row)
     profile = dry_run.profile if dry_run else None
     by_arithmetic = _predict(row, None)
     by_dry_run = _predict(row, profile) if profile else None
@@ -164,7 +162,7 @@ def judge(row: PublicRow, dried: Dried) -> dict[str, Any]:
         "kind": row.kind,
         "dry_run": _told(row, by_dry_run) if by_dry_run else None,
         "arithmetic": _told(row, by_arithmetic),
-        "why_not_dry_run": dried.why_not(row),
+        "why_not_dry_run": "it keeps every product" if other_policy else dried.why_not(row),
         "tokens_per_s": row.tokens_per_s,
         "predicted_tokens_per_s": by_arithmetic.tokens_per_s_per_gpu.as_dict(),
     }
@@ -194,6 +192,19 @@ def stated_lines(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             worst = max((abs(one["error"]) for one in known if one), default=None)
             found.append({"stated": stated, "by": way, **gib, "largest_error": worst})
     return found
+
+
+def torchtitan_lines(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """torchtitan's rows in a table."""
+    names = ("gib", "low_gib", "high_gib", "allocated_gib", "error", "inside")
+    return [
+        {
+            "row": row["row"],
+            "measured_gib": row["measured_gib"],
+            **{name: row["arithmetic"][name] for name in names},
+        }
+        for row in told
+    ]
 
 
 def of_kind(prediction: Prediction, kind: str) -> Any:

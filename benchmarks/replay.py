@@ -15,24 +15,15 @@ import numpy as np
 from sweep import Run
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName
-from tuner.core.quantity import QUANTILE
+from tuner.core.framework import Framework, FrameworkName
+from tuner.core.study import Question
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import refused, stage_memory
-from tuner.cost.prediction import Prediction, predict
-from tuner.planner.prior import RUNS
-from tuner.planner.ranking import complexity
+from tuner.planner.forecast import Asked
+from tuner.planner.prior import prior_among
 from tuner.planner.similar import Found, past_trials
 from tuner.search.kernel import Array, Mask, Rows
-from tuner.search.trials import (
-    Past,
-    Prior,
-    Result,
-    Trial,
-    joined,
-    settings_features,
-    workload_features,
-)
+from tuner.search.trials import Past, Prior, Result, Trial, joined
 
 LENGTH = 10
 """Probes of a replay, or as many as there are candidates."""
@@ -77,14 +68,15 @@ class Case:
         )
 
 
-BY_CANDIDATE = ("features", "log_seconds", "log_need", "need_error", "runs", "simplicity")
+BY_CANDIDATE = ("features", "log_need", "need_error", "runs", "simplicity")
 """Arrays of a prior with a row for each candidate."""
 
 
 def part_of(prior: Prior, rows: Rows) -> Prior:
     """Some of the candidates, by index."""
     arrays: dict[str, Any] = {name: getattr(prior, name)[rows] for name in BY_CANDIDATE}
-    return replace(prior, settings=[prior.settings[i] for i in rows], **arrays)
+    settings, experts = [prior.settings[i] for i in rows], prior.experts[:, rows]
+    return replace(prior, settings=settings, experts=experts, **arrays)
 
 
 class Replay:
@@ -143,33 +135,34 @@ def workloads(runs: Iterable[Run], least: int) -> dict[str, list[Run]]:
     return {name: rows for name, rows in found.items() if sum(r.ok for r in rows) >= least}
 
 
-def case_of(name: str, rows: Sequence[Run], costs: Costs, *, rules: bool) -> Case:
-    """One workload's case.
+def case_of(name: str, rows: Sequence[Run], experts: tuple[Costs, ...], *, rules: bool) -> Case:
+    """One workload's case, with the prior that the planner makes of such a question.
 
     Args:
         name: the workload's.
         rows: of one workload and global batch.
-        costs: the cost model's constants.
+        experts: constants of the cost model, in the place of the catalogue's.
         rules: whether nanotron's rules hold for these rows: then what they refuse is not legal.
     """
     first: dict[Settings, Run] = {}
     for run in rows:
         first.setdefault(run.settings, run)
-    runs, told = [*first.values()], [prediction_of(run, costs) for run in first.values()]
+    runs = [*first.values()]
+    question = Question(
+        workload=runs[0].workload,
+        cluster=runs[0].cluster,
+        framework=Framework(name=FrameworkName.NANOTRON),
+    )
+    # The tables' runs had the whole device; of vTrain's nothing is known of memory.
+    limit = runs[0].cluster.gpu.memory_bytes if any(run.memory_gib for run in rows) else inf
+    prior = prior_among(Asked(question, None, experts), [run.settings for run in runs])
     return Case(
         name=name,
-        prior=_prior(runs, told, memory=any(run.memory_gib for run in rows)),
+        prior=replace(prior, log_limit=log(limit)),
         legal=np.array([not (rules and refused(run.workload, run.settings)) for run in runs]),
-        need_off=np.array([_need_off(run, costs) for run in runs]),
+        need_off=np.array([_need_off(run, experts[0]) for run in runs]),
         runs=runs,
         best_tokens_per_s=max(run.tokens_per_s for run in rows if run.ok),
-    )
-
-
-def prediction_of(run: Run, costs: Costs) -> Prediction:
-    """Without headroom: the tables' runs had the whole device."""
-    return predict(
-        run.workload, run.cluster, FrameworkName.NANOTRON, run.settings, headroom=0.0, costs=costs
     )
 
 
@@ -179,35 +172,6 @@ def _need_off(run: Run, costs: Costs) -> float:
         return np.nan
     found = stage_memory(run.workload, run.settings, run.cluster, costs).reserved_bytes
     return log(run.memory_gib * 2**30 / found)
-
-
-def _prior(runs: Sequence[Run], told: Sequence[Prediction], *, memory: bool) -> Prior:
-    """As the planner makes it (``tuner/planner/candidates.py``), from other constants."""
-    settings, cluster = [run.settings for run in runs], runs[0].cluster
-    needs = [p.needed_bytes for p in told]
-    return Prior(
-        settings=settings,
-        features=settings_features(settings, cluster),
-        log_seconds=np.log([p.step_time_s.value for p in told]),
-        log_need=np.log([need.value for need in needs]),
-        need_error=np.array([log(need.high / need.low) / (2 * QUANTILE) for need in needs]),
-        runs=np.full(len(runs), RUNS),
-        simplicity=np.array([-complexity(one) for one in settings], dtype=float),
-        log_limit=log(told[0].limit_bytes) if memory else inf,
-        workload=workload_features(runs[0].workload, cluster),
-    )
-
-
-def mean_of(one: Case, other: Case) -> Case:
-    """The same workload with the mean of two predictions, of their logarithms."""
-    ours, theirs = one.prior, other.prior
-    prior = replace(
-        ours,
-        log_seconds=(ours.log_seconds + theirs.log_seconds) / 2,
-        log_need=(ours.log_need + theirs.log_need) / 2,
-        need_error=(ours.need_error + theirs.need_error) / 2,
-    )
-    return replace(one, prior=prior, need_off=(one.need_off + other.need_off) / 2)
 
 
 def past_of(cases: Iterable[Case]) -> Past:
@@ -234,10 +198,12 @@ def _past(number: int, case: Case) -> Past:
         Found(settings=one.settings, seconds=one.step_time_s if one.ok else None, ran=one.ok)
         for one in (case.runs[place] for place in told)
     ]
-    predicted_s = np.exp(prior.log_seconds[told]).tolist()
+    predicted_s = np.exp(prior.experts[:, told]).T.tolist()
     return past_trials(number, run.workload, run.cluster, found, predicted_s)
 
 
-def cases_of(rows: Mapping[str, Sequence[Run]], costs: Costs, *, rules: bool) -> dict[str, Case]:
+def cases_of(
+    rows: Mapping[str, Sequence[Run]], experts: tuple[Costs, ...], *, rules: bool
+) -> dict[str, Case]:
     """All workloads with the same constants."""
-    return {name: case_of(name, runs, costs, rules=rules) for name, runs in rows.items()}
+    return {name: case_of(name, runs, experts, rules=rules) for name, runs in rows.items()}

@@ -1,13 +1,12 @@
 """Constants for replays, from other rows than are replayed: ``make bench-replay-costs``.
 
-It writes ``data/replay_costs.json``, and takes 10 minutes. The catalogue's own constants are
-fitted on half of nanotron's sweep, so no replay of that sweep may use them. There are instead
+It writes ``data/replay_costs.json``, and takes 5 minutes. The catalogue's own constants are fitted
+on half of nanotron's sweep, so no replay of that sweep may use them. There are instead
 
 - ``physics``: counted and usual values, with nothing fitted; each has its reason below;
-- ``vtrain``: those, with what vTrain can show fitted to it (one node of A100s);
-- ``sweep``: for each workload of the sweep, ``vtrain`` fitted further to all other workloads;
-- ``vtrain_folds``: for each of a few groups of vTrain's workloads, the catalogue's constants fitted
-  further to the other groups.
+- ``vtrain``: those, with what vTrain can show fitted to it (one node of A100s); the catalogue has
+  them as an expert;
+- ``sweep``: for each model of the sweep, ``vtrain`` fitted further to the rows of the other one.
 """
 
 import json
@@ -21,11 +20,10 @@ from common import write
 from fit_costs import MEMORY, TIME, memory_loss, search, time_loss
 from sweep import DATA, nanotron_runs, vtrain_runs
 
-from tuner.cost.constants import Costs, default_costs
+from tuner.core.framework import FrameworkName
+from tuner.cost.constants import Costs, default_costs, experts_of
 
 FILE = DATA / "replay_costs.json"
-FOLDS = 6
-"""Groups of vTrain's workloads: one is held back, the others are fitted on."""
 PHYSICS_MEMORY = {
     "passing_bytes": 2.0,  # counted: bf16 gradients
     "activation_factor": 1.0,  # counted
@@ -86,30 +84,25 @@ def by_vtrain() -> Costs:
     return search("time", SHOWN_BY_VTRAIN, partial(time_loss, runs), physics())
 
 
-def by_other_workloads(name: str, start: Costs) -> Costs:
-    """Fitted on all workloads of the sweep but one."""
-    runs = [run for run in nanotron_runs() if run.ok and run.name != name]
+def by_other_models(model: str, start: Costs) -> Costs:
+    """Fitted on all rows of the sweep but one model's; memory and time apart, as fit_costs does."""
+    runs = [run for run in nanotron_runs() if run.ok and run.model != model]
     small = [run for run in runs if run.gpus <= 64]
     start = _with(start, {"memory": STARTS_MEMORY, "time": STARTS_TIME})
-    costs = search("memory", MEMORY, partial(memory_loss, small), start)
-    return search("time", TIME, partial(time_loss, runs), costs)
+    memory = search("memory", MEMORY, partial(memory_loss, small), start).memory
+    return replace(search("time", TIME, partial(time_loss, runs), start), memory=memory)
 
 
-def by_other_folds(fold: int) -> Costs:
-    """Fitted on all groups of vTrain but one."""
-    runs = [run for run in vtrain_runs() if fold_of(run.name) != fold]
-    return search("time", SHOWN_BY_VTRAIN, partial(time_loss, runs), default_costs())
-
-
-@cache
-def _order() -> Mapping[str, int]:
-    """Of vTrain's workloads in its file."""
-    return {name: i for i, name in enumerate(dict.fromkeys(run.name for run in vtrain_runs()))}
-
-
-def fold_of(name: str) -> int:
-    """The group of a workload of vTrain's: neighbors in its file are in different ones."""
-    return _order()[name] % FOLDS
+def experts(left_out: str) -> tuple[Costs, ...]:
+    """The experts that ship, without what was fitted to a model of the sweep; or to vTrain, where
+    none is named.
+    """
+    found, shipped = load(), experts_of(FrameworkName.NANOTRON)
+    if not left_out:
+        return (*shipped[:-1], replace(shipped[-1], time=found["physics"].time))
+    fitted = found["sweep"][left_out]
+    unstalled = _with(fitted, {"time": {"stall_s": 0.0}})
+    return fitted, unstalled, replace(fitted, time=found["vtrain"].time)
 
 
 def _with(costs: Costs, values: Mapping[str, Mapping[str, float]]) -> Costs:
@@ -138,7 +131,6 @@ def load() -> Mapping[str, Any]:
         "physics": _with(whole, found["physics"]),
         "vtrain": _with(whole, found["vtrain"]),
         "sweep": {name: _with(whole, one) for name, one in found["sweep"].items()},
-        "vtrain_folds": [_with(whole, one) for one in found["vtrain_folds"]],
     }
 
 
@@ -146,19 +138,17 @@ def fit_all(names: Sequence[str], workers: int) -> dict[str, Any]:
     """All fits, as the file has them."""
     start = by_vtrain()
     with ProcessPoolExecutor(workers) as pool:
-        folds = pool.map(by_other_folds, range(FOLDS))
-        others = pool.map(partial(by_other_workloads, start=start), names)
+        others = pool.map(partial(by_other_models, start=start), names)
         return {
             "physics": _stated(physics()),
             "vtrain": _stated(start),
             "sweep": {name: _stated(c) for name, c in zip(names, others, strict=True)},
-            "vtrain_folds": [_stated(costs) for costs in folds],
         }
 
 
 def main() -> None:
     """Fit, and write."""
-    names = list(dict.fromkeys(run.name for run in nanotron_runs()))
+    names = list(dict.fromkeys(run.model for run in nanotron_runs()))
     write(FILE, json.dumps(fit_all(names, workers=2), indent=1) + "\n")
     print(f"written: {FILE}")
 

@@ -1,7 +1,9 @@
 """All searches that are compared, and what each may know.
 
-Constants may come from anywhere but the replayed workload. ``no history`` is physics, or a fit on
-the other file; ``history`` is the rows of the other workloads of the same file, or a fit on them.
+Constants are never fitted on the replayed model: on the sweep the catalogue's are fitted to the
+other model's rows, as those that ship are to both models'; on vTrain they are the catalogue's, with
+physics in the place of what was fitted to vTrain. ``history`` is rows of other workloads of the
+file: on the sweep those of the other model, unless all are meant.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,34 +12,30 @@ from functools import cache
 from importlib.util import find_spec
 from zlib import crc32
 
+import bayesian
 import deepspeed_tuners
 import numpy as np
 import replay_costs
 import search_ours
 import search_rivals
-from replay import Case, Replay, cases_of, mean_of, past_of, workloads
+from replay import Case, Replay, cases_of, past_of, workloads
 from search_ours import Searching
 from search_rivals import Rival
 from sweep import Run, nanotron_runs, vtrain_runs
 
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import Costs
 from tuner.search.trials import Past
 
 SEEDS = 20
 """Of searches that draw at random."""
 TPE_SEEDS = 10
-OTHER = {"sweep": "vTrain", "vTrain": "sweep"}
-"""The other file, whose constants may be known without history."""
 SLOW_SEEDS = {"sweep": 10, "vTrain": 3}
 """Of XGBoost, and of samplers told of a whole file; vTrain has six times the workloads."""
 GP_SEEDS = {"sweep": 5, "vTrain": 1}
 """Of Optuna's GP, of which one ask takes half a second."""
-PHYSICS, FITTED = "physics", "others"
-"""Constants of which nothing is fitted, and those fitted on other workloads of the same file."""
-BOTH = "both"
-"""The mean of two forecasts, from the other file's constants and from those fitted on other
-workloads. Equal weights, for nothing says which is nearer; on average the mean errs less than
-either (Bates and Granger 1969, The Combination of Forecasts)."""
+SHIPPED, FITTED, ELSEWHERE = "shipped", "fitted", "elsewhere"
+"""All experts that the product weighs; the first of them alone; the last of them alone."""
+OTHER_MODELS, ALL_OTHERS = "rows of other models", "rows of all other workloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,65 +48,44 @@ class Table:
     """By workload."""
     rules: bool
     """Whether nanotron's rules hold."""
-    costs: Mapping[str, Callable[[str], Costs]]
-    """Constants for the replay of a workload, by what they come from."""
+
+    def model(self, workload: str) -> str:
+        """The model of a workload."""
+        return self.rows[workload][0].model
 
 
 @cache
 def table(name: str) -> Table:
     """``sweep``, nanotron's; or ``vTrain``: one node, no failures, memory unknown, other rules."""
-    costs = replay_costs.load()
     if name == "sweep":
-        return Table(
-            name=name,
-            rows=workloads(nanotron_runs(), least=5),
-            rules=True,
-            costs={
-                PHYSICS: lambda workload: costs["physics"],
-                "vTrain": lambda workload: costs["vtrain"],
-                FITTED: lambda workload: costs["sweep"][workload],
-            },
-        )
-    folds, fold_of = costs["vtrain_folds"], replay_costs.fold_of
-    return Table(
-        name=name,
-        rows=workloads(vtrain_runs(), least=6),
-        rules=False,
-        costs={
-            PHYSICS: lambda workload: costs["physics"],
-            "sweep": lambda workload: default_costs(),
-            FITTED: lambda workload: folds[fold_of(workload)],
-        },
-    )
+        return Table(name=name, rows=workloads(nanotron_runs(), least=5), rules=True)
+    return Table(name=name, rows=workloads(vtrain_runs(), least=6), rules=False)
 
 
 def known(of: Table, source: str, workload: str) -> Mapping[str, Case]:
     """All workloads as the constants of one source, for the replay of one of them, see them."""
-    if source == BOTH:
-        return _both(of.name, workload)
-    same = next(w for w in of.rows if of.costs[source](w) is of.costs[source](workload))
-    return _known(of.name, source, same)
+    return _known(of.name, source, of.model(workload) if of.name == "sweep" else "")
 
 
 @cache
-def _known(name: str, source: str, workload: str) -> Mapping[str, Case]:
+def _known(name: str, source: str, model: str) -> Mapping[str, Case]:
+    experts: tuple[Costs, ...] = replay_costs.experts(model)
+    if source != SHIPPED:
+        experts = experts[:1] if source == FITTED else experts[-1:]
     of = table(name)
-    return cases_of(of.rows, of.costs[source](workload), rules=of.rules)
+    return cases_of(of.rows, experts, rules=of.rules)
 
 
 @cache
-def _both(name: str, workload: str) -> Mapping[str, Case]:
-    of = table(name)
-    found = zip(known(of, OTHER[name], workload).values(),
-                known(of, FITTED, workload).values(), strict=True)  # fmt: skip
-    return {one.name: mean_of(one, other) for one, other in found}
-
-
-@cache
-def past(name: str, source: str, workload: str) -> Past:
-    """The rows of all other workloads."""
-    cases = known(table(name), source, workload)
-    return past_of(case for other, case in cases.items() if other != workload)
+def past(name: str, source: str, workload: str, rows: str) -> Past:
+    """The rows of other workloads, or of those of other models."""
+    of, cases = table(name), known(table(name), source, workload)
+    same = [
+        other
+        for other in cases
+        if other == workload or (rows == OTHER_MODELS and of.model(other) == of.model(workload))
+    ]
+    return past_of(case for other, case in cases.items() if other not in same)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,41 +118,37 @@ def every_line(name: str) -> list[Line]:
     return [*_ours(name), *_rivals(name)]
 
 
-KEPT = {False: "prior + GP", True: "prior + GP, history"}
-"""The line that the product is nearest to, without and with history: one set of constants, fitted
-on none of the workloads, and the rows of others. The mean of two forecasts is no part of it."""
+KEPT = {False: "ours", True: "ours, history"}
+"""The product's own way to a proposal, without and with history."""
 
 
 def _ours(name: str) -> list[Line]:
-    other = OTHER[name]
     product = search_ours.product
-    return [
-        _our("prior + GP", product, other),
-        _our("prior + GP, physics", product, PHYSICS),
-        _our("prior + ridge", search_ours.ridge, other),
-        _our("prior only", search_ours.prior_only, other),
-        _our("prior + GP, history", product, other, rows=True),
-        _our("prior + GP, both", product, BOTH),
-        _our("prior + GP, both, history", product, BOTH, rows=True),
-        _our("prior + GP, fitted", product, FITTED),
-        _our("prior + GP, fitted, history", product, FITTED, rows=True),
-        _our("prior + ridge, history", search_ours.ridge, other, rows=True),
-        _our("prior only, history", search_ours.prior_only, other, rows=True),
-        _our("prior only, fitted", search_ours.prior_only, FITTED),
+    found = [
+        _our(KEPT[False], product, SHIPPED),
+        _our("ours, the catalogue's constants alone", product, FITTED),
+        _our("ours, the other stack's constants alone", product, ELSEWHERE),
+        _our("ours, nothing learned", search_ours.prior_only, SHIPPED),
+        _our(KEPT[True], product, SHIPPED, OTHER_MODELS),
     ]
+    if name == "sweep":  # most of vTrain's models are in one workload or two
+        found.append(_our("ours, history of all others", product, SHIPPED, ALL_OTHERS))
+    return found
 
 
-def _our(name: str, run: Searching, source: str, *, rows: bool = False) -> Line:
+def _our(name: str, run: Searching, source: str, rows: str = "") -> Line:
     def search(of: str, replay: Replay, seed: int) -> None:
-        run(replay, past(of, source, replay.case.name) if rows else None)
+        run(replay, past(of, source, replay.case.name, rows) if rows else None)
 
-    history = rows or source in (FITTED, BOTH)
-    return Line(name=name, source=source, history=history, ours=True, search=search)
+    # With history a replay takes ten times as long.
+    alone = not rows
+    return Line(name=name, source=source, history=not alone, ours=True, search=search, stable=alone)
 
 
 NEEDS = {
     "Optuna GP": "scipy",
     "Optuna GP, helped": "scipy",
+    "BoTorch, cost model as mean": "botorch",
     "DeepSpeed model-based": "xgboost",
     "DeepSpeed model-based, no early end": "xgboost",
 }
@@ -195,7 +168,7 @@ def not_run() -> dict[str, str]:
 def _rivals(name: str) -> list[Line]:
     rivals, deepspeed = search_rivals, deepspeed_tuners
     slow, gp = SLOW_SEEDS[name], GP_SEEDS[name]
-    return [
+    found = [
         _rival("random", rivals.at_random, SEEDS, stable=True),
         _rival("random, legal only", rivals.legal_at_random, SEEDS),
         _rival("grid", rivals.grid, 1, stable=True),
@@ -203,7 +176,7 @@ def _rivals(name: str) -> list[Line]:
         _rival("least model parallelism first", rivals.least_parallel, SEEDS, stable=True),
         _rival("Optuna TPE", rivals.tpe, TPE_SEEDS),
         _rival("Optuna TPE, helped", rivals.helped_tpe, TPE_SEEDS),
-        Line(name="Optuna TPE, helped, history", source=PHYSICS, history=True, ours=False,
+        Line(name="Optuna TPE, helped, history", source=SHIPPED, history=True, ours=False,
              search=_taught, seeds=slow, stable=False),
         _rival("Optuna GP", rivals.gp, TPE_SEEDS),
         _rival("Optuna GP, helped", rivals.helped_gp, gp),
@@ -212,12 +185,15 @@ def _rivals(name: str) -> list[Line]:
         _rival("DeepSpeed model-based", deepspeed.model_based, slow),
         _rival("DeepSpeed model-based, no early end", deepspeed.patient_model_based, slow),
     ]  # fmt: skip
+    if name == "sweep":  # a probe of which takes a second
+        found.append(_rival("BoTorch, cost model as mean", bayesian.cost_model_gp, 1))
+    return found
 
 
 def _rival(name: str, rival: Rival, seeds: int, *, stable: bool = False) -> Line:
     return Line(
         name=name,
-        source=PHYSICS,
+        source=SHIPPED,
         history=False,
         ours=False,
         search=lambda of, replay, seed: rival(replay, seed),
@@ -227,7 +203,7 @@ def _rival(name: str, rival: Rival, seeds: int, *, stable: bool = False) -> Line
 
 
 def _taught(of: str, replay: Replay, seed: int) -> None:
-    cases = known(table(of), PHYSICS, replay.case.name)
+    cases = known(table(of), SHIPPED, replay.case.name)
     others = [case for name, case in cases.items() if name != replay.case.name]
     search_rivals.taught_tpe(others)(replay, seed)
 

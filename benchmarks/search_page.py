@@ -9,6 +9,7 @@ from common import ROOT
 from search_table import PROBES, percents
 
 PAGE = ROOT / "benchmarks" / "results" / "search.md"
+PUBLISHED = ROOT / "benchmarks" / "search" / "README.md"
 Row = Mapping[str, Any]
 Sections = Mapping[str, Callable[[Row], list[str]]]
 """What is between markers of the same names."""
@@ -82,5 +83,6 @@ PAGES: Mapping[Path, Sections] = {
         "plans": seconds_of("plans"),
         "transferred": transferred,
     },
+    PUBLISHED: {"searches": searches},
 }
 """Sections by page."""

@@ -17,13 +17,14 @@ RESAMPLED = 10_000
 MIDDLE = 0.95
 """Share of the draws that an interval holds."""
 SWEEP_GOALS = {
-    (False, "mean"): (0.20, 0.08, 0.05, 0.03),
-    (False, "median"): (0.10, 0.04, 0.02, 0.01),
-    (True, "mean"): (0.12, 0.05, 0.03, 0.02),
-    (True, "median"): (0.06, 0.02, 0.01, 0.005),
+    (False, "mean"): (0.15, 0.05, 0.025, 0.01),
+    (False, "median"): (0.05, 0.005, 0.0, 0.0),
+    (True, "mean"): (0.12, 0.04, 0.025, 0.005),
 }
 """Of the regret after each of :data:`PROBES`, by history and statistic."""
-VTRAIN_GOALS = {3: 0.015, 5: 0.003}
+PARTS_GOALS = {3: 0.045, 8: 0.01}
+"""Of the mean regret on random parts of the sweep without history, by probes."""
+VTRAIN_GOALS = {3: 0.0, 5: 0.0, 8: 0.0}
 """Of the mean regret with history, by probes."""
 KNOWS = {False: "no history", True: "history"}
 
@@ -110,8 +111,12 @@ def stability_line(table: str, search: str, history: bool, curves: Array) -> dic
     return found
 
 
-def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """All that is asked of regrets, of the rows of the table."""
+def goals(
+    rows: Sequence[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]], worse: float
+) -> list[Goal]:
+    """All that is asked of regrets: on whole tables, on random parts, and how many standard errors
+    history is worse than none at most.
+    """
     own = {(row["table"], row["search"]): row for row in rows}
     found = []
     for (history, statistic), limits in SWEEP_GOALS.items():
@@ -121,11 +126,30 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
                   row[f"{statistic}@{k}"])
             for k, limit in zip(PROBES, limits, strict=True)
         ]  # fmt: skip
-    row = own["vTrain", KEPT[True]]
-    return found + [
-        _goal(f"vTrain, history, {_probes(k)}: mean regret", limit, row[f"mean@{k}"])
-        for k, limit in VTRAIN_GOALS.items()
-    ]
+    part = next(row for row in parts if row["search"] == KEPT[False])
+    vtrain = own["vTrain", KEPT[True]]
+    return [
+        *found,
+        *(_goal(f"random parts of the sweep, no history, {_probes(k)}: mean regret", limit,
+                part[f"mean@{k}"]) for k, limit in PARTS_GOALS.items()),
+        *(_goal(f"vTrain, history, {_probes(k)}: mean regret", limit, vtrain[f"mean@{k}"])
+          for k, limit in VTRAIN_GOALS.items()),
+        _goal("history worse than none: standard errors, at most", 1.0, worse),
+    ]  # fmt: skip
+
+
+def history_worse(all_played: Sequence[Played]) -> float:
+    """Over tables and probes, the largest mean of regret with history less regret without, in
+    standard errors of that mean over workloads.
+    """
+    found = []
+    for table in dict.fromkeys(one.table for one in all_played):
+        with_it, without = (kept(all_played, table, history=h) for h in (True, False))
+        for k in PROBES:
+            off = with_it.after(k) - without.after(k)
+            error = float(off.std(ddof=1)) / len(off) ** 0.5
+            found.append(float(off.mean()) / max(error, 1e-9))
+    return round(max(found), 2)
 
 
 def _goal(name: str, limit: float, value: float) -> Goal:

@@ -16,7 +16,7 @@ from statistics import median
 from typing import Any
 
 from common import Goal
-from judging import balanced, holds, share, spearman
+from judging import balanced, holds, interval_width, share, spearman
 from sweep import Run
 
 from tuner.core.configuration import Settings
@@ -162,6 +162,7 @@ def line(name: str, pairs: Sequence[Pair]) -> dict[str, Any]:
         "inside_first_stage": inside_memory(pairs, FIRST) if known else None,
         "inside_worst_stage": inside_memory(pairs, WORST) if known else None,
         "inside_speed": inside_speed(pairs),
+        "speed_interval_width": interval_width(p.tokens_per_s_per_gpu for _, p in pairs),
         "regret_of_fastest": regret(pairs),
     }
 

@@ -15,10 +15,12 @@ import numpy as np
 import replay_costs
 from common import show
 from judging import holds
-from replay import Case, cases_of, past_of, prediction_of, workloads
+from replay import Case, cases_of, past_of, workloads
 from sweep import Run, nanotron_runs, vtrain_runs
 
+from tuner.core.framework import FrameworkName
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.prediction import predict
 from tuner.planner.similar import NEAR, corrected_by
 from tuner.search.kernel import Array
 from tuner.search.trials import Past
@@ -54,7 +56,7 @@ def transfer_lines() -> list[dict[str, Any]]:
 def _line(
     runs: str, constants: str, rows: Mapping[str, Sequence[Run]], costs: Costs, *, rules: bool
 ) -> dict[str, Any]:
-    cases = list(cases_of(rows, costs, rules=rules).values())
+    cases = list(cases_of(rows, (costs,), rules=rules).values())
     alone = [off for case in cases for off in _predicted(case, costs)]
     found = {"runs": runs, "constants": constants, **_figures("predicted alone", alone)}
     for count in NEAREST:
@@ -80,7 +82,9 @@ def _ran(case: Case) -> list[int]:
 
 def _predicted(case: Case, costs: Costs) -> Iterator[Off]:
     for run in (case.runs[i] for i in _ran(case)):
-        said, seconds = prediction_of(run, costs).step_time_s, run.step_time_s
+        name, seconds = FrameworkName.NANOTRON, run.step_time_s
+        told = predict(run.workload, run.cluster, name, run.settings, headroom=0.0, costs=costs)
+        said = told.step_time_s
         assert said.value
         assert seconds
         yield Off(log_ratio=log(seconds / said.value), inside=holds(said, seconds))

@@ -3,14 +3,13 @@
 import os
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests import profiles
-from tests.process.preloaded import Preloaded, preloaded_server
+from tests.process.preloaded import preloaded_server
 from tuner.store import engine, open_store
 
 profiles.register()
@@ -19,13 +18,13 @@ LONGEST_ID = 80
 """Characters of a parameter in a test's name: some are a megabyte."""
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart():
     engine.DURABLY = "NORMAL"  # no power cut is survived, and no test waits for the disk
     if settings.get_current_profile_name() == profiles.SAME:
         profiles.draw_no_constants()
 
 
-def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+def pytest_make_parametrize_id(val, argname):
     """Short names for what is long: its beginning would not tell one from another."""
     if isinstance(val, str | bytes) and len(val) > LONGEST_ID:
         raw = val.encode(errors="replace") if isinstance(val, str) else val
@@ -34,7 +33,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
+def make_database(tmp_path_factory):
     """Makes an empty SQLite database at this version's schema: its address.
 
     It is a copy of one file: to migrate a new one takes longer than most tests do.
@@ -51,7 +50,7 @@ def make_database(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], 
 
 
 @pytest.fixture(scope="session")
-def preloaded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Preloaded]:
+def preloaded(tmp_path_factory):
     """``preloaded(argv)`` runs a program in a fork that has torch: tests.process.preloaded."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder

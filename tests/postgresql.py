@@ -1,6 +1,5 @@
 """A PostgreSQL server of the tests' own, where one can be started."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +12,7 @@ START_S = 240.0
 
 
 @contextmanager
-def postgresql_server() -> Iterator[Any]:
+def postgresql_server():
     """A server, until left; skips the test where there is none to start.
 
     It is in a folder of its own. Root's server is another user's process, which must get there, and

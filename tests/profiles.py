@@ -17,7 +17,7 @@ TIMES = 20
 """How many more are drawn by the long profile."""
 
 
-def register() -> None:
+def register():
     # How long an example takes to be drawn or tested says something of the machine alone.
     untimed = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile(
@@ -42,13 +42,13 @@ def register() -> None:
     settings.load_profile(SAME)
 
 
-def examples(count: int) -> int:
+def examples(count):
     """As many examples, or :data:`TIMES` as many under the long profile."""
     chosen = settings.get_profile(settings.get_current_profile_name()).max_examples
     return count * chosen // COUNT
 
 
-def draw_no_constants() -> None:
+def draw_no_constants():
     """Keeps constants of the project's modules out of what is drawn, which otherwise depends on
     the modules that are imported by then: on the tests that ran before, and on each edit."""
     nothing = Constants()

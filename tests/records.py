@@ -1,8 +1,6 @@
 """Records as ranks write them, and traces as the dry-run program does; imports nothing of ours."""
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 MEMORY = {
     "peak_allocated_bytes": 1000,
@@ -23,7 +21,7 @@ SHORTAGE = {
 }
 
 
-def rank_record(rank: int, outcome: str = "ok", **more: object) -> dict[str, Any]:
+def rank_record(rank, outcome="ok", **more):
     """A rank's record as the probe program writes it."""
     ran = outcome in ("ok", "stopped_early")
     return {
@@ -50,7 +48,7 @@ def rank_record(rank: int, outcome: str = "ok", **more: object) -> dict[str, Any
     }
 
 
-def dry_trace(request: Mapping[str, Any]) -> dict[str, Any]:
+def dry_trace(request):
     """The trace of a dry run whose memory grows with the micro-batch."""
     sizes = [2.0**20 * size for size in request["micro_batch_sizes"]]
     line = {"bytes": sizes, "categories": {"activations": sizes}}

@@ -2,7 +2,6 @@
 
 import importlib.util
 import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -13,7 +12,7 @@ from tests import profiles
 OURS = settings.get_profile(profiles.SAME)
 
 
-def drawn() -> list[tuple[int, str]]:
+def drawn():
     found = []
 
     @settings(OURS, max_examples=200)
@@ -28,23 +27,19 @@ def drawn() -> list[tuple[int, str]]:
 @pytest.mark.skipif(
     settings.get_current_profile_name() != profiles.SAME, reason="the long profile draws at random"
 )
-def test_modules_that_were_imported_change_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_were_imported_change_nothing(tmp_path, monkeypatch):
     before = drawn()
     assert len(set(before)) > 100
     path = tmp_path / "of_many_constants.py"
     path.write_text(f"NUMBERS = {[7_654_321 + i for i in range(300)]}\nWORD = 'a rare word'\n")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, path.stem, module)
     assert drawn() == before
 
 
-def test_what_ci_runs_neither_shrinks_nor_remembers() -> None:
+def test_what_ci_runs_neither_shrinks_nor_remembers():
     assert OURS.derandomize
     assert OURS.database is None
     assert OURS.deadline is None

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tuner.client.answered import Answer
     from tuner.client.predict import Prediction, predict
-    from tuner.client.sampling import cost_model_sampler
-    from tuner.client.suggest import suggest
+    from tuner.client.suggest import cost_model_sampler, suggest
     from tuner.core.answer import Candidate, Suggestion
     from tuner.core.configuration import Settings
     from tuner.core.quantity import Provenance, Quantity
@@ -61,8 +60,7 @@ __all__ = [
 _HOMES = {
     "client.answered": ("Answer",),
     "client.predict": ("Prediction", "predict"),
-    "client.sampling": ("cost_model_sampler",),
-    "client.suggest": ("suggest",),
+    "client.suggest": ("cost_model_sampler", "suggest"),
     "errors": (
         "NothingFitsError", "ProbeError", "ServiceError", "SpeedUnknownError", "StoreError",
         "TrainsWronglyError", "TunerError", "UsageError",

@@ -33,44 +33,28 @@ _DECIMAL = r"[0-9]{1,15}(?:\.[0-9]{1,15})?"
 
 
 def read_whole(field: str, text: str) -> int:
-    """A positive whole number.
-
-    Raises:
-        UsageError: it is none, or has more than 9 digits.
-    """
+    """A positive whole number."""
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
         raise UsageError(field, text, "must be a positive whole number")
     return int(text)
 
 
 def read_share(field: str, text: str) -> float:
-    """A number from 0 to below 1.
-
-    Raises:
-        UsageError: it is none; a percentage must be written as 0.05.
-    """
+    """A number from 0 to below 1."""
     if not re.fullmatch(_DECIMAL, text.strip()) or float(text) >= 1:
         raise UsageError(field, text, "must be a number from 0 to below 1, such as 0.05")
     return float(text)
 
 
 def read_seconds(field: str, text: str) -> float:
-    """A positive number of seconds.
-
-    Raises:
-        UsageError: it is none.
-    """
+    """A positive number of seconds."""
     if not re.fullmatch(_DECIMAL, text.strip()) or not float(text) > 0:
         raise UsageError(field, text, "must be a positive number of seconds")
     return float(text)
 
 
 def read_duration(field: str, text: str) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h`` or ``1h30m``.
-
-    Raises:
-        UsageError: not of that form, not positive, or more than a year.
-    """
+    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h`` or ``1h30m``."""
     wanted = text.strip().lower()
     if not re.fullmatch(rf"{_DECIMAL}|(?:{_DECIMAL}[smh]){{1,3}}", wanted):
         raise UsageError(field, text, "must be a duration such as 90s, 10m or 1.5h")

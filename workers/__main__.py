@@ -32,7 +32,7 @@ from tuner.core.measurement import Fidelity
 from tuner.store import open_store
 from workers.executor import PROBE_DEADLINE_S, WorkerOptions
 from workers.launchers.site import default_launcher, open_site
-from workers.measuring.files import probes_folder
+from workers.measuring.records import probes_folder
 from workers.replicas import check_knobs_here
 from workers.serve import Service, Until, exit_code, open_when_reachable
 from workers.stop import INTERRUPTED, StopRequest, open_fd, run_command
@@ -42,7 +42,6 @@ log = logging.getLogger("workers")
 
 
 def main() -> int:
-    """Runs a worker; the exit code."""
     command = _command_line()
 
     def work(stop: StopRequest) -> int:

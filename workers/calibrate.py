@@ -20,16 +20,10 @@ from tuner.core.cluster import Cluster, Device
 from tuner.cost.calibration import Calibration, merged
 from tuner.cost.calibration_fit import fitted
 from tuner.errors import ProbeError
-from workers.devices import (
-    DeviceLocks,
-    check_cluster,
-    default_lock_path,
-    devices_here,
-    first_gpus,
-)
+from workers.devices import DeviceLocks, check_cluster, default_lock_path, devices_here, first_gpus
 from workers.launchers.base import Ended, Job, Launcher, Run, Why
 from workers.launchers.local import LocalLauncher, probe_argv
-from workers.measuring.files import (
+from workers.measuring.records import (
     default_probes_folder,
     make_folder,
     record_path,
@@ -206,12 +200,7 @@ def calibrate(
     launcher: Launcher | None = None,
     options: Options | None = None,
 ) -> Calibration:
-    """Measures the cluster, which must be this machine.
-
-    Raises:
-        ProbeError: this machine is not the cluster, or a rank failed.
-        StoppedError: a stop was requested.
-    """
+    """Measures the cluster, which must be this machine."""
     options = options or Options()
     check_cluster(cluster)
     locks = DeviceLocks(options.lock, [device.name for device in devices_here()])
@@ -265,7 +254,6 @@ def calibrate(
 
 
 def _read_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
-    """The records of all ranks."""
     if ended.why is Why.DEADLINE:
         raise ProbeError(f"the ranks took longer than {DEADLINE_S:.0f} s, and were ended")
     first = sorted(ended.ranks, key=lambda end: (end.stopped, end.ended_at))
@@ -288,7 +276,6 @@ def _read_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, An
 
 
 def main() -> int:
-    """Calibrates; the exit code."""
     from tuner.store import open_store  # calibrating needs no database
 
     parser = argparse.ArgumentParser(prog="python -m workers.calibrate", description=__doc__)

@@ -113,7 +113,6 @@ class DeviceLocks:
 
     @property
     def held(self) -> bool:
-        """True while all of the devices are held."""
         return all(lock.held for lock in self._locks)
 
     @property
@@ -212,10 +211,6 @@ def check_machine(
 ) -> bool:
     """Refuses what cannot be measured, or emulated, here; true if the device here is of another
     kind than the cluster's, which it is large enough for.
-
-    Raises:
-        ProbeError: this machine is not the cluster, or has no device that can play one of its, or
-            has other versions than were stated.
     """
     for package, version, found in not_installed(question.framework):
         raise ProbeError(

@@ -37,10 +37,6 @@ class DryRuns:
 
         The record has an ``error`` when something was wrong; ``Crashed`` when the process itself
         died.
-
-        Raises:
-            DryRunStoppedError: it was given up; the process is gone then.
-            ProbeError: the process cannot be started.
         """
         with self._lock:
             self.start()

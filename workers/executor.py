@@ -28,15 +28,15 @@ from workers.dry_runs import DryRuns
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.launchers.site import LocalSite, Site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
-from workers.measuring.files import (
+from workers.measuring.measure import kind_of, measure
+from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
+from workers.measuring.records import (
     RESULT,
     default_probes_folder,
     keep_folder,
     make_folder,
     write_json,
 )
-from workers.measuring.measure import kind_of, measure
-from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
 from workers.scripts.probe import ScriptRun, check_script_probe
 from workers.stop import StopRequest
 
@@ -114,12 +114,10 @@ class Workplace:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of those that its next probe holds."""
         return (*self.own.devices, *self.others.devices) if self.is_alone else self.own.devices
 
     @property
     def has_ranks(self) -> bool:
-        """True while ranks wait for the next probe."""
         return self.ranks is not None and self.ranks.alive
 
     def acquire(self, *, alone: bool, waits: bool) -> bool:
@@ -140,7 +138,6 @@ class Workplace:
             self.own.release()
 
     def end_ranks(self) -> None:
-        """Ends the ranks, and releases the devices."""
         if self.ranks is not None:
             self.ranks.end()
         self.release()
@@ -185,9 +182,6 @@ class Executor:
     def prepare(self, study: Study, fidelity: Fidelity) -> None:
         """Has workplaces for a study's probes of a fidelity, in place of those there were: one for
         each probe that can run at once.
-
-        Raises:
-            ProbeError: they cannot be run here.
         """
         if fidelity is self._fidelity:
             return
@@ -357,7 +351,6 @@ class Executor:
 
     @property
     def is_busy(self) -> bool:
-        """True while a probe runs."""
         return bool(self._running)
 
     @property
@@ -367,7 +360,6 @@ class Executor:
 
     @property
     def running_s(self) -> list[float]:
-        """Seconds for which each probe runs."""
         now = time.monotonic()
         return [now - task.since for _, task in self._running.values()]
 
@@ -489,10 +481,7 @@ def _script_probe(
         return Measurement(outcome=Outcome.CANCELLED)
     settings = task.claim.probe.request.settings
     run = ScriptRun(
-        launcher=LocalLauncher(),
-        folder=ranks.folder,
-        visible=kind.visible,
-        deadline_s=deadline_s,
+        launcher=LocalLauncher(), folder=ranks.folder, visible=kind.visible, deadline_s=deadline_s
     )
     found = run.measure(task.study.question, settings, task.pause)
     return check_script_probe(task.study, settings, found)

@@ -18,7 +18,7 @@ BEATS = 6
 RETRY_S = 1.0
 # Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
 # the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
-# stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.supervised`; other ends
+# stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.base`; other ends
 # take less.
 MARGIN = 25 / 60
 # For a store that does not answer: as long as a lease, after which probes are others'.

@@ -12,12 +12,11 @@ import time
 
 from tuner.errors import TunerError
 from workers.devices import DeviceLocks, default_lock_path, devices_here, first_gpus
-from workers.measuring.files import default_probes_folder
 from workers.measuring.ranks import Kind, WarmRanks
+from workers.measuring.records import default_probes_folder
 
 
 def main() -> int:
-    """Looks, and tell; 0 whatever was found."""
     devices = devices_here()
     gpus = first_gpus(devices, len(devices))
     # probes on the CPU go on beside: a look takes no time of theirs that is worth waiting for

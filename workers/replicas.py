@@ -18,17 +18,16 @@ from tuner.core.measurement import PROBED, Measurement, Outcome
 from tuner.core.study import Study
 from tuner.errors import ProbeError
 from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
-from tuner.guard.faults import blamed_by_counts
+from tuner.guard.faults import blamed_by_counts, replicas_of
 from tuner.guard.replica import Replica, family_of, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.wrong import replicas_of
 from tuner.store import Store
 from workers.devices import DeviceLocks, default_lock_path, devices_here
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher, series_argv
-from workers.measuring.files import default_probes_folder
 from workers.measuring.ranks import Kind, WarmRanks
+from workers.measuring.records import default_probes_folder
 
 # For one replica. The first takes 10 to 20 s on two cores, most of it imports; others share those.
 DEADLINE_S = 240.0

@@ -21,13 +21,13 @@ from tuner.errors import AwayError, ProbeError, TunerError, UnreadableStudyError
 from tuner.explain.known import best_known
 from tuner.logs import bound
 from tuner.machine import Machine, together
-from tuner.store import OpenStudy, Store, WorkerIdentity, open_store
+from tuner.store import Store, StudyStatus, WorkerIdentity, open_store
 from tuner.store.workers import Workers
 from workers.devices import check_machine
 from workers.dry_runs import DryRuns
 from workers.executor import WorkerOptions
 from workers.lease import BEATS, may_pass
-from workers.measuring.files import remove_leftovers
+from workers.measuring.records import remove_leftovers
 from workers.stop import INTERRUPTED, StopRequest
 from workers.worker import Worker
 
@@ -146,7 +146,7 @@ class StudyQueue:
             self._may_want_us |= fitness.again_s != inf
         return None
 
-    def _read(self, one: OpenStudy) -> Study | None:
+    def _read(self, one: StudyStatus) -> Study | None:
         """A study; ``None``, until something happens to it, where it cannot be understood."""
         try:
             return self.store.study(one.id)

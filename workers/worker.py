@@ -14,18 +14,14 @@ from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import ProbeError, TunerError
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.dry_runs import as_predicted
-from tuner.planner.finalists import is_final
 from tuner.planner.next import give_up_above_s
-from tuner.planner.spending import (
-    device_time_is_spent,
-    remaining_device_time_s,
-    wall_is_spent,
-)
+from tuner.planner.ranking import is_final
+from tuner.planner.spending import device_time_is_spent, remaining_device_time_s, wall_is_spent
 from tuner.store import EventKind, Store, WorkerIdentity
 from workers.dry_runs import DryRuns
 from workers.executor import Executor, WorkerOptions
 from workers.lease import retried
-from workers.measuring.files import remove_leftovers
+from workers.measuring.records import remove_leftovers
 from workers.replicas import ReplicaTrainer
 from workers.stop import INTERRUPTED, StopRequest
 

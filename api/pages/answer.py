@@ -5,15 +5,14 @@ import shlex
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from api.answers import no_answer
-from tuner.client.launch import exported
+from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
-from tuner.explain.known import is_forecast
+from tuner.explain.known import is_forecast, why_none
 from tuner.launchfiles import FORMATS, why_not
-from tuner.script.launching import tuned_name
+from tuner.script import tuned_name
 from tuner.space.rules import show
 
 GUARD_PASSED = "passed"
@@ -41,16 +40,16 @@ def answer_of(
     """
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
-    none = no_answer(study, suggestion) if suggestion and not is_open else None
-    if none:
-        why_none = none["message"]
+    forecasts = suggestion is not None and is_forecast(study, suggestion)
+    if suggestion and not is_open and (best is None or forecasts):
+        why = str(why_none(study, suggestion, shown=True))
     elif best:
-        why_none = ""
+        why = ""
     else:
-        why_none = "A worker has to make a first dry run or probe." if is_open else study.reason
+        why = "A worker has to make a first dry run or probe." if is_open else study.reason
     if best is None:
         title, note = "Nothing is known yet" if is_open else "No answer", ""
-    elif suggestion and is_forecast(study, suggestion):
+    elif forecasts:
         yet = " yet" if is_open else ""
         note = f"This is predicted: nothing that fits was {study.limits.fidelity}{yet}."
         title = "Predicted"
@@ -69,21 +68,25 @@ def answer_of(
         guard += f": {best.guard.why}" if best.guard.why else ""
         guard_mark = "passed" if passed else "unknown" if verdict in GUARD_UNKNOWN else "failed"
     inactive = {one.knob for one in suggestion.dead_knobs} if suggestion else set()
-    knobs = [(knob, show(value)) for knob, value in best.settings.as_dict().items()] if best else []
-    why = {name: why_not(name, study.question, best.settings) for name in FORMATS} if best else {}
+    knobs = (
+        [(knob, show(value)) for knob, value in best.settings.all_values().items()] if best else []
+    )
+    whys = {}
+    if best:
+        whys = {name: why_not(name, study.question, best.settings) for name in FORMATS}
     needed = max(needed_gib or 0.0, (best.allocated_gib.value or 0.0) if best else 0.0)
     return SimpleNamespace(
         title=title,
         best=best,
         note=note,
-        why_none=why_none,
+        why_none=why,
         per=rank_word(study.question),
         active=tuple(one for one in knobs if one[0] not in inactive),
         inactive=tuple(one for one in knobs if one[0] in inactive),
         guard=guard,
         guard_mark=guard_mark or "unknown",
-        tabs=_tabs(study, suggestion, best, why) if suggestion and best else (),
-        cannot=tuple((name, reason) for name, reason in why.items() if reason),
+        tabs=_tabs(study, suggestion, best, whys) if suggestion and best else (),
+        cannot=tuple((name, reason) for name, reason in whys.items() if reason),
         needed_gib=needed,
         share=needed / best.limit_gib if best else None,
     )

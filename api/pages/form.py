@@ -213,7 +213,6 @@ def _sentence(words: str) -> str:
 
 
 def _value_of(spec: FieldSpec, typed: Sequence[str]) -> Any:
-    """The JSON value of a field's text."""
     text = typed[0]
     match spec.kind:
         case Kind.WHOLE:
@@ -297,7 +296,8 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
     texts: dict[str, Any] = {
         f"workload.{name}": str(getattr(workload, name))
         for name in (
-            "sequence_length", "global_batch_size", "optimizer", "precision", "reduce_dtype"
+            "sequence_length", "global_batch_size", "optimizer", "precision", "reduce_dtype",
+            "loss",
         )
     }  # fmt: skip
     texts[FRAMEWORK] = str(question.framework.name)

@@ -144,11 +144,7 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
 
 
 def _row(
-    study: Study,
-    probe: Probe,
-    columns: Sequence[ProbeColumn],
-    divisor: int,
-    best: Settings | None,
+    study: Study, probe: Probe, columns: Sequence[ProbeColumn], divisor: int, best: Settings | None
 ) -> ProbeRow:
     found, settings, fidelity = probe.measurement, probe.request.settings, probe.request.fidelity
     outcome = str(found.outcome) if found else str(probe.state)
@@ -187,4 +183,4 @@ def _needed_bytes(probe: Probe) -> int | None:
 def _knob_texts(settings: Settings) -> dict[str, str]:
     """Each knob's value as it is written; ``-`` where it has no meaning."""
     meant = knob_texts(settings)
-    return {k: "-" if meant[k] == "-" else show(v) for k, v in settings.as_dict().items()}
+    return {k: "-" if meant[k] == "-" else show(v) for k, v in settings.all_values().items()}

@@ -13,10 +13,8 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.answers import Kept
-from api.context import Context, InContext
 from api.events import Feed
-from api.inputs import StudyId
-from api.pages.compare import comparison_of, read_ids
+from api.inputs import Context, InContext, StudyId
 from api.pages.evidence import evidence_of
 from api.pages.form import (
     TypedForm,
@@ -29,7 +27,15 @@ from api.pages.form import (
     texts_of,
     texts_of_study,
 )
-from api.pages.listing import LONGEST_TEXT, ON_A_PAGE, STARTS, Wanted, list_studies
+from api.pages.listing import (
+    LONGEST_TEXT,
+    ON_A_PAGE,
+    STARTS,
+    Wanted,
+    comparison_of,
+    list_studies,
+    read_ids,
+)
 from api.pages.paths import HOME, SIGN_IN, SIGN_OUT, local_path
 from api.pages.people import forgetting_cookie, told_cookie, told_of
 from api.pages.probe_table import ANY, FASTEST_FIRST
@@ -44,7 +50,7 @@ from api.studies import LARGEST_EVENT, cancel, listened, standing_of
 from tuner.core.study import StudyState
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
-from tuner.results.differences import LEAST_COMPARED
+from tuner.results.summary import LEAST_COMPARED
 from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
 from tuner.store.tables import Scope
 from tuner.text import json_text

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from tuner import machine
 from tuner.core.cluster import Device, local_cluster
 from tuner.errors import UsageError
-from tuner.machine import facts as machine
 
 RANKS_PER_NODE = 8
 

@@ -23,12 +23,12 @@ from gpu.place import Place, this_place
 from gpu.probing import probe, why_no_8bit
 from gpu.rows import LEFT_OUT
 from gpu.smoke_lines import Found, Tried, Verdict, goals, lines, usable
+from tuner import machine
 from tuner.core.cluster import Device
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, UsageError
-from tuner.machine import facts as machine
 from tuner.machine import usable_cores
 from workers.measuring.ranks import WarmRanks
 from workers.probe import nvidia_smi

@@ -2,9 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -12,7 +10,7 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
+def benchmark(monkeypatch):
     """Import a module of the benchmarks; none of them stays behind."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     own = {path.stem for path in BENCHMARKS.glob("*.py")} | {
@@ -25,5 +23,5 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Modul
     sys.modules.update(before)
 
 
-def _top(name: str) -> str:
+def _top(name):
     return name.partition(".")[0]

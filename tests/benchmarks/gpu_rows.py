@@ -1,7 +1,5 @@
 """Planted rows of the GPU benchmark: what they must come to is known."""
 
-from typing import Any
-
 MIB = 2**20
 SETTINGS = {
     "sharding": "full_shard", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
@@ -10,7 +8,7 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def measurement(mib: float, compute_s: list[float], exposed_s: float, wall_s: float) -> dict:
+def measurement(mib, compute_s, exposed_s, wall_s):
     """Of a probe that ended well."""
     names = ("allocated_bytes", "allocated_low_bytes", "reserved_bytes", "device_bytes")
     sizes = dict.fromkeys(names, int(mib * MIB))
@@ -25,12 +23,12 @@ def measurement(mib: float, compute_s: list[float], exposed_s: float, wall_s: fl
     }  # fmt: skip
 
 
-def told(mib: float, error: float, *, fits: bool = True) -> dict[str, Any]:
+def told(mib, error, *, fits=True):
     """A prediction."""
     return {"allocated_bytes": {"value": mib * MIB}, "fits": fits, "error": error}
 
 
-def row(part: str, name: str, **other: Any) -> dict[str, Any]:
+def row(part, name, **other):
     """A row that ended well, of 1000 MiB, and predicted 1% too high by arithmetic."""
     found = {
         "key": f"{part} cold {name} #0", "part": part, "way": "cold", "model": "llama-3.2-1b",
@@ -45,7 +43,7 @@ def row(part: str, name: str, **other: Any) -> dict[str, Any]:
     return {**found, **other}
 
 
-def no_memory(part: str, name: str, **other: Any) -> dict[str, Any]:
+def no_memory(part, name, **other):
     """A row that ran out of memory at 990 MiB, when it asked for 20 more."""
     oom = {"rank": 0, "phase": "backward", "requested_bytes": 20 * MIB,
            "allocated_bytes": 990 * MIB, "reserved_bytes": 995 * MIB,

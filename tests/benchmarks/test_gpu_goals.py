@@ -13,12 +13,12 @@ def goals(benchmark):
     return lambda rows, runs=(): {goal.name: goal for goal in module.goals(rows, runs)}
 
 
-def off(name: str, error: float, **other):
+def off(name, error, **other):
     predicted = {"dry_run": told(1000, error), "arithmetic": told(1000, 0.0)}
     return row("memory", name, predicted=predicted, **other)
 
 
-def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals) -> None:
+def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals):
     rows = [off("a", 0.01), off("b", -0.03), off("c", 0.02)]
     what = "memory, dry run: peak allocated against emulated"
     found = goals(rows)
@@ -29,14 +29,14 @@ def test_peaks_are_judged_by_median_and_largest_error_whatever_its_sign(goals) -
     assert not worse[f"{what}, largest error"].met
 
 
-def seed(name: str, *, fits: bool, said: bool, ended: bool, run: bool = True):
+def seed(name, *, fits, said, ended, run=True):
     predicted = {"dry_run": told(1, 0.0, fits=said), "arithmetic": None}
     make = row if ended else no_memory
     other = {} if run else {"outcome": "not_run", "measurement": None}
     return make("seed", name, published={"fits": fits, "gib": None}, predicted=predicted) | other
 
 
-def test_verdicts_are_right_when_probe_and_publication_agree(goals) -> None:
+def test_verdicts_are_right_when_probe_and_publication_agree(goals):
     what = "issue 29425 under an 80 GiB cap"
     rows = [
         seed("a", fits=True, said=True, ended=True),

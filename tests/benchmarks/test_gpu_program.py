@@ -23,7 +23,7 @@ PathFinder.find_spec = find_spec
 """
 
 
-def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(tmp_path, *arguments):
     """The program as on that machine: not installed, started from elsewhere, without git."""
     (tmp_path / "sitecustomize.py").write_text(HIDE)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "BENCH_COMMIT": "abc1234"}
@@ -33,17 +33,17 @@ def run(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def reduced(tmp_path: Path, part: str) -> subprocess.CompletedProcess[str]:
+def reduced(tmp_path, part):
     out = str(tmp_path / "cpu.json")
     return run(tmp_path, part, "--device", "cpu", "--reduced", "--out", out)
 
 
-def read(tmp_path: Path) -> dict:
+def read(tmp_path):
     return json.loads((tmp_path / "cpu.json").read_text())
 
 
 @pytest.mark.slow
-def test_all_parts_run_in_small(tmp_path) -> None:
+def test_all_parts_run_in_small(tmp_path):
     done = reduced(tmp_path, "all")
     assert done.returncode == 0, done.stderr
     rows = read(tmp_path)["rows"]

@@ -51,7 +51,7 @@ def run_part(benchmark):
     return benchmark("gpu.program").run_part
 
 
-def test_no_case_is_started_that_cannot_end_in_time(started, run_part) -> None:
+def test_no_case_is_started_that_cannot_end_in_time(started, run_part):
     run, seen = started("grid", 10.0)
     run.file.add({"key": "earlier", "part": "grid", "model": "tiny", "outcome": "ok",
                   "case_s": 9.0})  # fmt: skip
@@ -64,7 +64,7 @@ def test_no_case_is_started_that_cannot_end_in_time(started, run_part) -> None:
 
 def test_a_device_that_stays_lost_ends_the_part_and_its_case_is_run_again(
     started, run_part, capsys
-) -> None:
+):
     """The first probe loses its device, and before the second it is found to be gone."""
     run, seen = started("grid", 500.0, Outcome.DEVICE_LOST)
     lost, gone = run.prober, [False, True]

@@ -1,7 +1,6 @@
 """The lines of a first look at a GPU, and the exit code that they come to."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ SHORT = OutOfMemory(
 )  # fmt: skip
 
 
-def ran(mib: int, **memory: Any) -> Measurement:
+def ran(mib, **memory):
     """A probe that ended well; ``memory`` differs."""
     found = measurement(mib, [0.1], 0.0, 5.0)
     found["memory"] |= memory
@@ -65,7 +64,7 @@ def changed(smoke, found):
     return judge
 
 
-def test_a_sound_gpu_fails_nothing(changed) -> None:
+def test_a_sound_gpu_fails_nothing(changed):
     assert changed() == {}
 
 
@@ -78,6 +77,6 @@ def test_a_sound_gpu_fails_nothing(changed) -> None:
         {"requested_bytes": 0},  # nothing is known of what was asked for
     ],
 )
-def test_a_cap_that_does_not_add_up_fails(changed, wrong) -> None:
+def test_a_cap_that_does_not_add_up_fails(changed, wrong):
     oom = Measurement(outcome=Outcome.OOM, oom=replace(SHORT, **wrong))
     assert changed(capped=oom)["cap on memory"][0] == "FAIL"

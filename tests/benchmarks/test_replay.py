@@ -7,7 +7,7 @@ import pytest
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
-from tuner.cost.constants import default_costs
+from tuner.cost.constants import experts_of
 from tuner.planner.similar import past_of
 
 pytestmark = pytest.mark.long
@@ -26,13 +26,13 @@ def rows(benchmark):
 
 @pytest.fixture
 def case(replay, rows):
-    return replay.case_of("8B, 8 GPUs", rows, default_costs(), rules=True)
+    return replay.case_of("8B, 8 GPUs", rows, experts_of(FrameworkName.NANOTRON), rules=True)
 
 
-def test_a_past_is_what_the_product_makes_of_such_a_study(benchmark, replay) -> None:
+def test_a_past_is_what_the_product_makes_of_such_a_study(benchmark, replay):
     """One that probed all that is legal, of which what is too large ran out of memory."""
     rows = [run for run in benchmark("sweep").nanotron_runs() if run.name == "1B, 16 GPUs"]
-    case = replay.case_of("1B, 16 GPUs", rows, default_costs(), rules=True)
+    case = replay.case_of("1B, 16 GPUs", rows, experts_of(FrameworkName.NANOTRON), rules=True)
     first = case.runs[0]
     question = Question(
         workload=first.workload,

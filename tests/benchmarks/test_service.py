@@ -17,12 +17,6 @@ def streams(benchmark):
     return benchmark("service_streams")
 
 
-# -- posts ------------------------------------------------------------------------------------
-
-
-# -- streams ----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("told", "wrong"),
     [
@@ -34,7 +28,7 @@ def streams(benchmark):
         ([1, 2, 4, 5], {"doubled": 1}),
     ],
 )
-def test_what_a_listener_was_told_is_held_against_what_happened(streams, told, wrong) -> None:
+def test_what_a_listener_was_told_is_held_against_what_happened(streams, told, wrong):
     nothing = {"missing": 0, "doubled": 0, "out_of_order": 0}
     assert streams.wrongs(told, [1, 2, 5]) == {**nothing, **wrong}
 
@@ -66,7 +60,7 @@ def small(streams, benchmark, monkeypatch):
     return run
 
 
-def test_a_killed_server_and_broken_streams_lose_no_event(small) -> None:
+def test_a_killed_server_and_broken_streams_lose_no_event(small):
     for probes in (12, 60, 300):  # until they go on until the server is killed
         try:
             (row,) = small(probes)
@@ -80,10 +74,7 @@ def test_a_killed_server_and_broken_streams_lose_no_event(small) -> None:
     assert [row[what] for what in ("missing", "doubled", "out_of_order", "errors")] == [0] * 4
 
 
-# -- statements -------------------------------------------------------------------------------
-
-
-def test_statements_do_not_grow_with_listeners(benchmark, monkeypatch) -> None:
+def test_statements_do_not_grow_with_listeners(benchmark, monkeypatch):
     statements = benchmark("service_statements")
     row_of, look_s = statements._row, statements.Settings(_env_file=None).poll_s
 

@@ -26,7 +26,7 @@ def told_exactly(table, sweep, *, memory=1.0, speed=1.0, stage="worst", of="8B, 
     return found
 
 
-def test_a_right_prediction_has_no_error_and_no_regret(table, sweep) -> None:
+def test_a_right_prediction_has_no_error_and_no_regret(table, sweep):
     pairs = told_exactly(table, sweep)
     line = table.line("all", pairs)
     assert line["n"] == len(pairs) > 20
@@ -38,7 +38,7 @@ def test_a_right_prediction_has_no_error_and_no_regret(table, sweep) -> None:
 
 
 @pytest.mark.parametrize(("factor", "inside"), [(0.8, 0), (0.95, 1), (1.05, 1), (1.3, 0)])
-def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside) -> None:
+def test_memory_off_by_a_factor_is_seen(table, sweep, factor, inside):
     pairs = told_exactly(table, sweep, memory=factor, stage="first")
     errors = table.memory_errors(pairs, "first")
     assert errors == pytest.approx([abs(factor - 1)] * len(pairs))

@@ -15,7 +15,7 @@ import pytest
 from tests.cuda.standin import run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Every test below this folder is marked ``cuda``."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def standin() -> Path:
+def standin():
     """The stand-in, built for this Python's torch: the folder of its libraries."""
     try:
         return run.build()
@@ -34,7 +34,7 @@ def standin() -> Path:
 Gpus = Callable[..., None]
 
 
-def give(patch: pytest.MonkeyPatch, devices: int, **options: object) -> None:
+def give(patch, devices, **options):
     """Give processes that are started from now on so many GPUs, until ``patch`` is undone."""
     for name in [name for name in os.environ if name.startswith("STANDIN_")]:
         patch.delenv(name)
@@ -43,7 +43,7 @@ def give(patch: pytest.MonkeyPatch, devices: int, **options: object) -> None:
         patch.setenv(name, value)
 
 
-def _without_standin() -> dict[str, str]:
+def _without_standin():
     """The environment as it was: what another call put before its paths is taken off."""
     ours = str(run.HERE), str(run.build())
     paths = {
@@ -56,9 +56,7 @@ def _without_standin() -> dict[str, str]:
 
 
 @pytest.fixture
-def gpus(
-    standin: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> Gpus:
+def gpus(standin, monkeypatch, tmp_path_factory):
     """``gpus(2)`` gives processes that are started from now on that many GPUs.
 
     Faults and sizes are given by name: ``gpus(2, mib=40_000, nccl_mib=300, fail=719)`` sets

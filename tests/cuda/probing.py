@@ -2,12 +2,9 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 from tuner.core.measurement import Fidelity
-from workers.measuring.ranks import Kind, Probed, WarmRanks
+from workers.measuring.ranks import Kind, WarmRanks
 
 DEADLINE_S = 300.0
 """Of a probe: it ends within seconds, and on a machine that is busy all the same."""
@@ -22,7 +19,7 @@ FIELDS = (
 )  # fmt: skip
 
 
-def spec(ranks: int, *, count: int = 2, micro: int = 2, **choices: Any) -> dict[str, Any]:
+def spec(ranks, *, count=2, micro=2, **choices):
     """A spec of the probe program: settings and fields by name, ``count`` micro-batches a step."""
     settings = {
         "sharding": "ddp", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
@@ -43,25 +40,25 @@ def spec(ranks: int, *, count: int = 2, micro: int = 2, **choices: Any) -> dict[
 
 
 @contextlib.contextmanager
-def prober(folder: Path, *, warm: bool = True) -> Iterator[Callable[[dict[str, Any]], Probed]]:
+def prober(folder, *, warm=True):
     """Under this, runs a spec; ``warm`` ones of equal ranks in the same processes."""
     with WarmRanks(folder=folder, keep=warm) as ranks:
         yield lambda each: ranks.measure(_kind(each), each, deadline_s=DEADLINE_S, pause=_pause)
 
 
-def probe_all(specs: Sequence[dict[str, Any]], folder: Path, *, warm: bool = True) -> list[Probed]:
+def probe_all(specs, folder, *, warm=True):
     """Run specs one after another; see :func:`prober`."""
     with prober(folder, warm=warm) as probe:
         return [probe(each) for each in specs]
 
 
-def _kind(values: dict[str, Any]) -> Kind:
+def _kind(values):
     fidelity, world = Fidelity(values.get("fidelity", "measured")), int(values["world_size"])
     ranks = 1 if fidelity is Fidelity.EMULATED else world
     return Kind(ranks=ranks, world_size=world, device="cuda", fidelity=fidelity)
 
 
-def _pause(seconds: float) -> str:
+def _pause(seconds):
     """Nothing but the deadline ends a probe."""
     time.sleep(seconds)
     return ""

@@ -1,16 +1,13 @@
 """Probes under another of torch's allocators, or with one that is configured."""
 
-from pathlib import Path
-
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import probe_all, spec
 
 
 def test_cuda_malloc_async_shows_the_memory_that_the_native_allocator_shows(
-    gpus: Gpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    gpus, tmp_path, monkeypatch
+):
     gpus(1)
     large, small = spec(1, micro=4), spec(1, micro=1)
     (native,) = probe_all([small], tmp_path / "native")
@@ -27,9 +24,7 @@ def test_cuda_malloc_async_shows_the_memory_that_the_native_allocator_shows(
     assert other.memory.overhead_bytes == found.memory.overhead_bytes
 
 
-def test_running_out_of_memory_under_cuda_malloc_async(
-    gpus: Gpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_running_out_of_memory_under_cuda_malloc_async(gpus, tmp_path, monkeypatch):
     gpus(1)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "backend:cudaMallocAsync")
     limit = 2**30

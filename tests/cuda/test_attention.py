@@ -5,20 +5,18 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import probe_all
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.attention import Backend, Call, sdpa_backend
 from tuner.cost.prediction import predict
-from tuner.dryrun import DryRun, DryRunner, Profile, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs
 from tuner.dryrun.plan import rank_spec
 from tuner.model import read_model_config
 
@@ -49,9 +47,7 @@ HEAD_DIMS = (64, 72, 84, 128, 192, 200, 256, 320)
         *((each, True) for each in ("7.0", "7.5", "8.0", "8.6", "9.0", "10.0", "12.0")),
     ],
 )
-def test_the_kernel_is_the_one_that_torch_chooses(
-    gpus: Gpus, capability: str, has_cudnn: bool
-) -> None:
+def test_the_kernel_is_the_one_that_torch_chooses(gpus, capability, has_cudnn):
     calls = [
         (dtype, grouped, head_dim, masked, dropout)
         for dtype in ("bfloat16", "float16", "float32")
@@ -119,14 +115,14 @@ CAPABILITIES = {"a100-80gb": "8.0", "t4": "7.5"}
 
 
 @pytest.fixture(scope="module")
-def runner() -> Any:
+def runner():
     """The dry-run program, in an environment without the stand-in."""
     with DryRunner(jobs=2) as made:
         yield made
 
 
 @pytest.mark.parametrize("gpu", CASES)
-def test_memory_of_each_kernel(gpus: Gpus, tmp_path: Path, runner: DryRunner, gpu: str) -> None:
+def test_memory_of_each_kernel(gpus, tmp_path, runner, gpu):
     """By dry run to half a percent, and by arithmetic within its interval."""
     cluster, stack = parse_cluster(gpu), framework("torch")
     asked = [
@@ -156,21 +152,19 @@ def test_memory_of_each_kernel(gpus: Gpus, tmp_path: Path, runner: DryRunner, gp
     assert not wrong
 
 
-def _workload(config: dict[str, Any], precision: Precision) -> Workload:
+def _workload(config, precision):
     model = read_model_config(config, config["model_type"])
     return Workload(model=model, sequence_length=TOKENS, global_batch_size=2, precision=precision)
 
 
-def _profile(
-    workload: Workload, cluster: Cluster, settings: Settings, runner: DryRunner
-) -> Profile:
+def _profile(workload, cluster, settings, runner):
     plan = plan_dry_runs(workload, cluster, framework("torch"), settings, dry_run_versions())
     ran = DryRun.from_answers(plan, list(runner.ask(plan.requests)), "2026-01-01T00:00:00+00:00")
     assert ran.profile is not None, ran.error
     return ran.profile
 
 
-def _spec(workload: Workload, cluster: Cluster, settings: Settings) -> dict[str, Any]:
+def _spec(workload, cluster, settings):
     return {
         **rank_spec(workload, replace(settings, gradient_accumulation_steps=1), cluster),
         "memory_limit_bytes": None, "seed": 1, "accumulation_counts": [1], "warmup_steps": 2,

@@ -1,15 +1,12 @@
 """Probes note what their GPUs ran at, and what that says of the node."""
 
-from pathlib import Path
-
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import probe_all, spec
 
 HOT = "0x0000000000000022"
 """sw_thermal_slowdown, and a setting of clocks, which is none of its business."""
 
 
-def test_a_rank_that_runs_slower_and_hot_gpus_are_noted(gpus: Gpus, tmp_path: Path) -> None:
+def test_a_rank_that_runs_slower_and_hot_gpus_are_noted(gpus, tmp_path):
     gpus(2, sm_mhz="1980,1700", watts="412.50,300", celsius=87, clocks_reasons=HOT)
     (probed,) = probe_all([spec(2)], tmp_path)
     found = probed.measurement
@@ -24,7 +21,7 @@ def test_a_rank_that_runs_slower_and_hot_gpus_are_noted(gpus: Gpus, tmp_path: Pa
     )
 
 
-def test_a_probe_does_without_nvidia_smi(gpus: Gpus, tmp_path: Path) -> None:
+def test_a_probe_does_without_nvidia_smi(gpus, tmp_path):
     recorded = tmp_path / "smi"
     recorded.mkdir()
     (recorded / "failure.txt").write_text("9\nNVIDIA-SMI has failed\n")

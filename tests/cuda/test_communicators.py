@@ -1,11 +1,9 @@
 """Communicators: as many as predicted are there when memory is read, and made when ranks meet."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, probe_all, spec
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
@@ -29,8 +27,8 @@ OF_FOUR: tuple[dict[str, Any], ...] = (
     ("ranks", "cluster", "cases"), [(2, "2xh200", OF_TWO), (4, "2x2xh200", OF_FOUR)]
 )
 def test_overhead_is_of_the_context_and_of_the_communicators_that_are_predicted(
-    gpus: Gpus, tmp_path: Path, ranks: int, cluster: str, cases: tuple[dict[str, Any], ...]
-) -> None:
+    gpus, tmp_path, ranks, cluster, cases
+):
     gpus(ranks, nccl_mib=300)
     specs = [spec(ranks, **SMALL, **case) for case in cases]
     for values, probed in zip(specs, probe_all(specs, tmp_path), strict=True):
@@ -41,7 +39,7 @@ def test_overhead_is_of_the_context_and_of_the_communicators_that_are_predicted(
         assert found.memory.overhead_bytes == CONTEXT_BYTES + count * COMMUNICATOR_BYTES
 
 
-def test_nccl_that_cannot_begin_fails_at_the_start(gpus: Gpus, tmp_path: Path) -> None:
+def test_nccl_that_cannot_begin_fails_at_the_start(gpus, tmp_path):
     gpus(2, mib=1000, nccl_mib=600)
     (probed,) = probe_all([spec(2, sharding="full_shard", **SMALL)], tmp_path)
     oom = probed.measurement.oom

@@ -2,9 +2,7 @@
 
 import sys
 import time
-from pathlib import Path
 
-from tests.cuda.conftest import Gpus
 from workers.launchers.base import Job
 from workers.launchers.local import LocalLauncher
 
@@ -17,7 +15,7 @@ print(torch.cuda.device_count(), torch.cuda.is_initialized())
 """
 
 
-def test_ranks_on_the_cpu_see_no_gpu(gpus: Gpus, tmp_path: Path) -> None:
+def test_ranks_on_the_cpu_see_no_gpu(gpus, tmp_path):
     gpus(2)
     said = {}
     for device in ("cpu", "cuda"):

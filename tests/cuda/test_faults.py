@@ -1,15 +1,12 @@
 """Faults of a GPU: the outcome, the phase, and that the next probe runs where it should."""
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, prober, spec
-from tuner.core.measurement import Measurement, Outcome
+from tuner.core.measurement import Outcome
 from tuner.errors import ProbeError
 
 MODEL = LLAMA | {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 704}
@@ -17,13 +14,13 @@ MIB = 2**20
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path):
     """Where probes are; at the test's end no process works for one."""
     yield tmp_path
     assert not list(_processes_of(tmp_path))
 
 
-def _processes_of(folder: Path) -> Iterator[str]:
+def _processes_of(folder):
     for process in Path("/proc").glob("[0-9]*"):
         try:
             words = (process / "cmdline").read_text(errors="replace").replace("\0", " ")
@@ -33,12 +30,12 @@ def _processes_of(folder: Path) -> Iterator[str]:
             yield words
 
 
-def small(ranks: int = 1, **choices: Any) -> dict[str, Any]:
+def small(ranks=1, **choices):
     """A spec of a model whose step takes a moment."""
     return spec(ranks, **{"model": MODEL, "count": 1, "sequence_length": 256, **choices})
 
 
-def one(values: dict[str, Any], folder: Path) -> Measurement:
+def one(values, folder):
     """The measurement of one probe in processes of its own."""
     with prober(folder, warm=False) as probe:
         return probe(values).measurement
@@ -50,12 +47,10 @@ LARGE = small(model=MODEL | {"vocab_size": 256_000}, micro=1, sequence_length=8,
 """Most memory is in use as the optimizer steps for the first time."""
 
 
-def test_each_phase_can_run_out_of_memory(gpus: Gpus, folder: Path) -> None:
+def test_each_phase_can_run_out_of_memory(gpus, folder):
     gpus(1)
     with prober(folder) as probe:
         wide, large = (probe(values).measurement for values in (WIDE, LARGE))
-        assert wide.memory is not None
-        assert large.memory is not None
         of_wide, of_large = wide.memory.by_phase, large.memory.by_phase
         for phase, values, limit in (
             ("build", WIDE, of_wide["build"] // 2),
@@ -65,22 +60,19 @@ def test_each_phase_can_run_out_of_memory(gpus: Gpus, folder: Path) -> None:
         ):
             short = probe({**values, "memory_limit_bytes": limit}).measurement
             assert short.outcome is Outcome.OOM, short.detail
-            assert short.oom is not None
             assert (short.oom.phase, short.oom.limit_bytes) == (phase, limit)
             assert short.oom.requested_bytes > 0
             assert short.oom.allocated_bytes <= short.oom.reserved_bytes <= limit
         again = probe(WIDE).measurement
         assert again.outcome is Outcome.OK, again.detail
-        assert again.memory is not None
         assert again.memory.allocated_bytes == wide.memory.allocated_bytes
 
 
 @pytest.mark.parametrize("nvml", ["processes", "refuses", ""])
-def test_the_device_itself_runs_out(gpus: Gpus, folder: Path, nvml: str) -> None:
+def test_the_device_itself_runs_out(gpus, folder, nvml):
     gpus(1, mib=700, nvml=nvml)  # of which the context has 512
     short = one(WIDE, folder)
     assert short.outcome is Outcome.OOM, short.detail
-    assert short.oom is not None
     assert short.oom.phase == "forward"
     assert short.oom.allocated_bytes < 188 * MIB
 
@@ -102,7 +94,7 @@ def test_the_device_itself_runs_out(gpus: Gpus, folder: Path, nvml: str) -> None
         ("finish", 1),
     ],
 )
-def test_a_device_is_lost(gpus: Gpus, folder: Path, phase: str, after: int) -> None:
+def test_a_device_is_lost(gpus, folder, phase, after):
     gpus(1, fail=719, fail_phase=phase, fail_after=after)
     lost = one(small(), folder)
     assert lost.outcome is Outcome.DEVICE_LOST, lost.detail
@@ -110,9 +102,7 @@ def test_a_device_is_lost(gpus: Gpus, folder: Path, phase: str, after: int) -> N
     assert "unspecified launch failure" in lost.detail
 
 
-def test_after_a_lost_device_the_next_probe_runs_only_where_it_is_there(
-    gpus: Gpus, folder: Path
-) -> None:
+def test_after_a_lost_device_the_next_probe_runs_only_where_it_is_there(gpus, folder):
     gpus(2, fail=214, fail_phase="backward", fail_after=20)
     with prober(folder) as probe:
         lost = probe(small(2, sharding="full_shard")).measurement
@@ -125,7 +115,7 @@ def test_after_a_lost_device_the_next_probe_runs_only_where_it_is_there(
         assert again.outcome is Outcome.OK, again.detail
 
 
-def test_a_rank_is_killed_in_mid_step(gpus: Gpus, folder: Path) -> None:
+def test_a_rank_is_killed_in_mid_step(gpus, folder):
     gpus(2, fail="kill", fail_phase="backward", fail_after=20, fail_device=1)
     with prober(folder) as probe:
         killed = probe(small(2, sharding="full_shard")).measurement
@@ -137,15 +127,14 @@ def test_a_rank_is_killed_in_mid_step(gpus: Gpus, folder: Path) -> None:
         assert again.outcome is Outcome.OK, again.detail
 
 
-def test_a_communicator_does_not_fit(gpus: Gpus, folder: Path) -> None:
+def test_a_communicator_does_not_fit(gpus, folder):
     gpus(2, nccl_mib=150_000)
     short = one(small(2), folder)
     assert short.outcome is Outcome.OOM, short.detail
-    assert short.oom is not None
     assert (short.oom.phase, short.oom.requested_bytes) == ("start", 6 * MIB)
 
 
-def test_the_driver_is_too_old(gpus: Gpus, folder: Path) -> None:
+def test_the_driver_is_too_old(gpus, folder):
     gpus(1, driver=12040)
     old = one(small(), folder)
     assert old.outcome is Outcome.CRASHED

@@ -1,14 +1,11 @@
 """What is predicted is what torch's caching allocator shows, on small models."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, probe_all, spec
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
@@ -57,7 +54,7 @@ CASES: list[tuple[str, int, float, dict[str, Any]]] = [
 
 
 @pytest.fixture(scope="module")
-def dry_runner() -> Iterator[DryRunner]:
+def dry_runner():
     """A process for the dry runs of all cases; it sees no GPU."""
     with DryRunner(limit_s=300.0, jobs=1) as runner:
         yield runner
@@ -67,9 +64,9 @@ def dry_runner() -> Iterator[DryRunner]:
     ("ranks", "within", "choices"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
 def test_a_dry_run_says_what_the_allocator_shows(
-    ranks: int, within: float, choices: dict[str, Any], gpus: Gpus, dry_runner: DryRunner,
-    tmp_path: Path,
-) -> None:  # fmt: skip
+    ranks, within, choices, gpus, dry_runner,
+    tmp_path
+):  # fmt: skip
     values = spec(ranks, **{"model": EVEN, **choices}, fidelity="emulated")
     values["gpus_per_node"] = min(ranks, 8)
     said = _predicted(values, dry_runner)
@@ -80,7 +77,7 @@ def test_a_dry_run_says_what_the_allocator_shows(
     assert said == pytest.approx(memory.allocated_bytes, rel=within)
 
 
-def _predicted(values: dict[str, Any], runner: DryRunner) -> float:
+def _predicted(values, runner):
     workload, settings = _workload(values), Settings.from_dict(values["settings"])
     cluster, of = _cluster(values), framework("torch")
     plan = plan_dry_runs(workload, cluster, of, settings, dry_run_versions())
@@ -91,13 +88,13 @@ def _predicted(values: dict[str, Any], runner: DryRunner) -> float:
     return found.allocated_bytes.value
 
 
-def _cluster(values: dict[str, Any]) -> Cluster:
+def _cluster(values):
     """Of GPUs as the stand-in's."""
     nodes = values["world_size"] // values["gpus_per_node"]
     return parse_cluster(f"{nodes}x{values['gpus_per_node']}xh200")
 
 
-def _workload(values: dict[str, Any]) -> Workload:
+def _workload(values):
     return Workload(
         model=read_model_config(values["model"], "small"),
         sequence_length=values["sequence_length"],

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.benchmarks.test_gpu_program import HIDE
-from tests.cuda.conftest import Gpus
 
 ROOT = Path(__file__).resolve().parents[2]
 NEXT = """
@@ -50,7 +49,7 @@ Smoke = Any
 
 
 @pytest.fixture
-def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smoke:
+def smoke(tmp_path, monkeypatch):
     """Runs the program, not installed and from elsewhere; and what it wrote, by check."""
 
     def run(planted: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
@@ -70,11 +69,11 @@ def smoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Smoke:
     return run
 
 
-def verdicts(result: dict[str, Any]) -> dict[str, str]:
+def verdicts(result):
     return {row["check"]: row[""] for row in result["rows"]}
 
 
-def test_a_sound_gpu_gets_a_table_and_a_result(gpus: Gpus, smoke: Smoke) -> None:
+def test_a_sound_gpu_gets_a_table_and_a_result(gpus, smoke):
     gpus(2)
     done, result = smoke()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -98,7 +97,7 @@ def test_a_sound_gpu_gets_a_table_and_a_result(gpus: Gpus, smoke: Smoke) -> None
     }  # fmt: skip
 
 
-def test_memory_that_a_process_keeps_between_probes_fails_it(gpus: Gpus, smoke: Smoke) -> None:
+def test_memory_that_a_process_keeps_between_probes_fails_it(gpus, smoke):
     gpus(1)
     done, result = smoke(LEAK)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -109,7 +108,7 @@ def test_memory_that_a_process_keeps_between_probes_fails_it(gpus: Gpus, smoke: 
     assert verdicts(result)["after running out"] == "ok"  # its process is new
 
 
-def test_without_nccl_no_probe_is_tried(gpus: Gpus, smoke: Smoke) -> None:
+def test_without_nccl_no_probe_is_tried(gpus, smoke):
     gpus(1, nccl_mib=150_000, tenant_mib=3_000)
     done, result = smoke()
     assert done.returncode == 1

@@ -5,17 +5,14 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import spec
 from tuner.core.measurement import Outcome
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import visible_gpus
-from workers.measuring.ranks import CheckedDevices, DeviceCheck, Kind, Probed, WarmRanks
+from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
 
 SHM = (
     "Error while creating shared memory segment /dev/shm/nccl-aBcDeF (size 9637888), error: No"
@@ -24,17 +21,17 @@ SHM = (
 """NCCL's words in a container with docker's usual 64 MiB."""
 
 
-def kind(ranks: int) -> Kind:
+def kind(ranks):
     return Kind(ranks=ranks, world_size=ranks, device="cuda")
 
 
-def pause(seconds: float) -> str:
+def pause(seconds):
     time.sleep(seconds)
     return ""
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Callable[..., WarmRanks]:
+def ranks(tmp_path):
     """Ranks that look at their GPUs first."""
 
     def make(**options: object) -> WarmRanks:
@@ -44,14 +41,12 @@ def ranks(tmp_path: Path) -> Callable[..., WarmRanks]:
     return make
 
 
-def probe(ranks: WarmRanks, count: int, **choices: object) -> Probed:
+def probe(ranks, count, **choices):
     values = spec(count, **choices)
     return ranks.measure(kind(count), values, deadline_s=300.0, pause=pause)
 
 
-def test_a_look_leaves_nothing_behind_for_the_first_probe(
-    gpus: Gpus, ranks: Callable[..., WarmRanks]
-) -> None:
+def test_a_look_leaves_nothing_behind_for_the_first_probe(gpus, ranks):
     gpus(2)
     with ranks() as looks, ranks(checked=None) as does_not:
         found = [probe(each, 2, sharding="full_shard").measurement for each in (looks, does_not)]
@@ -59,16 +54,14 @@ def test_a_look_leaves_nothing_behind_for_the_first_probe(
     assert found[0].memory == found[1].memory
 
 
-def look(ranks: WarmRanks, count: int) -> DeviceCheck:
+def look(ranks, count):
     with ranks:
         found = ranks.look(kind(count), pause)
     assert found is not None
     return found
 
 
-def test_what_a_look_finds_of_gpus_that_are_well(
-    gpus: Gpus, ranks: Callable[..., WarmRanks]
-) -> None:
+def test_what_a_look_finds_of_gpus_that_are_well(gpus, ranks):
     gpus(2, mib=40_000)
     found = look(ranks(), 2)
     assert found.why_unusable == ""
@@ -80,9 +73,7 @@ def test_what_a_look_finds_of_gpus_that_are_well(
     assert first["shm_bytes"] > 0
 
 
-def test_a_driver_that_is_too_old_is_named_and_no_probe_is_run(
-    gpus: Gpus, ranks: Callable[..., WarmRanks]
-) -> None:
+def test_a_driver_that_is_too_old_is_named_and_no_probe_is_run(gpus, ranks):
     gpus(1, driver=12040)
     with ranks() as old, pytest.raises(ProbeError) as raised:
         probe(old, 1)
@@ -92,7 +83,7 @@ def test_a_driver_that_is_too_old_is_named_and_no_probe_is_run(
     assert "CUDA 12" in why
 
 
-def test_a_busy_gpu_is_named_with_who_holds_it(gpus: Gpus, ranks: Callable[..., WarmRanks]) -> None:
+def test_a_busy_gpu_is_named_with_who_holds_it(gpus, ranks):
     gpus(2, tenant_mib="0,60000")
     why = look(ranks(), 2).why_unusable
     assert "GPU 1 is busy" in why
@@ -103,7 +94,7 @@ def test_a_busy_gpu_is_named_with_who_holds_it(gpus: Gpus, ranks: Callable[..., 
     assert look(ranks(), 1).why_unusable == ""
 
 
-def test_ranks_that_cannot_all_reduce_say_why(gpus: Gpus, ranks: Callable[..., WarmRanks]) -> None:
+def test_ranks_that_cannot_all_reduce_say_why(gpus, ranks):
     gpus(2, nccl_fail=SHM)
     why = look(ranks(), 2).why_unusable
     assert "all-reduce over NCCL" in why
@@ -111,9 +102,7 @@ def test_ranks_that_cannot_all_reduce_say_why(gpus: Gpus, ranks: Callable[..., W
     assert look(ranks(), 1).why_unusable == ""  # one alone does not
 
 
-def test_memory_that_ran_out_under_a_tenant_is_not_believed(
-    gpus: Gpus, ranks: Callable[..., WarmRanks]
-) -> None:
+def test_memory_that_ran_out_under_a_tenant_is_not_believed(gpus, ranks):
     checked = CheckedDevices()
     checked.note(kind(1).devices)  # it came afterwards
     gpus(1, mib=20_000, tenant_mib=17_000)
@@ -138,7 +127,7 @@ SUGGEST = (
 MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
 
 
-def tuner(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def tuner(tmp_path, *arguments):
     return subprocess.run(
         [
             sys.executable,
@@ -154,9 +143,7 @@ def tuner(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_study_fails_with_what_is_wrong_and_has_no_probe_of_it(
-    gpus: Gpus, tmp_path: Path
-) -> None:
+def test_a_study_fails_with_what_is_wrong_and_has_no_probe_of_it(gpus, tmp_path):
     gpus(2, driver=12020)
     done = tuner(tmp_path, *SUGGEST)
     assert done.returncode == 1
@@ -167,7 +154,7 @@ def test_a_study_fails_with_what_is_wrong_and_has_no_probe_of_it(
     assert study["probes"] == {"cancelled": 1}  # what was queued; nothing was measured
 
 
-def test_the_doctor_shows_what_processes_find(gpus: Gpus, tmp_path: Path) -> None:
+def test_the_doctor_shows_what_processes_find(gpus, tmp_path):
     gpus(2, tenant_mib="0,60000")
     done = tuner(tmp_path, "doctor", "--json")
     assert done.returncode == 1
@@ -178,7 +165,7 @@ def test_the_doctor_shows_what_processes_find(gpus: Gpus, tmp_path: Path) -> Non
     assert "GPU 1 is busy" in serious["what"]
 
 
-def test_a_gpu_that_is_cut_into_slices_is_no_whole_one(gpus: Gpus) -> None:
+def test_a_gpu_that_is_cut_into_slices_is_no_whole_one(gpus):
     gpus(1, mig=1)
     with pytest.raises(UsageError, match=r"1g\.18gb"):
         visible_gpus()
@@ -186,7 +173,7 @@ def test_a_gpu_that_is_cut_into_slices_is_no_whole_one(gpus: Gpus) -> None:
         visible_gpus({"CUDA_VISIBLE_DEVICES": "MIG-00000000-1111-2222-3333-444444444444"})
 
 
-def test_a_driver_that_fails_is_no_machine_without_gpus(gpus: Gpus, tmp_path: Path) -> None:
+def test_a_driver_that_fails_is_no_machine_without_gpus(gpus, tmp_path):
     words = "Failed to initialize NVML: Driver/library version mismatch"
     (tmp_path / "failure.txt").write_text(f"18\n{words}\n")
     gpus(1, smi=tmp_path)

@@ -4,12 +4,10 @@ The probes of a table run one after another in the same processes, and once more
 on: each then has others before it, and the first of each series has none.
 """
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cuda.conftest import Gpus
 from tests.cuda.probing import LLAMA, probe_all, spec
 from workers.measuring.records import BadRecord, RankMemory
 
@@ -57,8 +55,8 @@ ON_FOUR: list[dict[str, Any]] = [
     ],
 )
 def test_memory_does_not_depend_on_the_probes_before(
-    gpus: Gpus, tmp_path: Path, ranks: int, fidelity: str, table: list[Any], starts: tuple[int, ...]
-) -> None:
+    gpus, tmp_path, ranks, fidelity, table, starts
+):
     gpus(ranks)
     specs = [spec(ranks, model=MODEL, fidelity=fidelity, **choices) for choices in table]
     # torch times a kernel that it compiles for the first time on copies of what the kernel changes
@@ -71,7 +69,7 @@ def test_memory_does_not_depend_on_the_probes_before(
             assert one == another, choices
 
 
-def _memory(specs: list[dict[str, Any]], start: int, folder: Path) -> list[list[RankMemory]]:
+def _memory(specs, start, folder):
     """Memory of each probe's ranks, in the order of ``specs``; that at ``start`` runs first."""
     order = [*range(start, len(specs)), *range(start)]
     found: dict[int, list[RankMemory]] = {}

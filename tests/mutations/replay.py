@@ -17,7 +17,6 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,12 +40,12 @@ class Mutation:
     """Files of which one must fail."""
 
 
-def mutations() -> list[Mutation]:
+def mutations():
     values = tomllib.loads(Path(__file__).with_name("mutations.toml").read_text(encoding="utf-8"))
     return [Mutation(**each) for each in values["mutation"]]
 
 
-def copy_of(root: Path, to: Path) -> None:
+def copy_of(root, to):
     """Copies what git knows, or does not ignore, as it is in the working tree."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listed, cwd=root, capture_output=True, text=True, check=True).stdout
@@ -56,7 +55,7 @@ def copy_of(root: Path, to: Path) -> None:
             shutil.copy2(root / name, to / name)
 
 
-def whole_selection(root: Path) -> list[str]:
+def whole_selection(root):
     """The arguments of pytest in ``make test``."""
     recipe = re.search(r"^test:.*\n((?:\t.*\n)+)", (root / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None, "there is no make test"
@@ -64,7 +63,7 @@ def whole_selection(root: Path) -> list[str]:
     return words[words.index("pytest") + 1 :]
 
 
-def passes(root: Path, arguments: Sequence[str]) -> tuple[bool, str]:
+def passes(root, arguments):
     """Runs tests in a copy: all passed, and the last lines of what was said."""
     environment = {
         **os.environ,
@@ -85,7 +84,7 @@ def passes(root: Path, arguments: Sequence[str]) -> tuple[bool, str]:
     return ended.returncode == 0, said
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--whole", action="store_true", help="run what make test runs")

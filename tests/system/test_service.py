@@ -11,11 +11,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from email.message import Message
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -39,7 +37,7 @@ Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[str]:
+def database():
     """The address of an empty database of PostgreSQL."""
     with postgresql_server() as server:
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
@@ -50,7 +48,7 @@ def database() -> Iterator[str]:
 
 
 @pytest.fixture
-def environment(database: str, tmp_path: Path) -> dict[str, str]:
+def environment(database, tmp_path):
     """As the compose file sets it, for a machine of one's own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     own = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "TMPDIR": str(tmp_path)}
@@ -58,7 +56,7 @@ def environment(database: str, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
+def start(environment, tmp_path):
     """Starts a command; its log goes to a file of that name. None is left afterwards."""
     with ExitStack() as stack:
 
@@ -75,7 +73,7 @@ def start(environment: dict[str, str], tmp_path: Path) -> Iterator[Start]:
         yield start
 
 
-def ask(url: str, key: str, body: Any = None) -> tuple[int, Message, Any]:
+def ask(url, key, body=None):
     """Status, headers and body of an answer."""
     headers = {"Authorization": f"Bearer {key}"}
     if body is not None:
@@ -90,9 +88,8 @@ def ask(url: str, key: str, body: Any = None) -> tuple[int, Message, Any]:
     return status, found, json.loads(content) if "json" in found["Content-Type"] else content
 
 
-def done(process: subprocess.Popen[str]) -> str:
+def done(process):
     """What a command that ends by itself said on stdout."""
-    assert process.stdout is not None
     said = process.stdout.read()
     assert process.wait(timeout=240) == 0
     return said
@@ -100,12 +97,11 @@ def done(process: subprocess.Popen[str]) -> str:
 
 @pytest.mark.long
 @pytest.mark.xdist_group("postgresql")
-def test_a_question_is_answered_and_exported(start: Start, tmp_path: Path) -> None:
+def test_a_question_is_answered_and_exported(start, tmp_path):
     done(start("migrate", *SERVICES["migrate"]["command"]))
     key = done(start("keys", "keys", "create", "scheduler", "--scope", "submit")).strip()
     asked = SERVICES["api"]["command"]
     api = start("api", *["0" if word == "8765" else word for word in asked], "--json")
-    assert api.stdout is not None
     url = json.loads(api.stdout.readline())["url"].replace("0.0.0.0", "127.0.0.1")
     assert ask(f"{url}/readyz", "")[0] == 200
     assert ask(f"{url}/tune", "")[0] == 401

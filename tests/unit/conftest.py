@@ -2,12 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,9 +15,8 @@ from tests.models import TINY
 from tests.unit.made import crashed, ok, oom, stored, study_of
 from tuner.cli import main
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings
 from tuner.core.framework import framework
-from tuner.core.study import Question, Study
+from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.model import load_model
@@ -27,7 +25,7 @@ from tuner.store import open_store
 HERE = Path(__file__).parent
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Marks what is in this folder, which is what ``make test`` runs whole."""
     for item in items:
         if item.path.is_relative_to(HERE):
@@ -38,7 +36,7 @@ VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 """Of the packages that the dry runs are said to have been made with."""
 
 
-def trace(request: Mapping[str, Any], one_bytes: float, more_bytes: float) -> dict[str, Any]:
+def trace(request, one_bytes, more_bytes):
     """What the dry-run program says of a model whose peak is the same at every depth."""
     peaks = [one_bytes + more_bytes * (size - 1) for size in request["micro_batch_sizes"]]
     line = {"bytes": peaks, "categories": {"activations": peaks}}
@@ -68,14 +66,8 @@ def trace(request: Mapping[str, Any], one_bytes: float, more_bytes: float) -> di
 
 
 def make_dry_run(
-    question: Question,
-    settings: Settings,
-    one_bytes: float = 2.0**30,
-    more_bytes: float = 0.0,
-    *,
-    error: dict[str, str] | None = None,
-    versions: dict[str, str] | None = None,
-) -> DryRun:
+    question, settings, one_bytes=2.0**30, more_bytes=0.0, *, error=None, versions=None
+):
     """A dry run of the settings' class: bytes at one sequence, and for each one more."""
     plan = plan_dry_runs(
         question.workload, question.cluster, question.framework, settings, versions or VERSIONS
@@ -90,13 +82,13 @@ def make_dry_run(
 
 
 @pytest.fixture(scope="session")
-def dry_run_of() -> Callable[..., DryRun]:
+def dry_run_of():
     """Makes dry runs; see :func:`make_dry_run`."""
     return make_dry_run
 
 
 @pytest.fixture
-def tiny(tmp_path: Path) -> str:
+def tiny(tmp_path):
     """The path of a tiny Llama's configuration."""
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(TINY))
@@ -104,13 +96,13 @@ def tiny(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> Path:
+def database(tmp_path):
     """Where the default database will be."""
     return tmp_path / "data" / "studies.db"
 
 
 @pytest.fixture
-def environment(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(tmp_path, database, monkeypatch):
     """The environment of a user of one's own, in which no one else's probes are waited for."""
     own = {
         "TUNER_DB": f"sqlite:///{database}",
@@ -127,7 +119,7 @@ def environment(tmp_path: Path, database: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.fixture
-def question(tiny: str) -> Question:
+def question(tiny):
     """Global batch 8 on two CPU ranks."""
     workload = Workload(model=load_model(tiny), sequence_length=32, global_batch_size=8)
     return Question(
@@ -136,27 +128,21 @@ def question(tiny: str) -> Question:
 
 
 @pytest.fixture
-def lab(question: Question) -> SimpleNamespace:
+def lab(question):
     """Makes measurements and studies: ``lab.study(("sharding=ddp", lab.ok(0.1, 20)))``."""
     return SimpleNamespace(
-        ok=ok,
-        oom=oom,
-        crashed=crashed,
-        question=question,
-        study=partial(study_of, question),
+        ok=ok, oom=oom, crashed=crashed, question=question, study=partial(study_of, question)
     )
 
 
 @pytest.fixture
-def made(
-    make_database: Callable[[Path], str], environment: Mapping[str, str], database: Path
-) -> str:
+def made(make_database, environment, database):
     """The default database, which is there, and empty."""
     return make_database(database)
 
 
 @pytest.fixture
-def answered(made: str, question: Question) -> Study:
+def answered(made, question):
     """A finished study in the default database; its best is full_shard."""
     with open_store() as store:
         return stored(
@@ -168,14 +154,14 @@ def answered(made: str, question: Question) -> Study:
 
 
 @pytest.fixture
-def unanswered(made: str, question: Question) -> Study:
+def unanswered(made, question):
     """A finished study in the default database, whose only probe ran out of memory."""
     with open_store() as store:
         return stored(store, question, ("sharding=full_shard,micro_batch_size=4", oom(50)))
 
 
 @pytest.fixture
-def failed(made: str, question: Question) -> Study:
+def failed(made, question):
     """A finished study in the default database, whose only probe crashed, twice."""
     with open_store() as store:
         return stored(store, question, ("sharding=full_shard,micro_batch_size=4", crashed()))
@@ -190,7 +176,7 @@ class Result:
     err: str
 
     @property
-    def json(self) -> Any:
+    def json(self):
         """The one object on stdout."""
         return json.loads(self.out)
 
@@ -199,7 +185,7 @@ Cli = Callable[..., Result]
 
 
 @pytest.fixture
-def cli(environment: Mapping[str, str], capsys: pytest.CaptureFixture[str]) -> Cli:
+def cli(environment, capsys):
     """Runs ``tuner ARGUMENTS`` in this process."""
 
     def run(*arguments: str) -> Result:

@@ -1,32 +1,15 @@
 """Measurements and studies made by hand."""
 
-from collections.abc import Sequence
-
 from tuner.core.configuration import parse_settings
-from tuner.core.measurement import (
-    Collective,
-    Fidelity,
-    Measurement,
-    Memory,
-    Outcome,
-    OutOfMemory,
-)
-from tuner.core.study import (
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.space import check_settings
-from tuner.store import Store, WorkerIdentity
+from tuner.store import WorkerIdentity
 
 MIB = 2**20
 
 
-def ok(seconds: float, mib: float, counts: Sequence[int] = (1, 2, 4, 8)) -> Measurement:
+def ok(seconds, mib, counts=(1, 2, 4, 8)):
     """A probe whose steps took about ``seconds``."""
     size = int(mib * MIB)
     memory = Memory(
@@ -55,7 +38,7 @@ def ok(seconds: float, mib: float, counts: Sequence[int] = (1, 2, 4, 8)) -> Meas
     )
 
 
-def oom(mib: float) -> Measurement:
+def oom(mib):
     """A probe that ran out of memory."""
     shortage = OutOfMemory(
         rank=1,
@@ -75,7 +58,7 @@ def oom(mib: float) -> Measurement:
     )
 
 
-def crashed() -> Measurement:
+def crashed():
     """A probe that failed."""
     return Measurement(
         outcome=Outcome.CRASHED,
@@ -89,13 +72,13 @@ def crashed() -> Measurement:
 Found = tuple[str, Measurement | ProbeState]
 
 
-def request_of(question: Question, text: str, repetition: int = 0) -> ProbeRequest:
+def request_of(question, text, repetition=0):
     """A probe of settings that are written down."""
     settings = check_settings(question, parse_settings(text))
     return ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED, repetition=repetition)
 
 
-def study_of(question: Question, *found: Found, limits: Limits | None = None) -> Study:
+def study_of(question, *found, limits=None):
     """A study with these probes, in this order."""
     probes = []
     for number, (text, result) in enumerate(found, start=1):
@@ -120,9 +103,7 @@ def study_of(question: Question, *found: Found, limits: Limits | None = None) ->
     )
 
 
-def stored(
-    store: Store, question: Question, *found: tuple[str, Measurement], limits: Limits | None = None
-) -> Study:
+def stored(store, question, *found, limits=None):
     """A finished study with these probes in a database."""
     study = store.ask(question, limits or Limits(max_probes=5))
     for number, (text, result) in enumerate(found):

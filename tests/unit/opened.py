@@ -1,15 +1,13 @@
 """A storage of Optuna's, read and closed."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import optuna
 from optuna.storages import RDBStorage
 
 
 @contextmanager
-def opened_by_optuna(study: str, path: Path) -> Iterator[optuna.Study]:
+def opened_by_optuna(study, path):
     storage = RDBStorage(f"sqlite:///{path}")
     try:
         yield optuna.load_study(study_name=study, storage=storage)

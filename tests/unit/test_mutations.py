@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.mutations.replay import ROOT, mutations, whole_selection
 
 
-def test_every_mutation_can_be_planted() -> None:
+def test_every_mutation_can_be_planted():
     found = mutations()
     assert len({mutation.name for mutation in found}) == len(found) >= 30
     for each in found:
@@ -18,5 +18,5 @@ def test_every_mutation_can_be_planted() -> None:
             assert Path(ROOT / test).exists(), f"{each.name}: {test} is elsewhere"
 
 
-def test_the_whole_selection_is_that_of_make_test() -> None:
+def test_the_whole_selection_is_that_of_make_test():
     assert "-m" in whole_selection(ROOT)

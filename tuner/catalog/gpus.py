@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import Any
 
 from tuner.errors import UnknownNameError, UsageError
 
@@ -17,6 +16,8 @@ ECC_MEMORY = 0.10
 
 # Of a GPU's memory, what CUDA offers where that is not known: the least of the known kinds.
 CUDA_SHARE = 0.99
+# Of the peak, what wide products reach where nobody has published it: NVIDIA's reach 0.78 to 0.87.
+MATMUL_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,20 +41,22 @@ class GpuKind:
     bf16_flops_per_s: float | None  # matrix rate in bf16; ``None`` without bf16 matrix units
     fp16_flops_per_s: float  # matrix rate in fp16
     fp32_flops_per_s: float  # rate in plain fp32, without tensor cores
+    matmul_share: float | None  # of the bf16 rate, what was measured of the best matrix products
     memory_bytes_per_s: float  # bandwidth of the device's memory
     intra_node: LinkFigures  # link to another GPU of the same node
     inter_node: LinkFigures  # default link to a GPU of another node
     host_bytes_per_s: float  # peak of the link to the host's memory, in one direction
     sources: Mapping[str, str]
     """The document of each figure: memory, capability (where there is one), rates,
-    memory_bandwidth, intra, inter, host, latency."""
+    matmul (where it is known), memory_bandwidth, intra, inter, host, latency."""
     note: str = ""  # what else one should know
+    aliases: tuple[str, ...] = ()  # other spellings; one of several kinds is ambiguous
 
 
 @cache
 def gpu_kinds() -> Mapping[str, GpuKind]:
     """All kinds by name, in the file's order. The file is read once."""
-    data = _data()
+    data = tomllib.loads(files("tuner.catalog").joinpath("gpus.toml").read_text(encoding="utf-8"))
 
     def link(figures: Mapping[str, float]) -> LinkFigures:
         rate, latency = figures["gb_per_s"] * 1e9, figures["latency_us"] / 1e6
@@ -73,12 +76,14 @@ def gpu_kinds() -> Mapping[str, GpuKind]:
             bf16_flops_per_s=None if bf16 is None else bf16 * 1e12,
             fp16_flops_per_s=row["fp16_tflops"] * 1e12,
             fp32_flops_per_s=row["fp32_tflops"] * 1e12,
+            matmul_share=row["matmul_tflops"] / bf16 if "matmul_tflops" in row else None,
             memory_bytes_per_s=row["memory_gb_per_s"] * 1e9,
             intra_node=link(row["intra"]),
             inter_node=link(row["inter"]),
             host_bytes_per_s=row["host_gb_per_s"] * 1e9,
             sources={k: f"{one['title']} (read: {one['read']})" for k, one in documents.items()},
             note=row.get("note", ""),
+            aliases=tuple(alias for alias, named in data["aliases"].items() if name in named),
         )
     return kinds
 
@@ -91,10 +96,10 @@ def gpu_kind(name: str, field: str = "gpu") -> GpuKind:
         UnknownNameError: it fits none; with the nearest names.
     """
     wanted = name.strip().lower().replace("_", "-")
-    kinds, aliases = gpu_kinds(), _data()["aliases"]
+    kinds = gpu_kinds()
     if wanted in kinds:
         return kinds[wanted]
-    choices = aliases.get(wanted, [])
+    choices = [one.name for one in kinds.values() if wanted in one.aliases]
     if len(choices) == 1:
         return kinds[choices[0]]
     if choices:
@@ -120,6 +125,19 @@ def is_published_memory(kind: GpuKind, memory_bytes: int) -> bool:
     return _near(memory_bytes, kind.memory_bytes, SAME_MEMORY)
 
 
+def matmul_share(name: str) -> float:
+    """Share of the peak matrix rate that the widest products reach on a GPU of this name; an
+    assumed one where the catalogue has none."""
+    kind = gpu_kinds().get(name)
+    return (kind.matmul_share if kind else None) or MATMUL_SHARE
+
+
+def has_matmul_share(name: str) -> bool:
+    """Tells whether that share was measured on GPUs of this name."""
+    kind = gpu_kinds().get(name)
+    return kind is not None and kind.matmul_share is not None
+
+
 def cuda_bytes(name: str, memory_bytes: int) -> int:
     """Bytes that CUDA offers of a GPU's memory, of which its driver keeps some for itself; the name
     need not be one of the catalogue."""
@@ -131,9 +149,3 @@ def cuda_bytes(name: str, memory_bytes: int) -> int:
 
 def _near(value: int, published: int, tolerance: float) -> bool:
     return abs(value - published) <= tolerance * published
-
-
-@cache
-def _data() -> Mapping[str, Any]:
-    text = files("tuner.catalog").joinpath("gpus.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)

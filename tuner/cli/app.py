@@ -43,14 +43,12 @@ class GroupedHelp(TyperCommand):
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; its exit code."""
     command = typer.main.get_command(app())
     code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 
 def app() -> typer.Typer:
-    """All commands."""
     whole = _group(HELP, COMMANDS)
     for name, (text, commands) in GROUPS.items():
         whole.add_typer(_group(text, commands), name=name)

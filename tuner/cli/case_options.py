@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli.options import (
+    LOSSES,
     PLACE,
     PRECISIONS,
     SPACE,
@@ -46,21 +47,22 @@ class CaseAsked:
         ),
     ] = None
     global_batch_size: Annotated[
-        str | None,
-        option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD),
+        str | None, option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD)
     ] = None
     sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
     optimizer: Annotated[
-        str | None,
-        option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
+        str | None, option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD)
     ] = None
     precision: Annotated[
         str | None,
-        option("bf16|bf16_mixed|fp32", f"{PRECISIONS} By default bf16.", WORKLOAD),
+        option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD),
     ] = None
     reduce_dtype: Annotated[
         str | None,
         option("bf16|fp32", "Number format in which gradients are summed over GPUs.", WORKLOAD),
+    ] = None
+    loss: Annotated[
+        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
     ] = None
     cluster: Annotated[
         str | None,
@@ -100,9 +102,7 @@ class CaseAsked:
     memory_limit: Annotated[
         str | None,
         option(
-            "SIZE",
-            "Memory that a step may use of one GPU, such as 70GiB; taken as it is.",
-            SPACE,
+            "SIZE", "Memory that a step may use of one GPU, such as 70GiB; taken as it is.", SPACE
         ),
     ] = None
     json: Json = False

@@ -93,8 +93,7 @@ class WorkerAsked:
     probe_deadline: Annotated[
         str | None,
         Option(
-            metavar="DURATION",
-            help="Time that one probe may take, such as 30m. By default 10m.",
+            metavar="DURATION", help="Time that one probe may take, such as 30m. By default 10m."
         ),
     ] = None
     json: Annotated[
@@ -151,7 +150,7 @@ def upgrade_database(json: Json = False, db: Database = None) -> int:
     Example:
       tuner db upgrade --db postgresql://user@host/tuner
     """
-    from tuner.cli.database import upgrade
+    from tuner.cli.administration import upgrade
 
     return upgrade(as_json=json, db=db)
 
@@ -165,7 +164,7 @@ def check_database(json: Json = False, db: Database = None) -> int:
     Example:
       tuner db check
     """
-    from tuner.cli.database import check
+    from tuner.cli.administration import check
 
     return check(as_json=json, db=db)
 
@@ -183,7 +182,7 @@ def backup_database(
     Example:
       tuner db backup tuner-2026-11-21.db
     """
-    from tuner.cli.database import backup
+    from tuner.cli.administration import backup
 
     return backup(path, as_json=json, db=db)
 
@@ -292,7 +291,7 @@ def calibrate(
     Example, on any machine, without a GPU:
       tuner calibrate --cluster cpu:2
     """
-    from tuner.cli.calibrate import run
+    from tuner.cli.machine import calibrate as run
 
     return run(cluster, as_json=json, db=db)
 
@@ -309,8 +308,7 @@ def export(
         ),
     ],
     write: Annotated[
-        str | None,
-        Option(metavar="PATH", help="Write it to this file, instead of to stdout."),
+        str | None, Option(metavar="PATH", help="Write it to this file, instead of to stdout.")
     ] = None,
     into: Annotated[
         str | None,
@@ -399,7 +397,7 @@ def create_key(
     Example:
       tuner keys create scheduler --scope submit > scheduler.key
     """
-    from tuner.cli.keys import create
+    from tuner.cli.administration import create
 
     return create(name, scope, as_json=json, db=db)
 
@@ -411,7 +409,7 @@ def list_keys(json: Json = False, db: Database = None) -> int:
     Example:
       tuner keys list
     """
-    from tuner.cli.keys import show_keys
+    from tuner.cli.administration import show_keys
 
     return show_keys(as_json=json, db=db)
 
@@ -429,7 +427,7 @@ def revoke_key(
     Example:
       tuner keys revoke 5c1f
     """
-    from tuner.cli.keys import revoke
+    from tuner.cli.administration import revoke
 
     return revoke(key, as_json=json, db=db)
 
@@ -449,7 +447,7 @@ def audit_keys(
     Example:
       tuner keys audit --limit 20
     """
-    from tuner.cli.keys import prune_audit, show_audit
+    from tuner.cli.administration import prune_audit, show_audit
 
     if prune_before is not None:
         return prune_audit(prune_before, as_json=json, db=db)
@@ -458,8 +456,7 @@ def audit_keys(
 
 def doctor(
     run: Annotated[
-        bool,
-        Option("--run", help="Check every knob first, by training small models for a minute."),
+        bool, Option("--run", help="Check every knob first, by training small models for a minute.")
     ] = False,
     json: Json = False,
     db: Database = None,
@@ -473,7 +470,7 @@ def doctor(
     Example:
       tuner doctor --run
     """
-    from tuner.cli.doctor import run as diagnose
+    from tuner.cli.machine import diagnose_machine as diagnose
 
     return diagnose(check=run, as_json=json, db=db)
 
@@ -499,11 +496,7 @@ GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
     ),
     "db": (
         "Look after the database.",
-        {
-            "upgrade": upgrade_database,
-            "check": check_database,
-            "backup": backup_database,
-        },
+        {"upgrade": upgrade_database, "check": check_database, "backup": backup_database},
     ),
     "keys": (
         "Look after the keys to the service.",

@@ -29,7 +29,6 @@ def stdout_console() -> Console:
 
 
 def facts_grid(facts: Iterable[tuple[str, str]]) -> Table:
-    """Names with their values beside them."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True)
     grid.add_column(style="bold")
@@ -65,7 +64,6 @@ class Column:
 
     @property
     def width(self) -> int:
-        """Characters that it needs."""
         return max(map(len, (*self.title.split("\n"), *self.cells)))
 
 
@@ -118,7 +116,6 @@ class QuietWatch:
         """Nothing is shown."""
 
     def note(self, text: str) -> None:
-        """A line of its own."""
         typer.echo(f"tuner: {text}", err=True)
 
 

@@ -39,7 +39,6 @@ def report(error: Exception, *, as_json: bool) -> int:
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
     typer.echo(json_text(value, indent=2))
 
 

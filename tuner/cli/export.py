@@ -5,12 +5,18 @@ from pathlib import Path
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.client.answered import check_replaceable, read_into, read_path, write_text
-from tuner.client.launch import exported, with_launch
+from tuner.client.answered import (
+    check_replaceable,
+    exported,
+    read_into,
+    read_path,
+    with_launch,
+    write_text,
+)
 from tuner.errors import UnknownNameError, UsageError
 from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
-from tuner.script.launching import tuned_name
+from tuner.script import tuned_name
 from tuner.store import open_store
 from tuner.text import count_text
 

@@ -15,9 +15,14 @@ from typer import Argument, Option
 T = TypeVar("T")
 
 WORKLOAD = "What is trained"
+LOSSES = (
+    "What your script does with whole logits: transformers' own loss (hf), or cross entropy of an"
+    " fp32 copy of them (fp32) or of them as they are (own_dtype)."
+)
 PRECISIONS = (
     "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32, matrices"
-    " multiplied in bf16, as mixed_precision=bf16 of accelerate and the Trainer has it."
+    " multiplied in bf16, as mixed_precision=bf16 of accelerate and the Trainer has it. By default"
+    " bf16_mixed with --framework accelerate and trainer, else bf16."
 )
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
@@ -30,8 +35,7 @@ def option(metavar: str, text: str, panel: str) -> Any:
 
 
 Json = Annotated[
-    bool,
-    Option("--json", help="Print one JSON object on stdout, and nothing else there."),
+    bool, Option("--json", help="Print one JSON object on stdout, and nothing else there.")
 ]
 Database = Annotated[
     str | None,
@@ -45,9 +49,7 @@ Database = Annotated[
 Headroom = Annotated[
     str | None,
     option(
-        "SHARE",
-        "Share of each GPU's usable memory to leave free, below 1. By default 0.05.",
-        SPACE,
+        "SHARE", "Share of each GPU's usable memory to leave free, below 1. By default 0.05.", SPACE
     ),
 ]
 
@@ -69,21 +71,12 @@ class Asked:
     global_batch_size: Annotated[
         str,
         option(
-            "N",
-            "Sequences of one optimizer step, over all GPUs. No answer changes it.",
-            WORKLOAD,
+            "N", "Sequences of one optimizer step, over all GPUs. No answer changes it.", WORKLOAD
         ),
     ]
     sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
     optimizer: Annotated[str, option("adamw|adamw_8bit|sgd", "The optimizer.", WORKLOAD)] = "adamw"
-    precision: Annotated[
-        str,
-        option(
-            "bf16|bf16_mixed|fp32",
-            PRECISIONS,
-            WORKLOAD,
-        ),
-    ] = "bf16"
+    precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
     reduce_dtype: Annotated[
         str | None,
         option(
@@ -93,6 +86,10 @@ class Asked:
             WORKLOAD,
         ),
     ] = None
+    loss: Annotated[
+        str,
+        option("hf|fp32|own_dtype", LOSSES, WORKLOAD),
+    ] = "hf"
     cluster: Annotated[
         str,
         option(
@@ -265,11 +262,7 @@ class SuggestAsked(Asked):
     ] = None
     pool: Annotated[
         str,
-        option(
-            "LABEL",
-            "Only service workers of this pool may be at it. By default any.",
-            PLACE,
-        ),
+        option("LABEL", "Only service workers of this pool may be at it. By default any.", PLACE),
     ] = ""
     replace: Annotated[
         bool,

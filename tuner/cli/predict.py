@@ -16,17 +16,11 @@ from tuner.cli.console import stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.values import Texts
 from tuner.client.cases import Case, Policy, answer_cases, answer_of
-from tuner.client.cases.lines import Stream
+from tuner.client.cases.reading import Stream
 from tuner.client.predict import dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.bounds import choice
-from tuner.errors import (
-    NothingFitsError,
-    ProbeError,
-    TrainsWronglyError,
-    TunerError,
-    UsageError,
-)
+from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError, UsageError
 from tuner.explain.memory import compared_classes
 from tuner.text import count_text
 
@@ -77,7 +71,6 @@ def _run_all(file: Stream, asked: PredictAsked, policy: Policy) -> int:
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Stream]:
-    """The file of cases."""
     if path == "-":
         if sys.stdin is None:
             raise UsageError("cases", path, "cannot be read: stdin is closed")
@@ -100,10 +93,7 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     if note := model_note(str(asked.model)):  # told once, and before what takes long
         typer.echo(note, err=True)
         case = replace(case, notes=tuple(one for one in case.notes if one != note))
-    with (
-        watch_of(as_json=asked.json) as watch,
-        dry_runs_of(asked.db, policy, watch) as dry_runs,
-    ):
+    with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
         classes = () if asked.json else compared_classes(case.question, case.settings)
@@ -133,9 +123,9 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 
 
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
-    """The case as a line of a file would have it, with what was written and no more."""
+    """The case as a line of a file would have it: what was written, and the precision."""
     question, workload = case.question, case.question.workload.as_dict()
-    optional = ("optimizer", "precision", "reduce_dtype")
+    optional = ("optimizer", "reduce_dtype", "loss")
     left_out = [name for name in optional if getattr(asked, name) is None]
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
     written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}

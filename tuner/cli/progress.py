@@ -66,7 +66,6 @@ class LiveTable:
         self._live.update(self._frame(now), refresh=True)
 
     def note(self, text: str) -> None:
-        """Show a line below the rest."""
         self._note = text
         self._live.update(self._frame(time.monotonic()), refresh=True)
 
@@ -113,13 +112,10 @@ class Terminal:
     """Somebody at a terminal, or a program that reads stderr."""
 
     def note(self, text: str) -> None:
-        """A line on stderr."""
         typer.echo(text, err=True)
 
     def progress_of(self, study: Study) -> Progress:
-        """A live table, or lines."""
         return progress_of(study)
 
     def signals(self) -> Signals:
-        """SIGINT, SIGTERM and SIGHUP are noted."""
         return Signals()

@@ -23,9 +23,8 @@ from tuner.cli.tables import (
     spare_text,
 )
 from tuner.cli.values import read_options
-from tuner.client.answered import Answered
-from tuner.client.launch import with_launch
-from tuner.client.suggest import AnswerPlace, answer_at
+from tuner.client.answered import Answered, with_launch
+from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
@@ -49,9 +48,14 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    """Answer the question; the exit code."""
-    place = AnswerPlace(server=asked.server, replaces=asked.replace, db=asked.db)
-    answered = answer_at(place, read_options(asked), Terminal(), asked.write or ())
+    answered = answer_at(
+        read_options(asked),
+        Terminal(),
+        asked.write or (),
+        server=asked.server,
+        replaces=asked.replace,
+        db=asked.db,
+    )
     return show_answered(answered, as_json=asked.json)
 
 
@@ -70,7 +74,6 @@ def show_answered(answered: Answered, *, as_json: bool) -> int:
 
 
 def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
-    """Show a study in full; the exit code."""
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     suggestion = with_launch(answer(study), study.question)

@@ -13,12 +13,7 @@ from tuner.text import read_duration
 
 
 def serve(
-    *,
-    host: str | None,
-    port: int | None,
-    require_keys: bool | None,
-    as_json: bool,
-    db: str | None,
+    *, host: str | None, port: int | None, require_keys: bool | None, as_json: bool, db: str | None
 ) -> NoReturn:
     """Become the service; does not return.
 

@@ -135,7 +135,6 @@ INTERRUPTED = 130
 
 
 def submit(argv: Sequence[str], options: str, folder: Path) -> "BatchJob":
-    """Submit a worker."""
     given = batch_options(options)
     literal = str(folder).replace("%", "%%")  # other than this %, all stands for itself
     script = batch_script(argv, given, output=f"{literal}/%j.log")

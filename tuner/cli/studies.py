@@ -24,7 +24,6 @@ NARROWEST_REASON = 20
 
 
 def run(*, as_json: bool, db: str | None) -> int:
-    """List the studies asked last; the exit code."""
     found: list[StudySummary] = []
     if is_there(db):  # where nothing was ever asked, that is no error
         with open_store(db, create=False) as store:
@@ -79,7 +78,6 @@ def _show(found: Sequence[StudySummary]) -> None:
 
 
 def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | None) -> int:
-    """Cancel a study; the exit code."""
     if server is None:
         with open_store(db, create=False) as store:
             cancelled = store.study(study_id).id

@@ -71,7 +71,6 @@ def probes_table(
 
 
 def knob_columns(settings: Sequence[Settings], knobs: Sequence[str]) -> list[Column]:
-    """A column for each knob, by the table of knobs."""
     texts = [knob_texts(one) for one in settings]
     return [
         Column(KNOBS[knob].head, [one[knob] for one in texts], is_number=KNOBS[knob].kind is int)

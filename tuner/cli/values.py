@@ -48,6 +48,7 @@ class Texts:
             "optimizer": asked.optimizer,
             "precision": asked.precision,
             "reduce_dtype": asked.reduce_dtype,
+            "loss": asked.loss,
             "framework": asked.framework,
             "framework_versions": self.made(
                 lambda: parse_stated_versions(asked.framework_version or ())
@@ -58,11 +59,6 @@ class Texts:
 
 
 def read_options(asked: Asked) -> RequestHere:
-    """The request of ``suggest`` or ``probe``.
-
-    Raises:
-        UsageError: options are wrong; with all that are.
-    """
     texts = Texts()
     given = {
         **texts.limits(asked),
@@ -86,7 +82,6 @@ def read_options(asked: Asked) -> RequestHere:
 
 
 def _script(asked: Asked) -> Script | None:
-    """The user's own script, if one is to be probed."""
     if asked.script is None:
         for name in ("launch", "script_env", "template"):
             if given := getattr(asked, name):

@@ -8,13 +8,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome
 from tuner.core.study import OPEN, Limits, ProbeRequest, Question, Study, StudyState
 from tuner.cost.prediction import predict
-from tuner.dryrun import (
-    DryRun,
-    DryRunPlan,
-    NotDryRunError,
-    dry_run_versions,
-    plan_dry_runs,
-)
+from tuner.dryrun import DryRun, DryRunPlan, NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.planner import Stop, next_probe, what_is_needed
 from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store
@@ -87,9 +81,6 @@ def plan_here(question: Question, settings: Settings) -> DryRunPlan:
     """The dry runs of the settings' class, in the versions that are installed.
 
     Versions that the question states decide what the knobs do. They cannot decide what runs.
-
-    Raises:
-        NotDryRunError: no dry run shows these settings, or a package is not installed.
     """
     workload, cluster, stack = question.workload, question.cluster, question.framework
     return plan_dry_runs(workload, cluster, stack, settings, dry_run_versions())
@@ -190,11 +181,7 @@ def closed_as_probed(store: Store, study: Study) -> Study | None:
     if not isinstance(plan, Stop) or plan.failure:
         return None
     moved = store.move(
-        study.id,
-        StudyState.DONE,
-        plan.reason,
-        expect={StudyState.QUEUED},
-        revision=study.revision,
+        study.id, StudyState.DONE, plan.reason, expect={StudyState.QUEUED}, revision=study.revision
     )
     return store.study(study.id) if moved else None
 

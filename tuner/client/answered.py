@@ -1,21 +1,27 @@
-"""Files that the answer is written to, checked before anything is probed."""
+"""An answer, its files and the command that reads them; where it may be written is checked before
+anything is probed.
+"""
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from tuner.client.launch import with_launch
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
+from tuner.core.framework import FrameworkName
+from tuner.core.script import Launch
 from tuner.core.study import ProbeState, Question, Study
-from tuner.core.words import describe, rank_word
+from tuner.core.words import describe, memory_range_text, rank_word, speed_range_text
 from tuner.errors import TunerError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
-from tuner.launchfiles import FORMATS, why_not
+from tuner.launchfiles import FORMATS, About, export, why_not
+from tuner.launchfiles.contract import torchrun
 from tuner.results.points import row_text, rows_of
+from tuner.script import CONFIGURATION, script_launch
 from tuner.space import Space
 
 # In every file of ours, near its beginning.
@@ -33,12 +39,7 @@ class Target:
 
 
 def read_targets(texts: Sequence[str], question: Question, space: Space) -> tuple[Target, ...]:
-    """The targets written as ``FORMAT=PATH``.
-
-    Raises:
-        UsageError: not of that form, an unknown format, a path that cannot be written, or a
-            space with settings that the format cannot express.
-    """
+    """The targets written as ``FORMAT=PATH``."""
     targets = []
     for text in texts:
         name, equals, path = (part.strip() for part in text.partition("="))
@@ -56,11 +57,7 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
 
 
 def check_targets(targets: Sequence[Target], question: Question, space: Space) -> None:
-    """Refuse targets that cannot express some settings of a space.
-
-    Raises:
-        UsageError: so it is; with the reason.
-    """
+    """Refuse targets that cannot express some settings of a space."""
     for target in targets:
         for settings in space.legal:
             if reason := why_not(target.format_name, question, settings):
@@ -69,43 +66,25 @@ def check_targets(targets: Sequence[Target], question: Question, space: Space) -
 
 
 def read_path(field: str, text: str) -> Path:
-    """The path of a file to write, with ``~`` resolved.
-
-    Raises:
-        UsageError: it cannot be written; see :func:`check_path`.
-    """
+    """The path of a file that can be written, with ``~`` resolved."""
     try:
         path = Path(text).expanduser()
-        check_path(field, path)
+        if path.is_dir():
+            raise UsageError(field, str(path), "is a folder; name a file in it")
+        if not path.parent.is_dir():
+            raise UsageError(field, str(path), f"there is no folder {path.parent}")
+        if not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise UsageError(field, str(path), "cannot be written: permission denied")
     except (OSError, RuntimeError) as error:  # too long, of an unknown user
         why = error.strerror if isinstance(error, OSError) else error
         raise UsageError(field, text, f"is not a usable path: {why}") from error
     return path
 
 
-def check_path(field: str, path: Path) -> None:
-    """Refuse a path that cannot be written.
-
-    Raises:
-        UsageError: it is a folder, its folder is missing, or permissions forbid it.
-        OSError: it is no path at all, such as one that is too long.
-    """
-    if path.is_dir():
-        raise UsageError(field, str(path), "is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise UsageError(field, str(path), f"there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise UsageError(field, str(path), "cannot be written: permission denied")
-
-
 def check_replaceable(field: str, format_name: str, path: Path) -> None:
     """Refuse to replace a file that this program did not write.
 
     A file that others write too, such as nanotron's, is never replaced.
-
-    Raises:
-        UsageError: it is there; with what to do.
-        OSError: it cannot be read.
     """
     if not path.exists():
         return
@@ -122,11 +101,7 @@ def check_replaceable(field: str, format_name: str, path: Path) -> None:
 
 
 def read_into(path_text: str, format_name: str) -> str:
-    """The text of a user's own file, to merge an answer into.
-
-    Raises:
-        UsageError: the format is not merged into files, or the file cannot be read.
-    """
+    """The text of a user's own file, to merge an answer into."""
     if FORMATS[format_name].merge is None:
         known = ", ".join(name for name, one in FORMATS.items() if one.merge is not None)
         raise UsageError("into", path_text, f"is for formats that are part of a file: {known}")
@@ -143,11 +118,6 @@ def read_into(path_text: str, format_name: str) -> str:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file.
-
-    Raises:
-        TunerError: it cannot be written, though :func:`check_path` found nothing wrong.
-    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -191,11 +161,6 @@ class Answered:
         return {path: self.suggestion.launch["files"][path] for path in self.targets}
 
     def write(self) -> None:
-        """Write the files.
-
-        Raises:
-            TunerError: one cannot be written after all.
-        """
         for path, text in self.files.items():
             write_text(Path(path), text)
 
@@ -268,10 +233,64 @@ class PlainLines:
                 self.note(f"probe {of_most(number, study)}: {found}")
 
     def note(self, text: str) -> None:
-        """A line of its own."""
         self._say(text)
 
 
 def of_most(number: int, study: Study) -> str:
     """``3/10``; a probe that another worker was running when it was asked may come on top."""
     return f"{number}/{max(number, study.limits.max_probes)}"
+
+
+# Formats of each framework's own files; the first that can express the answer is shown with it.
+_OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
+    FrameworkName.TORCH: (),  # a script of the user's own
+    FrameworkName.ACCELERATE: ("accelerate",),
+    FrameworkName.TRAINER: ("trainer", "accelerate"),
+    FrameworkName.NANOTRON: ("nanotron",),
+}
+
+
+def with_launch(
+    suggestion: Suggestion, question: Question, wanted: Sequence[tuple[str, str]] = ()
+) -> Suggestion:
+    """The suggestion with the launcher's files, and the command that reads them."""
+    best = suggestion.best
+    if best is None:
+        return suggestion
+    named = list(wanted)
+    script = question.script
+    is_accelerates = script is not None and script.launch is Launch.ACCELERATE
+    if is_accelerates and "accelerate" not in dict(named):
+        named.insert(0, ("accelerate", CONFIGURATION))
+    elif script is None and not named:
+        own = _OF_FRAMEWORK[question.framework.name]
+        names = [name for name in own if why_not(name, question, best.settings) is None]
+        named = [(name, FORMATS[name].file_name) for name in names[:1]]
+    files = {path: exported(name, question, best, suggestion.study_id) for name, path in named}
+    if script is not None:  # its command, with the settings filled in
+        path = dict(named).get("accelerate", CONFIGURATION)
+        return replace(suggestion, launch=script_launch(question, best.settings, path, files))
+    formats = {path: name for name, path in named}
+    return replace(suggestion, launch=launch_of(question, files, formats))
+
+
+def launch_of(
+    question: Question, files: Mapping[str, str], formats: Mapping[str, str]
+) -> dict[str, object]:
+    """The command that reads the first of ``files`` that can be started, and these."""
+    started = ((path, FORMATS[formats[path]].argv) for path in files)
+    commands = (argv(question, path) for path, argv in started if argv is not None)
+    return {"argv": list(next(commands, torchrun(question, "SCRIPT.py"))), "files": dict(files)}
+
+
+def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:
+    """The text of a launcher's file for ``best``."""
+    per = rank_word(question)
+    about = About(
+        study_id=study_id,
+        date=datetime.now(UTC).date().isoformat(),
+        provenance=best.provenance,
+        versions=best.guard.versions,
+        figures=(speed_range_text(best, per), memory_range_text(best, per)),
+    )
+    return export(format_name, question, best.settings, about)

@@ -7,6 +7,7 @@ differ, raise ``UsageError``.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from tuner import machine
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
 from tuner.core.framework import FrameworkName, not_installed
 from tuner.core.measurement import Fidelity
@@ -16,7 +17,6 @@ from tuner.cost.constants import default_costs
 from tuner.cost.time.step import missing_link
 from tuner.errors import UsageError
 from tuner.machine import Machine
-from tuner.machine import facts as machine
 from tuner.space import enumerate_space
 
 # Relative difference between two readings of one GPU's memory: driver releases differ by it.
@@ -55,11 +55,6 @@ def capabilities(
     yield Capability(name=Fidelity.EMULATED, possible=True, why=emulated)
     what = f"{here.world_size} x {here.gpu.name}" if is_gpu else "CPU processes, such as cpu:2"
     yield Capability(name=Fidelity.MEASURED, possible=True, why=f"on {what}")
-
-
-def is_here(cluster: Cluster, there: Machine | None = None) -> bool:
-    """Tells whether this machine has all of the cluster: its GPUs, or memory for its CPU ranks."""
-    return not why_not_measured(cluster, there)
 
 
 def why_not_measured(cluster: Cluster, there: Machine | None = None) -> str:
@@ -147,7 +142,7 @@ def best_fidelity(
     if why := _why_not_probed(question, versions, _where(there)):
         return Fidelity.PREDICTED, why
     try:
-        whole, one = is_here(cluster, there), has_one(cluster, there)
+        whole, one = not why_not_measured(cluster, there), has_one(cluster, there)
     except UsageError as error:
         return Fidelity.PREDICTED, str(error)
     if whole:

@@ -14,6 +14,7 @@ from tuner.core.configuration import KNOBS, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
+from tuner.core.script import flag_differs
 from tuner.core.study import Limits
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Found
@@ -167,10 +168,6 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
     Args:
         found: what the file says.
         beside: what is said beside it, by argument of :func:`read_single_case`.
-
-    Raises:
-        UsageError: something is missing, said twice in two ways, or not legal.
-        NotCoveredError: nothing is known of the model, the GPU, or the stack.
     """
     own = partial(_own, found, beside)
     # Where it was to run, and in which versions, may have changed since it was written.
@@ -214,22 +211,23 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         sequence_length=_needed("sequence_length", own("sequence_length")),
         settings=knobs,
         optimizer="adamw" if own("optimizer") is None else own("optimizer"),
-        precision="bf16" if own("precision") is None else own("precision"),
+        precision=own("precision"),
         reduce_dtype=own("reduce_dtype"),
+        loss=own("loss"),
         framework=_needed("framework", own("framework")),
         framework_versions=stated,
         headroom=beside.get("headroom"),
         memory_limit_gib=beside.get("memory_limit_gib"),
     )
-    return replace(case, notes=(*found.notes, *case.notes))
+    notes = [*found.notes, *case.notes]
+    if found.fsdp_checkpointing and (differs := flag_differs(case.question)):
+        notes.append(f"{differs}; that is counted")
+    script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
+    return replace(case, script=script, notes=tuple(notes))
 
 
 def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
-    """The value of a field; ``None`` where nobody gives one.
-
-    Raises:
-        UsageError: the file says something else than what is said beside it.
-    """
+    """The value of a field; ``None`` where nobody gives one."""
     values, given = found.may.get(name, ()), beside.get(name)
     if given is None:
         return values[0] if values else None

@@ -28,16 +28,15 @@ from tuner.space.rules import show
 
 # The knobs that may train wrongly, and their values.
 CHECKED: Mapping[str, tuple[Any, ...]] = {
-    "sharding": (
-        Sharding.DDP,
-        Sharding.SHARD_GRAD_OP,
-        Sharding.FULL_SHARD,
-        Sharding.HYBRID_SHARD,
-    ),
+    "sharding": (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD),
     "sync_each_batch": (True, False),
+    "defer_all_reduce": (True,),
     "tp_recompute_allgather": (True, False),
-    "activation_checkpointing": (Checkpointing.FULL,),
+    "activation_checkpointing": tuple(
+        one for one in Checkpointing if one is not Checkpointing.NONE
+    ),
     "cpu_offload": (True,),
+    "fused_loss": (True,),
 }
 # What replicas, which run on CPU processes, cannot show of a knob.
 LEFT_OPEN: Mapping[str, str] = {"cpu_offload": "not seen to act on a CPU, only to train the same"}
@@ -129,11 +128,9 @@ class Diagnosis:
 
     @property
     def is_sound(self) -> bool:
-        """Tells whether nothing serious is wrong."""
         return not any(problem.serious for problem in self.problems)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {**asdict(self), "sound": self.is_sound}
 
 
@@ -144,7 +141,6 @@ def diagnose(
     cluster: Callable[[], Cluster] = local_cluster,
     look: Callable[[], GpuLook] | None = None,
 ) -> Diagnosis:
-    """Look at this machine."""
     known = installed_versions() if versions is None else dict(versions)
     place, no_place = None, []
     try:

@@ -5,12 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from tuner.client.advance import (
-    advance_from_cache,
-    closed_as_probed,
-    conclude,
-    is_answered,
-)
+from tuner.client.advance import advance_from_cache, closed_as_probed, conclude, is_answered
 from tuner.client.answered import PlainLines, Progress
 from tuner.client.place import Placed
 from tuner.client.values import Say
@@ -45,19 +40,15 @@ class PythonCaller:
     """
 
     def __init__(self, say: Say) -> None:
-        """``say`` is given each line."""
         self._say = say
 
     def note(self, text: str) -> None:
-        """A line for ``say``."""
         self._say(text)
 
     def progress_of(self, study: Study) -> Progress:
-        """Lines for ``say``."""
         return PlainLines(study, self._say)
 
     def signals(self) -> Signals:
-        """None that are noted."""
         return NoSignals()
 
 
@@ -90,7 +81,7 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
     with caller.signals() as signals, Worker(argv, environment) as worker, progress:
         reader = _Reader(store, study.id)
         try:
-            watch(reader, progress, lambda: worker.poll() is not None or bool(signals.noted))
+            watch(reader.read, progress, lambda: worker.poll() is not None or bool(signals.noted))
         except KeyboardInterrupt:
             worker.stop(signals)
             raise
@@ -107,17 +98,13 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
     return study
 
 
-class Reader(Protocol):
-    """Reads a study's progress."""
+def watch(read: Callable[[], Study], progress: Progress, is_over: Callable[[], bool]) -> None:
+    """Show a study as it comes in, until there is nothing more to wait for.
 
-    def read(self) -> Study:
-        """The study as it is now; the same object while nothing has happened."""
-
-
-def watch(reader: Reader, progress: Progress, is_over: Callable[[], bool]) -> None:
-    """Show a study as it comes in, until there is nothing more to wait for."""
+    ``read`` gives the same object while nothing has happened.
+    """
     while not is_over():
-        progress.show(reader.read())
+        progress.show(read())
         time.sleep(POLL_S)
 
 
@@ -131,7 +118,6 @@ class _Reader:
         self._study = store.study(study_id)
 
     def read(self) -> Study:
-        """The study as it is now."""
         if events := self._store.events(self._study.id, after=self._seen):
             self._seen = events[-1].id
             self._study = self._store.study(self._study.id)
@@ -148,12 +134,7 @@ def failure_text(code: int, words: str) -> str:
 
 
 def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
-    """The question's study, with all probes that are worth it within these limits.
-
-    Raises:
-        ProbeError: the worker could not go on, or the study was asked again with other limits.
-        StoppedError: the caller was asked to end; the study is kept.
-    """
+    """The question's study, with all probes that are worth it within these limits."""
     stored = store.find(placed.question)
     if stored is not None and is_answered(stored, placed.limits):
         caller.note(standing_text(stored, answered=True))

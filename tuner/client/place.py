@@ -57,7 +57,6 @@ class Placed:
 
     @property
     def space(self) -> Space:
-        """The question's legal configurations."""
         return enumerate_space(self.question)
 
 
@@ -66,9 +65,6 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
 
     Versions are those of the workers. Where none lives they are those installed here, and of
     packages that are not, the newest that are known; a note says which it was.
-
-    Raises:
-        UsageError: what is asked for is in no version legal, or nothing is known to predict it by.
     """
     # The first of each kind of machine in each versions: there may be hundreds alike.
     kinds: dict[str, tuple[RegisteredWorker, Machine]] = {}
@@ -78,7 +74,7 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
         cpu = there.processor, there.cores, there.memory_bytes
         kind = (sorted(worker.versions.items()), gpus, cpu, there.trouble, len(there.nodes))
         kinds.setdefault(repr(kind), (worker, there))
-    candidates = []
+    candidates: list[tuple[Question, Fidelity, Mapping[str, str], list[str]]] = []
     for worker, there in kinds.values():
         whose = f"of worker {worker.name}"
         question, notes = _in_versions(request, there, worker.versions, whose)
@@ -87,7 +83,7 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
             known = partial(rates, question)
             fidelity, why = best_fidelity(question, known, there, worker.versions)
             notes.append(f"fidelity {fidelity}: {why}")
-        candidates.append(_placed(request, question, fidelity, worker.versions, notes))
+        candidates.append((question, fidelity, worker.versions, notes))
     if not candidates:
         here = installed_versions()
         question, notes = _in_versions(request, None, here, "installed where the service runs")
@@ -96,23 +92,13 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
             fidelity = Fidelity.PREDICTED
             whose = f"pool {request.pool}" if request.pool else "this service"
             notes.append(f"fidelity predicted: no worker of {whose} lives")
-        candidates.append(_placed(request, question, fidelity, here, notes))
-    placed = min(candidates, key=lambda one: STRONGEST.index(one.limits.fidelity))
-    question, is_predicted = placed.question, placed.limits.fidelity is Fidelity.PREDICTED
+        candidates.append((question, fidelity, here, notes))
+    question, fidelity, versions, notes = min(candidates, key=lambda one: STRONGEST.index(one[1]))
+    is_predicted = fidelity is Fidelity.PREDICTED
     if is_predicted and (why := uncovered(question.workload, question.framework)):
         raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
-    return placed
-
-
-def _placed(
-    request: TuneRequest,
-    question: Question,
-    fidelity: Fidelity,
-    versions: Mapping[str, str],
-    notes: Sequence[str],
-) -> Placed:
-    limits, notes = request.limits_at(fidelity), (*request.notes, *notes)
-    return Placed(question=question, limits=limits, versions=versions, notes=notes)
+    limits, told = request.limits_at(fidelity), (*request.notes, *notes)
+    return Placed(question=question, limits=limits, versions=versions, notes=told)
 
 
 def _in_versions(
@@ -147,11 +133,7 @@ def _in_versions(
 
 
 def place_here(request: RequestHere, db: str | None = None) -> Placed:
-    """The same for an answer on this machine; measured unless the request says otherwise.
-
-    Raises:
-        UsageError: some of it is contradictory, or cannot be measured here.
-    """
+    """The same for an answer on this machine; measured unless the request says otherwise."""
     here = installed_versions()
     question = request.question(here)
     is_open = "fidelity" in request.model_fields_set and request.fidelity is None
@@ -193,11 +175,7 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
 
 
 def check_here(cluster: Cluster) -> None:
-    """Refuse a cluster that this machine is not.
-
-    Raises:
-        UsageError: so it is.
-    """
+    """Refuse a cluster that this machine is not."""
     if why := why_not_measured(cluster):
         if cluster.gpu.device is not Device.CPU:
             where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
@@ -206,12 +184,7 @@ def check_here(cluster: Cluster) -> None:
 
 
 def kept_rates(db: str | None, question: Question) -> Calibration | None:
-    """Finds the calibration of the question's devices; no database is made for it.
-
-    Raises:
-        UsageError: the address is wrong, or what is there is not ours.
-        StoreError: it cannot be reached, or is of a newer version.
-    """
+    """Finds the calibration of the question's devices; no database is made for it."""
     url = parse_url(default_url() if db is None else db)
     if is_sqlite(url) and not Path(str(url.database)).exists():
         return None

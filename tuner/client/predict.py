@@ -6,14 +6,7 @@ from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, overload
 
-from tuner.client.cases import (
-    Case,
-    DryRuns,
-    NotCoveredError,
-    Policy,
-    answer_of,
-    read_case,
-)
+from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
 from tuner.client.cases.answers import unknown
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.request import as_argument, nested
@@ -60,6 +53,8 @@ class Prediction:
     step_time_s: Quantity
     provenance: Provenance
     """The weakest of the memory's and the speed's."""
+    precision: str | None
+    """Number formats for which it holds, such as ``bf16``; ``None`` of what is not covered."""
     reason: str
     """Why they do not fit, or why a figure is unknown; empty where all is well."""
     trains_wrongly: str = ""
@@ -90,6 +85,7 @@ class Prediction:
             tokens_per_s_per_gpu=Quantity.from_dict(answer["tokens_per_s_per_gpu"]),
             step_time_s=Quantity.from_dict(answer["step_time_s"]),
             provenance=Provenance(answer["provenance"]),
+            precision=answer["precision"],
             reason=answer["reason"],
             trains_wrongly=answer["trains_wrongly"],
             notes=tuple(answer["notes"]),
@@ -128,8 +124,9 @@ def predict(
     sequence_length: int,
     settings: SettingsLike,
     optimizer: str = ...,
-    precision: str = ...,
+    precision: str | None = ...,
     reduce_dtype: str | None = ...,
+    loss: str = ...,
     framework: str = ...,
     framework_versions: Mapping[str, str] | None = ...,
     headroom: float | None = ...,
@@ -164,8 +161,8 @@ def predict(
         progress: is called with each line of what is waited for, such as ``print``.
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
-            ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
-            :func:`tuner.suggest` has them. ``settings`` is text such as
+            ``loss``, ``framework``, ``framework_versions``, ``headroom`` and
+            ``memory_limit_gib``, as :func:`tuner.suggest` has them. ``settings`` is text such as
             ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
 
     Returns:
@@ -199,18 +196,14 @@ def predict(
 
 
 class _Said:
-    """Says as lines what is waited for."""
-
     def __init__(self, say: Say) -> None:
         self._say = say
 
     def waiting(self, text: str) -> None:
-        """A line of its own; nothing for an empty text."""
         if text:
             self._say(text)
 
     def note(self, text: str) -> None:
-        """A line of its own."""
         self._say(text)
 
 
@@ -250,18 +243,14 @@ def read_single_case(
     optimizer: str | None = None,
     precision: str | None = None,
     reduce_dtype: str | None = None,
+    loss: str | None = None,
     framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
     memory_limit_gib: float | None = None,
     beside: Sequence[UsageError] = (),
 ) -> Case:
-    """The case of arguments or options; what is wrong is named as these are.
-
-    Raises:
-        UsageError: one is wrong; with all others that are.
-        NotCoveredError: nothing is known of it.
-    """
+    """The case of arguments or options; what is wrong is named as these are."""
     given = plain_arguments(
         model=model,
         cluster=cluster,
@@ -271,6 +260,7 @@ def read_single_case(
         optimizer=optimizer,
         precision=precision,
         reduce_dtype=reduce_dtype,
+        loss=loss,
         framework=framework,
         framework_versions=framework_versions,
         headroom=headroom,

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.catalog.versions import version_table
-from tuner.client.answered import Answered, Target, check_targets, read_targets
-from tuner.client.launch import launch_of
+from tuner.client.answered import Answered, Target, check_targets, launch_of, read_targets
 from tuner.client.local import Caller, watch
 from tuner.client.request import AUTO, RequestHere
 from tuner.client.service import Service
@@ -57,13 +56,7 @@ def answer_there(
     replaces: bool = False,
     key: str | None = None,
 ) -> Answered:
-    """Have the question answered by the service at ``url``.
-
-    Raises:
-        UsageError: something about the question is wrong.
-        ServiceError: the service cannot be reached, or refused.
-        StoppedError: the caller was asked to end. The study goes on.
-    """
+    """Have the question answered by the service at ``url``."""
     if request.script is not None:
         allowed = "is run on this machine alone: services take no scripts"
         raise UsageError("script", request.script.path, allowed)
@@ -90,7 +83,6 @@ def answer_there(
 
 
 def body_of(request: RequestHere, question: Question, *, replaces: bool = False) -> dict[str, Any]:
-    """The body of ``POST /tune``."""
     values, cluster = question.as_dict(), request.cluster
     given, budget = request.model_fields_set, request.budget
     is_spelled = isinstance(cluster, str) and cluster.lower() != "local"
@@ -113,11 +105,7 @@ def body_of(request: RequestHere, question: Question, *, replaces: bool = False)
 
 
 def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
-    """The study that a service sent, with what is shown of it.
-
-    Raises:
-        ServiceError: it is of a version that this one cannot read.
-    """
+    """The study that a service sent, with what is shown of it."""
     try:
         limits = Limits.from_dict(body["terms"])
         return Study(
@@ -162,7 +150,7 @@ def _followed(service: Service, study: Study, caller: Caller) -> Study:
     """The study at its end; shown as it gets there."""
     reader = _Reader(service, study)
     with caller.signals() as signals, caller.progress_of(study) as progress:
-        watch(reader, progress, lambda: bool(signals.noted) or reader.is_over)
+        watch(reader.read, progress, lambda: bool(signals.noted) or reader.is_over)
         if reader.is_over:
             study = reader.read()
             progress.show(study)
@@ -188,12 +176,6 @@ class _Reader:
         return self._study.state not in OPEN
 
     def read(self) -> Study:
-        """The study as it is now.
-
-        Raises:
-            ServiceError: the service cannot be reached any more.
-            ProbeError: somebody asked the question with other limits meanwhile.
-        """
         ended = self._ended.is_set()
         if self._error is not None:
             raise self._error

@@ -31,15 +31,20 @@ from pydantic import (
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.client.values import (
+    A_LIST,
+    MOST_VALUES,
     ClusterLike,
     NotCoveredError,
     default_sizes,
+    errors_of,
     model_note,
     read_model,
+    telling,
+    told,
     uncovered_gpu,
     uncovered_model_type,
+    wrong,
 )
-from tuner.client.wrong import A_LIST, MOST_VALUES, errors_of, telling, told, wrong
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -59,6 +64,7 @@ from tuner.core.framework import (
     check_stated,
     framework,
     framework_name,
+    usual_precision,
 )
 from tuner.core.measurement import Fidelity
 from tuner.core.script import Script
@@ -77,6 +83,7 @@ from tuner.core.study import (
 )
 from tuner.core.workload import (
     BatchSize,
+    Loss,
     Optimizer,
     Precision,
     ReduceDtype,
@@ -209,10 +216,19 @@ class WorkloadGiven(Part):
         description="Sequences of one optimizer step, over all GPUs. No answer changes it."
     )
     optimizer: Optimizer = Optimizer.ADAMW
-    precision: Precision = Precision.BF16
+    precision: Precision | None = Field(
+        default=None,
+        description="Number formats of weights and compute; by default bf16_mixed with accelerate"
+        " and the Trainer, else bf16.",
+    )
     reduce_dtype: ReduceDtype | None = Field(
         default=None,
         description="Number format in which gradients are summed; by default the precision's own.",
+    )
+    loss: Loss = Field(
+        default=Loss.HF,
+        description="What is done with whole logits: transformers' own loss (hf), or cross entropy"
+        " of an fp32 copy of them (fp32) or of them as they are (own_dtype).",
     )
 
     _whole: Workload = PrivateAttr()
@@ -501,6 +517,17 @@ class Common(Part):
         default=HEADROOM, description="Share of a GPU's memory to leave free."
     )
     memory_limit_gib: MemoryLimit | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_precision(cls, value: Any) -> Any:
+        """Writes the framework's usual precision where none is stated: it is kept explicitly."""
+        work = value.get("workload") if isinstance(value, Mapping) else None
+        if not isinstance(work, Mapping) or work.get("precision") is not None:
+            return value
+        stack = value.get("framework")
+        name = stack.get("name") if isinstance(stack, Mapping) else stack
+        return {**value, "workload": {**work, "precision": usual_precision(name)}}
 
     @property
     def notes(self) -> tuple[str, ...]:

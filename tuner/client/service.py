@@ -36,11 +36,6 @@ class Service:
         transport: httpx.BaseTransport | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        """Nothing is sent yet.
-
-        Raises:
-            UsageError: it is no URL of a service.
-        """
         try:
             parsed = httpx.URL(url)
         except (httpx.InvalidURL, ValueError) as error:
@@ -65,49 +60,27 @@ class Service:
         self._client.close()
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask a question; the study that answers it.
-
-        Raises:
-            UsageError: the service found something wrong about it.
-            ServiceError: it cannot be reached, or refused.
-        """
+        """Ask a question; the study that answers it."""
         headers = {"Idempotency-Key": uuid4().hex}  # so that it may be sent again
         return self._object("POST", "/tune", json=dict(request), headers=headers)
 
     def study(self, study_id: str) -> dict[str, Any]:
-        """A study as it stands.
-
-        Raises:
-            ServiceError: it cannot be reached, or refused.
-        """
         return self._object("GET", f"/tune/{study_id}")
 
     def probes(self, study_id: str) -> list[dict[str, Any]]:
-        """A study's probes, oldest first.
-
-        Raises:
-            ServiceError: it cannot be reached, or refused.
-        """
+        """A study's probes, oldest first."""
         found = self._object("GET", f"/tune/{study_id}/probes").get("probes")
         if not isinstance(found, list):
             raise ServiceError(f"{self.url} is no tuner service: it has sent no list of probes")
         return found
 
     def export(self, study_id: str, format_name: str, limits: str | None = None) -> str:
-        """A study's answer as a launcher's file.
-
-        Raises:
-            TunerError: it cannot be reached, refused, or has no such answer.
-        """
+        """A study's answer as a launcher's file."""
         wanted = {} if limits is None else {"terms": limits}
         return self._send("GET", f"/tune/{study_id}/export/{format_name}", params=wanted).text
 
     def cancel(self, study_id: str) -> dict[str, Any]:
-        """Cancel a study.
-
-        Raises:
-            ServiceError: it cannot be reached, refused, or the study has ended.
-        """
+        """Cancel a study."""
         return self._object("DELETE", f"/tune/{study_id}")
 
     def events(self, study_id: str) -> Iterator[int]:
@@ -189,7 +162,6 @@ class Service:
         return ServiceError(f"{self.url} cannot be reached: {error or type(error).__name__}")
 
     def _error(self, response: httpx.Response) -> TunerError:
-        """Returns the error that the service names."""
         try:
             problem = response.json()
         except ValueError:

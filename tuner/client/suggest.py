@@ -1,9 +1,8 @@
-"""``tuner.suggest``: what ``tuner suggest`` does, from Python."""
+"""``tuner.suggest``: what ``tuner suggest`` does, from Python; and our sampler of Optuna's own."""
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
 from tuner.client.local import Caller, PythonCaller, answer_here
@@ -17,11 +16,15 @@ from tuner.client.values import (
     plain_arguments,
     silent,
 )
+from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
+from tuner.core.script import Script
 from tuner.cost.prediction import uncovered
 from tuner.errors import TunerError, UsageError
-from tuner.script import Script
 from tuner.store import open_store
+
+if TYPE_CHECKING:
+    from tuner.search.sampler import CostModelSampler
 
 
 @naming_arguments()
@@ -32,8 +35,9 @@ def suggest(
     sequence_length: int,
     cluster: ClusterLike = "local",
     optimizer: str = "adamw",
-    precision: str = "bf16",
+    precision: str | None = None,
     reduce_dtype: str | None = None,
+    loss: str = "hf",
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -68,8 +72,10 @@ def suggest(
         sequence_length: tokens of one sequence.
         cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields.
         optimizer: ``adamw``, ``adamw_8bit`` or ``sgd``.
-        precision: ``bf16``, ``bf16_mixed`` or ``fp32``.
+        precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
+            and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own.
+        loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -122,6 +128,7 @@ def suggest(
             optimizer=optimizer,
             precision=precision,
             reduce_dtype=reduce_dtype,
+            loss=loss,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,
@@ -145,52 +152,45 @@ def suggest(
         if not isinstance(path, str | os.PathLike):
             raise UsageError("write", path, "must be the path of a file")
     files = [f"{name}={os.fspath(path)}" for name, path in (write or {}).items()]
-    place = AnswerPlace(server=server, key=key, replaces=replace, db=db)
-    answered = answer_at(place, request, PythonCaller(progress or silent), files)
+    answered = answer_at(
+        request,
+        PythonCaller(progress or silent),
+        files,
+        server=server,
+        key=key,
+        replaces=replace,
+        db=db,
+    )
     found = answered.require()
     answered.write()
     return found
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerPlace:
-    """AnswerPlace where a question is answered: here, or by a service."""
-
-    server: str | None = None
-    """URL of the service; ``None`` for here."""
-    key: str | None = None
-    """To the service; by default that of ``$TUNER_KEY``."""
-    replaces: bool = False
-    """Whether a study that is open at the service with other limits is given these."""
-    db: str | None = None
-    """Address of the database here; by default the user's own."""
-
-    def __post_init__(self) -> None:
-        if self.server is not None and self.db is not None:
-            raise UsageError("db", self.db, "is not applied with a server, which has its own")
-        if self.server is None and self.replaces:
-            allowed = "needs a server: here, asking again replaces the limits"
-            raise UsageError("replace", True, allowed)
-        if self.server is None and self.key is not None:
-            raise UsageError("key", "one", "needs a server that it is for")
-
-
 def answer_at(
-    place: AnswerPlace, request: RequestHere, caller: Caller, write: Sequence[str]
+    request: RequestHere,
+    caller: Caller,
+    write: Sequence[str],
+    *,
+    server: str | None = None,
+    key: str | None = None,
+    replaces: bool = False,
+    db: str | None = None,
 ) -> Answered:
-    """The answer, wherever it is to be found.
+    """The answer: here, or by the service at ``server``.
 
-    Raises:
-        UsageError: something about the question is wrong; nothing was written then.
-        TunerError: it could not be answered.
+    ``replaces`` gives a study that is open there with other limits these; ``db`` is used here.
     """
-    if place.server is not None:
+    if server is not None:
+        if db is not None:
+            raise UsageError("db", db, "is not applied with a server, which has its own")
         from tuner.client.remote import answer_there  # it needs an HTTP client, and no probe does
 
-        return answer_there(
-            place.server, request, caller, write=write, replaces=place.replaces, key=place.key
-        )
-    placed = place_here(request, place.db)
+        return answer_there(server, request, caller, write=write, replaces=replaces, key=key)
+    if replaces:
+        raise UsageError("replace", True, "needs a server: here, asking again replaces the limits")
+    if key is not None:
+        raise UsageError("key", "one", "needs a server that it is for")
+    placed = place_here(request, db)
     for note in placed.notes:
         caller.note(note)
     question = placed.question
@@ -199,6 +199,76 @@ def answer_at(
     ):
         raise TunerError(f"nothing is predicted: {reason}")
     targets = read_targets(write, placed.question, placed.space)
-    with open_store(place.db) as store:
+    with open_store(db) as store:
         study = answer_here(store, placed, caller)
     return answered_of(study, targets)
+
+
+@naming_arguments()
+def cost_model_sampler(
+    *,
+    model: ModelLike,
+    global_batch_size: int,
+    sequence_length: int,
+    cluster: ClusterLike = "local",
+    optimizer: str = "adamw",
+    precision: str | None = None,
+    reduce_dtype: str | None = None,
+    loss: str = "hf",
+    framework: str = "torch",
+    framework_versions: Mapping[str, str] | None = None,
+    knobs: Mapping[str, Sequence[Any]] | None = None,
+    headroom: float | None = None,
+    memory_limit_gib: float | None = None,
+    seed: int | None = None,
+) -> "CostModelSampler":
+    """A sampler for a study that minimises the seconds of a training step.
+
+    Its ``suggest(trial)`` gives the configuration to try, with one parameter for each active knob.
+    Tell the study what the step needed with
+    ``trial.set_constraint("memory_over_limit_bytes", needed - sampler.limit_bytes)``. Other
+    parameters of the study are sampled at random.
+
+    Args:
+        model: as in :func:`tuner.suggest`, like all that follow but the seed.
+        global_batch_size: sequences of one optimizer step, over all GPUs.
+        sequence_length: tokens of one sequence.
+        cluster: the machines.
+        optimizer: ``adamw``, ``adamw_8bit`` or ``sgd``.
+        precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
+            and the Trainer, else ``bf16``.
+        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own.
+        loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
+        framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
+        framework_versions: versions by package; by default those installed.
+        knobs: values that are allowed, by knob.
+        headroom: share of each GPU's usable memory to leave free; by default 0.05.
+        memory_limit_gib: GiB that a step may use of one GPU, instead of a headroom.
+        seed: of the study's other parameters.
+
+    Raises:
+        UsageError: an argument is wrong, or no configuration is legal.
+    """
+    from tuner.planner.prior import prior_of  # imports NumPy, as the next does Optuna
+    from tuner.search.sampler import CostModelSampler
+
+    request = read_here(
+        plain_arguments(
+            model=model,
+            global_batch_size=global_batch_size,
+            sequence_length=sequence_length,
+            cluster=cluster,
+            optimizer=optimizer,
+            precision=precision,
+            reduce_dtype=reduce_dtype,
+            loss=loss,
+            framework=framework,
+            framework_versions=framework_versions,
+            knobs=knobs,
+            headroom=headroom,
+            memory_limit_gib=memory_limit_gib,
+        )
+    )
+    question = request.question(installed_versions())
+    limit_bytes = request.limits_at(Fidelity.MEASURED).limit_bytes(question.cluster)
+    return CostModelSampler(prior_of(question, None, limit_bytes), seed=seed)

@@ -57,11 +57,7 @@ class Worker:
     """
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``argv`` with ``--watch-fd`` and the read end's number added.
-
-        Raises:
-            OSError: it cannot be started.
-        """
+        """Start ``argv`` with ``--watch-fd`` and the read end's number added."""
         read, self._feed = os.pipe()
         os.set_blocking(self._feed, False)
         self._fed = time.monotonic()

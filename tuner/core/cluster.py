@@ -6,10 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
-from tuner.catalog.gpus import GpuKind, LinkFigures, gpu_kind, is_published_memory, reported_kind
+from tuner import machine
+from tuner.catalog.gpus import (
+    GpuKind,
+    LinkFigures,
+    gpu_kind,
+    gpu_kinds,
+    is_published_memory,
+    reported_kind,
+)
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.errors import UsageError
-from tuner.machine import facts as machine
 
 MOST_NODES = 65_536
 MOST_GPUS_PER_NODE = 1_024
@@ -85,7 +92,7 @@ class Gpu:
         str, Spelled(r"([1-9][0-9]?\.[0-9])?", 'must look like "8.6"')
     ] = ""
     """Of a user's own NVIDIA GPU, such as ``8.6``. Empty where it is not known, and for GPUs of the
-    catalogue, which has their own (:func:`tuner.cost.memory.attention.capability_of`)."""
+    catalogue, which has their own: see :attr:`capability`."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -100,6 +107,14 @@ class Gpu:
                 raise UsageError(name, getattr(self, name), "is of CPU ranks")
         if self.compute_capability and is_cpu:
             raise UsageError("compute_capability", self.compute_capability, "is of NVIDIA GPUs")
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """The compute capability that is stated, or else the catalogue's, or else Ampere's."""
+        kind = gpu_kinds().get(self.name)
+        text = self.compute_capability or (kind.compute_capability if kind else "")
+        major, _, minor = (text or "8.0").partition(".")
+        return int(major), int(minor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,10 +25,28 @@ FSDP = (Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD, Sharding.HYBRID_SHARD)
 
 
 class Checkpointing(StrEnum):
-    """Ways to compute again in backward instead of keeping from forward."""
+    """Ways to compute again in backward instead of keeping from forward: a ladder."""
 
     NONE = "none"
+    SELECTIVE = "selective"  # of every layer all but matrix products and attention
+    EVERY_2 = "every_2"  # every second layer, from the first on; only its input is kept
     FULL = "full"  # every decoder layer; only its input is kept
+
+    def of_layer(self, index: int) -> "Checkpointing":
+        """What a decoder layer does by itself: ``none``, ``selective`` or ``full``.
+
+        ``every_2`` takes the layers that transformers takes (``every_n_layers`` of
+        ``_set_gradient_checkpointing`` in modeling_utils.py, 5.18): the first, the third, ...
+        """
+        if self is Checkpointing.EVERY_2:
+            return Checkpointing.NONE if index % 2 else Checkpointing.FULL
+        return self
+
+    def layers_again(self, layers: int) -> int:
+        """How many of so many decoder layers backward computes again, in part or whole."""
+        if self is Checkpointing.EVERY_2:
+            return -(-layers // 2)
+        return 0 if self is Checkpointing.NONE else layers
 
 
 class _Kept:
@@ -59,10 +77,15 @@ class Settings(_Kept):
     gradient_accumulation_steps: int = 1  # micro-batches of one rank in one optimizer step
     sync_each_batch: bool = True
     """Whether gradients are reduced after every micro-batch, or only after the last."""
+    defer_all_reduce: bool = False
+    """Whether replicas of shards reduce after the last micro-batch only, ranks of a shard group
+    after each (``FSDPModule.set_requires_all_reduce``)."""
     activation_checkpointing: Checkpointing = Checkpointing.NONE
     """What is computed again in backward."""
     cpu_offload: bool = False
     """Whether parameters, gradients and optimizer state live in host memory."""
+    fused_loss: bool = False
+    """Whether logits and loss are computed part by part, without the whole logits in memory."""
 
     def __post_init__(self) -> None:
         for name in ("tp_size", "pp_size", "micro_batch_size", "gradient_accumulation_steps"):
@@ -82,17 +105,24 @@ class Settings(_Kept):
         try:
             return self._text
         except AttributeError:
-            object.__setattr__(self, "_text", ",".join(map(_part, KNOBS, _VALUES(self))))
+            parts = filter(None, map(_part, KNOBS, _VALUES(self)))
+            object.__setattr__(self, "_text", ",".join(parts))
             return self._text
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, in the order of the fields."""
+        """Plain JSON values, in the order of the fields, as they are stored and hashed: knobs that
+        are left out at their default (:attr:`Knob.added_later`) are not among them then."""
+        values = self.all_values().items()
+        return {name: v for name, v in values if name not in _UNSAID or v != _UNSAID[name]}
+
+    def all_values(self) -> dict[str, Any]:
+        """As :meth:`as_dict`, of every knob: for tables, and for who reads knobs by name."""
         values = ((name, getattr(self, name)) for name in KNOBS)
         return {name: str(v) if isinstance(v, StrEnum) else v for name, v in values}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
-        """The reverse of :meth:`as_dict`; absent knobs take their defaults.
+        """The reverse of :meth:`as_dict` and :meth:`all_values`; absent knobs take their defaults.
 
         Raises:
             UsageError: an unknown knob, or a value of the wrong kind.
@@ -135,6 +165,9 @@ class Knob:
     """Short form of a value that differs from the default: by value, or a pattern for any."""
     values: Mapping[Any, str] = field(default_factory=dict)
     """Values of an enumeration with a hint for people."""
+    added_later: bool = False
+    """Whether configurations were stored before it came: text and JSON then name it off its default
+    only, so that what was recorded without it keeps its text, its hash and its identity."""
 
     def short(self, value: object) -> str:
         """Says a value in a word or two; the empty string where there is nothing to say."""
@@ -202,13 +235,30 @@ KNOBS: Mapping[str, Knob] = {
         live_when="accumulation > 1 and several ranks see different data",
         brief="sync at the end",
     ),
+    "defer_all_reduce": Knob(
+        kind=bool,
+        label="Sync replicas after the last micro-batch only",
+        head="defer\nreduce",
+        live_when="hybrid_shard, accumulation > 1 and sync_each_batch",
+        brief="replicas at the end",
+        added_later=True,
+    ),
     "activation_checkpointing": Knob(
         kind=Checkpointing,
         label="Activation checkpointing",
         head="ckpt",
         live_when="always",
-        brief={Checkpointing.FULL: "checkpointing"},
-        values={value: str(value) for value in Checkpointing},
+        brief={
+            Checkpointing.SELECTIVE: "selective checkpointing",
+            Checkpointing.EVERY_2: "checkpointing every 2nd",
+            Checkpointing.FULL: "checkpointing",
+        },
+        values={
+            Checkpointing.NONE: "none: all is kept",
+            Checkpointing.SELECTIVE: "selective: products and attention are kept",
+            Checkpointing.EVERY_2: "every_2: every second layer",
+            Checkpointing.FULL: "full: every layer",
+        },
     ),
     "cpu_offload": Knob(
         kind=bool,
@@ -217,8 +267,20 @@ KNOBS: Mapping[str, Knob] = {
         live_when="sharded",
         brief="offload",
     ),
+    "fused_loss": Knob(
+        kind=bool,
+        label="Loss without whole logits",
+        head="fused\nloss",
+        live_when="tp_size 1, where the stack has it",
+        brief="fused loss",
+        added_later=True,
+    ),
 }
 
+# The defaults at which a knob is left out of text and JSON.
+_UNSAID: Mapping[str, Any] = {
+    name: getattr(Settings(), name) for name, knob in KNOBS.items() if knob.added_later
+}
 # The values of all knobs.
 _VALUES = attrgetter(*KNOBS)
 # The knob that makes up the global batch: it follows from those that are chosen.
@@ -303,6 +365,8 @@ def parse_settings(text: str) -> Settings:
 # Settings are put in order by their text, and the same values come again and again.
 @lru_cache(maxsize=4096)
 def _part(name: str, value: object) -> str:
+    if name in _UNSAID and value == _UNSAID[name]:
+        return ""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 
 

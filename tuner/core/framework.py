@@ -20,6 +20,7 @@ from tuner.catalog.versions import (
     meets_all,
     version_table,
 )
+from tuner.core.workload import Precision
 from tuner.errors import UnknownNameError, UsageError
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "FrameworkName",
     "KnobEffect",
     "KnobRule",
+    "by_script",
     "framework",
     "installed_versions",
     "knob_effect",
@@ -36,6 +38,7 @@ __all__ = [
     "parse_stated_versions",
     "releases_of",
     "sync_each_batch_effect",
+    "usual_precision",
     "version_notes",
 ]
 
@@ -117,7 +120,7 @@ class KnobEffect:
     """Effect of a framework on a knob under given conditions."""
 
     effect: Effect  # ``live``, ``dead`` or ``refused``
-    values: tuple[bool | int, ...] = ()
+    values: tuple[bool | int | str, ...] = ()
     """The only value that acts (dead), the values that train wrongly (refused), or none (live)."""
     why: str = ""  # the reason, fit to be shown; empty when live
     source: str = ""  # where that is known from; empty when live
@@ -240,6 +243,20 @@ def knob_effect(framework: Framework, knob: str, conditions: Collection[str]) ->
     return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
 
 
+def by_script(framework: Framework, knob: str, conditions: Collection[str]) -> KnobRule | None:
+    """The rule by which a launcher's option of the knob does something else than the knob."""
+    return next(
+        (
+            rule
+            for rule in knob_rules(framework)
+            if rule.knob == knob
+            and rule.effect is Effect.BY_SCRIPT
+            and rule.when <= frozenset(conditions)
+        ),
+        None,
+    )
+
+
 def sync_each_batch_effect(
     framework: Framework, family: Condition, *, cpu_offload: bool = False
 ) -> KnobEffect:
@@ -279,6 +296,16 @@ def framework_name(name: object) -> FrameworkName:
     if name not in list(FrameworkName):
         raise UnknownNameError("framework", str(name), FrameworkName)
     return FrameworkName(str(name))
+
+
+def usual_precision(name: object) -> Precision:
+    """The precision of a question that states none: what users of the framework train in.
+
+    Configurations for accelerate say ``mixed_precision: bf16`` (TRL 0.24,
+    ``trl/accelerate_configs/fsdp2.yaml`` and its neighbours), over weights in fp32.
+    """
+    mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    return Precision.BF16_MIXED if mixes else Precision.BF16
 
 
 def same_release(one: str, other: str) -> bool:

@@ -165,6 +165,11 @@ class Measurement:
     """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
     recomputed_layers: int | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    whole_logits: bool | None = None
+    """Whether the output head returned the logits of all tokens, and not the loss; ``None`` where
+    that was not looked at."""
+    recomputed_products: int | None = None
+    """Matrix products in them that were computed again; ``None`` where not counted."""
     attention: Mapping[str, int] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
     flash, efficient or math; none where that is not noted, or transformers does it itself."""

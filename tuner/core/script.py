@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
-from tuner.core.framework import Framework, FrameworkName
+from tuner.core.framework import Framework, FrameworkName, by_script
 from tuner.errors import UsageError
 
 if TYPE_CHECKING:
@@ -285,6 +285,8 @@ def _sha256(content: bytes) -> str:
 BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 # Knobs that ``accelerate launch`` puts in force by its configuration file, on GPUs.
 IN_FILE = ("sharding", "cpu_offload", "activation_checkpointing")
+# Values that the file cannot say.
+NOT_IN_FILE = frozenset({Checkpointing.SELECTIVE, Checkpointing.EVERY_2})
 
 
 def pinned(question: "Question", knob: str, settings: Settings | None = None) -> tuple[Any, str]:
@@ -307,10 +309,11 @@ def pinned(question: "Question", knob: str, settings: Settings | None = None) ->
         elif by_file:
             return None, ""
         else:
-            why = (
-                "accelerate's file checkpoints only what it shards and what draws no random"
-                " numbers, and {activation_checkpointing} is used nowhere in the command"
+            only = (
+                "accelerate's file checkpoints only what it shards and what draws no random numbers"
             )
+            named = "{activation_checkpointing} is used nowhere in the command"
+            why = f"{flag_differs(question) or only}, and {named}"
     asked = question.knobs.get(knob, ())
     if len(asked) == 1:
         return asked[0], f"{why}, so it is as stated"
@@ -337,7 +340,8 @@ def check_script(
         raise UsageError("cluster", cluster.name, "a script is probed on one node")
     in_file = IN_FILE if script.launch is Launch.ACCELERATE else ()
     for knob, values in knobs.items():
-        if len(values) > 1 and knob not in (*script.knobs, *in_file, *BATCH):
+        by_file = knob in in_file and NOT_IN_FILE.isdisjoint(values)
+        if len(values) > 1 and not by_file and knob not in (*script.knobs, *BATCH):
             shown = ", ".join(map(str, values))
             allowed = f"{{{knob}}} is used nowhere in the script's command: use it, or state one"
             raise UsageError(knob, shown, allowed)
@@ -367,11 +371,18 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     memory and, to the last bit, the same losses as ``gradient_checkpointing_enable``, which the
     probe uses: compared over 2 ranks with a Llama. But accelerate wraps layers with
     ``preserve_rng_state=False`` (``fsdp2_apply_ac``), which gives wrong gradients where a layer
-    draws random numbers.
+    draws random numbers; and from 1.8 to 1.14 it wraps parts of layers (``catalog/versions.toml``).
     """
-    if settings.activation_checkpointing is Checkpointing.NONE:
-        return False
+    if settings.activation_checkpointing is not Checkpointing.FULL:
+        return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
     # a layer's forward is not the same twice, as with dropout
     fields = question.workload.model.fields.items()
     is_random = any(value > 0 for name, value in fields if "drop" in name or "jitter" in name)
-    return is_random or not is_sharded(question, settings)
+    return is_random or not is_sharded(question, settings) or bool(flag_differs(question))
+
+
+def flag_differs(question: "Question") -> str:
+    """Why FSDP2's option does not checkpoint layers in these versions; empty where it does."""
+    family = question.framework.family(replicated=False)
+    rule = by_script(question.framework, "activation_checkpointing", {family})
+    return rule.why if rule else ""

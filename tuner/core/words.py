@@ -14,7 +14,7 @@ from tuner.text import size_text
 MOST_NAMED = 3
 
 _ALWAYS = ("sharding", *BATCH)
-_DEFAULTS = Settings().as_dict()
+_DEFAULTS = frozenset(str(Settings()).split(","))
 
 
 # The same settings are told in many places of an answer and of a page.
@@ -23,10 +23,8 @@ def describe(settings: Settings) -> str:
     """``knob=value,...`` of what matters: batch sizes, sharding, and knobs off their default."""
     return ",".join(
         part
-        for part, (knob, value) in zip(
-            str(settings).split(","), settings.as_dict().items(), strict=True
-        )
-        if knob in _ALWAYS or value != _DEFAULTS[knob]
+        for part in str(settings).split(",")
+        if part not in _DEFAULTS or part.partition("=")[0] in _ALWAYS
     )
 
 

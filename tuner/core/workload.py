@@ -41,6 +41,14 @@ class ReduceDtype(StrEnum):
     FP32 = "fp32"
 
 
+class Loss(StrEnum):
+    """What a training script does with whole logits."""
+
+    HF = "hf"  # transformers' own loss, of the release that is installed or stated
+    FP32 = "fp32"  # cross entropy of an fp32 copy of the logits, in any release
+    OWN_DTYPE = "own_dtype"  # cross entropy of the logits as they are
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A workload. Nothing in it may be changed to make training faster."""
@@ -54,6 +62,7 @@ class Workload:
     precision: Precision = Precision.BF16  # number formats of weights and compute
     reduce_dtype: ReduceDtype | None = None
     """Number format of gradient reduction; ``None`` becomes the precision's own."""
+    loss: Loss = Loss.HF  # what is done with whole logits
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -73,7 +82,10 @@ class Workload:
         return self.sequence_length * self.global_batch_size
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; the model as its whole configuration, with its name beside it."""
+        """Plain JSON values; the model as its whole configuration, with its name beside it.
+
+        What came later, ``loss``, is left out while it is the default: identities stay.
+        """
         return {
             "model": self.model.as_config(),
             "model_name": self.model.name,
@@ -82,6 +94,7 @@ class Workload:
             "optimizer": str(self.optimizer),
             "precision": str(self.precision),
             "reduce_dtype": str(self.reduce_dtype),
+            **({"loss": str(self.loss)} if self.loss is not Loss.HF else {}),
         }
 
     @classmethod
@@ -98,4 +111,5 @@ class Workload:
             optimizer=choice("optimizer", Optimizer, values["optimizer"]),
             precision=choice("precision", Precision, values["precision"]),
             reduce_dtype=choice("reduce_dtype", ReduceDtype, values["reduce_dtype"]),
+            loss=choice("loss", Loss, values.get("loss", Loss.HF)),
         )

@@ -111,7 +111,7 @@ def allocated_tensors(
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
     else:
-        found = step_memory(workload, settings, cluster)
+        found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
         tensors = AllocatedTensors(
             by_phase={str(phase): size for phase, size in found.by_phase.items()},
             breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},

@@ -24,7 +24,7 @@ from tuner.model import read_model_config
 
 # Of :meth:`Calibration.as_dict`, and of what is timed and how rates are made of it; one of another
 # format is not read.
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class ComputeRates:
     """Rates of one device in one number format, measured with all others computing too."""
 
     flops_per_s: Quantity  # matrix products of many channels
-    small_dim: float  # channels at which half of that is reached
+    small_dim: float  # as in ``catalog/costs.toml``
     traffic_factor: float
-    """Traffic of a layer over its kept activations, forward and backward, at copies' rate."""
+    """Time of a layer's elementwise kernels over that of their counted bytes at copies' rate."""
     logit_traffic: float  # bytes of traffic per logit, at that rate
     layer_host_s: float  # host seconds to launch one layer, forward and backward
     update_factor: float  # seconds of AdamW's step over those of its counted traffic at that rate
@@ -136,6 +136,7 @@ def calibrated(
     updates in fp32.
     """
     time: dict[str, float] = {}  # of the constants, those that are measured
+    torch: dict[str, float] = {}
     gpu = replace(cluster.gpu, memory_bytes_per_s=calibration.memory_bytes_per_s.value)
     computes = "fp32" if precision is Precision.FP32 else "bf16"
     updates = "bf16" if precision is Precision.BF16 else "fp32"
@@ -145,24 +146,20 @@ def calibrated(
             gpu = replace(gpu, fp32_flops_per_s=peak)
         else:
             gpu = replace(gpu, dense_bf16_flops_per_s=peak)
-        time |= {
-            "matmul_efficiency": 1.0,
-            "small_dim": rates.small_dim,
-            "traffic_factor": rates.traffic_factor,
-            "logit_traffic": rates.logit_traffic,
-            "torch_host_s": rates.layer_host_s,
-        }
+        names = ("small_dim", "traffic_factor", "logit_traffic", "layer_host_s")
+        torch |= {name: getattr(rates, name) for name in names}
     if rates := calibration.compute.get(updates):
-        time["update_factor"] = rates.update_factor
+        torch["update_factor"] = rates.update_factor
     if calibration.overlap_cost is not None:
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
+    low = costs.time.low_unfitted
     if cluster.gpu.device is Device.CPU:
         low, time["high_unfitted"] = costs.time.low_cpu, costs.time.high_cpu
-    else:
-        low = costs.time.low_unfitted
-    time["low_unfitted"] = low / calibration.disturbance  # alone, devices are as much faster
+    # alone, devices are as much faster
+    time["low_unfitted"] = low / calibration.disturbance
+    time["low_torch_other"] = costs.time.low_torch_other / calibration.disturbance
     where = replace(
         cluster,
         gpu=gpu,
@@ -174,8 +171,8 @@ def calibrated(
         for name in links
         for op, factor in calibration.links[name].factors.items()
     }
-    priced = replace(costs.time, **time)
-    return where, replace(costs, time=priced, ring_factors=factors, calibrated=True)
+    costs = replace(costs, time=replace(costs.time, **time), torch=replace(costs.torch, **torch))
+    return where, replace(costs, ring_factors=factors, calibrated=True)
 
 
 def _links(calibration: Calibration, cluster: Cluster) -> dict[str, Link]:

@@ -110,8 +110,8 @@ def _compute(
     )
     here = replace(cluster, gpu=gpu)
     timed = _layers(of_kind(readings, "layers", dtype=dtype))
-    usual = default_costs().time
-    host_s = min((t.layer_s for t in timed), default=usual.torch_host_s)
+    usual = default_costs().torch
+    host_s = min((t.layer_s for t in timed), default=usual.layer_host_s)
     # a CPU launches and computes by turns; a GPU computes while the host launches
     beside = host_s if cluster.gpu.device is Device.CPU else 0.0
     busy = [t for t in timed if t.layer_s > HOST_BOUND * host_s]
@@ -183,14 +183,14 @@ def _layers(readings: Iterable[Reading]) -> list[_Timed]:
 
 
 def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
-    """Rate of wide products, and the width at which half of it is reached.
+    """Rate of wide products, and ``small_dim``.
 
-    Seconds of an operation are ``a + b / width``: ``1 / a`` is the rate, ``b / a`` that width.
+    Seconds of an operation are ``a + b (2 / width)``: ``1 / a`` is the rate, ``b / a`` the other.
     """
     rows = []
     for r in products:
         operations = 2 * r.case["rows"] * r.case["width"] ** 2
-        rows.append((1.0, 1 / r.case["width"], r.seconds / operations))
+        rows.append((1.0, 2 / r.case["width"], r.seconds / operations))
     constant, by_width = _plane(rows)
     least = min(seconds for _, _, seconds in rows) / BEYOND
     if constant < least:  # a slow narrow product says little of wide ones
@@ -206,12 +206,12 @@ def _matrix_rate(products: Sequence[Reading]) -> tuple[Quantity, float]:
 BEYOND = 1.1
 
 
-def _costs(small_dim: float, **time: float) -> Costs:
-    """Constants of matrices alone, and what is given."""
+def _costs(small_dim: float, **torch: float) -> Costs:
+    """Constants of matrices and attention alone, and what is given."""
     usual = default_costs()
-    matrices = {"matmul_efficiency": 1.0, "small_dim": small_dim}
     nothing = {"traffic_factor": 0.0, "logit_traffic": 0.0}
-    return replace(usual, time=replace(usual.time, **{**matrices, **nothing, **time}))
+    changed = replace(usual.torch, **{"small_dim": small_dim, **nothing, **torch})
+    return replace(usual, torch=changed, calibrated=True)
 
 
 def _slope(rows: Sequence[tuple[float, float, float]]) -> float:

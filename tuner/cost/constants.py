@@ -8,10 +8,12 @@ is counted; the file says to which runs, and why.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from functools import cache
+from dataclasses import dataclass, field, fields, replace
+from functools import cache, cached_property
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tuner.core.framework import FrameworkName
 
 
 class Width(NamedTuple):
@@ -89,8 +91,6 @@ class TimeCosts:
     logit_traffic: float
     layer_host_s: float
     pipelined_host_s: float
-    torch_host_s: float
-    update_factor: float
     overlap_cost: float
     collective_s: float
     host_memory_bytes_per_s: float
@@ -110,6 +110,10 @@ class TimeCosts:
     high: float
     low_pipelined: float
     high_pipelined: float
+    low_torch: float
+    high_torch: float
+    low_torch_other: float
+    high_torch_other: float
     low_unfitted: float
     high_unfitted: float
     low_cpu: float
@@ -125,8 +129,38 @@ class TimeCosts:
         """Interval of pipelines over nodes."""
         return Width(self.low_pipelined, self.high_pipelined)
 
+    @property
+    def torch(self) -> Width:
+        """Interval of torch, accelerate and trainer on the kind of GPU that is fitted on."""
+        return Width(self.low_torch, self.high_torch)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+    @property
+    def torch_other(self) -> Width:
+        """The same on other GPUs."""
+        return Width(self.low_torch_other, self.high_torch_other)
+
+    @property
+    def unfitted(self) -> Width:
+        """Interval of stacks and GPUs that nothing was fitted on, and of calibrated devices."""
+        return Width(self.low_unfitted, self.high_unfitted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchCosts:
+    """Efficiencies and traffic of one GPU's kernels under torch, accelerate and trainer."""
+
+    small_dim: float
+    attention_forward: float
+    attention_backward: float
+    attention_quicker: float
+    attention_dim: float
+    traffic_factor: float
+    logit_traffic: float
+    layer_host_s: float
+    update_factor: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Costs:
     """Constants by table.
 
@@ -136,12 +170,21 @@ class Costs:
 
     memory: MemoryCosts  # of nanotron's memory, and of all memory's intervals
     device: DeviceCosts  # of what the device holds beside tensors
-    time: TimeCosts  # of time
+    time: TimeCosts  # of nanotron's time, of links, and of all times' intervals
+    torch: TorchCosts  # of what one GPU computes under torch, accelerate and trainer
     calibrated: bool = False
     """Whether rates are those of the devices themselves, measured: see ``calibration.py``."""
     ring_factors: Mapping[tuple[str, str], float] = field(default_factory=dict, hash=False)
     """By link (``intra`` or ``inter`` node) and operation, such as reduce_scatter: its seconds over
     those of its ring there. Where it was not measured it takes the time of its ring."""
+
+    @cached_property
+    def quickest(self) -> "Costs":
+        """These with attention as fast as the paper of torch's kernel has it."""
+        by, torch = self.torch.attention_quicker, self.torch
+        forward, backward = by * torch.attention_forward, by * torch.attention_backward
+        quick = replace(torch, attention_forward=forward, attention_backward=backward)
+        return replace(self, torch=quick)
 
     def __post_init__(self) -> None:
         for name, kind in _TABLES.items():
@@ -150,11 +193,29 @@ class Costs:
                 object.__setattr__(self, name, kind(**given))
 
 
-_TABLES = {"memory": MemoryCosts, "device": DeviceCosts, "time": TimeCosts}
+_TABLES = {"memory": MemoryCosts, "device": DeviceCosts, "time": TimeCosts, "torch": TorchCosts}
 
 
 @cache
 def default_costs() -> Costs:
     """The catalogue's constants. The file is read once."""
+    return Costs(**{name: _catalogue()[name] for name in _TABLES})
+
+
+@cache
+def _catalogue() -> Mapping[str, Any]:
     text = files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8")
-    return Costs(**tomllib.loads(text))
+    return tomllib.loads(text)
+
+
+@cache
+def experts_of(framework: FrameworkName) -> tuple[Costs, ...]:
+    """The constants that a search weighs by what its probes take; the catalogue's own come first.
+
+    Others than nanotron's steps were not fitted to anything that could be doubted so.
+    """
+    if framework is not FrameworkName.NANOTRON:
+        return (default_costs(),)
+    whole = default_costs()
+    others = _catalogue()["experts"].values()
+    return (whole, *(replace(whole, time=replace(whole.time, **other)) for other in others))

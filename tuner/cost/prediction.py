@@ -13,7 +13,7 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import HEADROOM
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
@@ -31,7 +31,8 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     """Why nothing is known of a workload under a framework; empty where it is covered.
 
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
-    fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers.
+    fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers, or
+    of another loss than its own.
     """
     if framework.name is not FrameworkName.NANOTRON:
         return ""
@@ -42,6 +43,8 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
         asked = f"{workload.precision} with {workload.optimizer}"
         return f"nanotron is covered in bf16 with adamw, and not for {asked}"
+    if workload.loss is not Loss.HF:
+        return f"nanotron's loss is its own, and loss={workload.loss} would change no figure"
     return ""
 
 

@@ -21,10 +21,10 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tuner.catalog.versions import meets
-from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.framework import Framework, FrameworkName
+from tuner.core.configuration import FSDP, Checkpointing, Settings
+from tuner.core.framework import Framework, FrameworkName, by_script
 from tuner.core.measurement import Category, Phase
-from tuner.core.workload import Workload
+from tuner.core.workload import Loss, Workload
 from tuner.cost.memory.shards import COMPUTE_BYTES
 from tuner.errors import UsageError
 
@@ -32,6 +32,12 @@ from tuner.errors import UsageError
 FP32_IN_MODEL = "<4.46"
 # Releases of transformers whose loss copies the logits, shifted by one token.
 SHIFTED_COPY = "<4.49"
+# Tensors of sequence x hidden size that accelerate 1.8 to 1.14 keeps of each layer where FSDP2's
+# option checkpoints, beyond the layer's input, by model type: it wraps the children of a layer, and
+# the input of each is kept. Counted by running ``fsdp2_apply_ac`` of 1.14.0 on small models of all
+# types with transformers 5.23 (gemma2 by gemma3_text, whose layers have the same parts).
+KEPT_OF_PARTS: Mapping[str, int] = {"gemma2": 5, "gemma3_text": 5, "gpt_neox": 2, "phi": 1}
+USUALLY_KEPT_OF_PARTS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +52,14 @@ class Script:
     """The model returns keys and values of all layers with its outputs (``use_cache=True``)."""
     keeps_outputs: bool = False
     """A name holds the model's outputs until the next micro-batch's forward has returned."""
+    fsdp_checkpointing: bool = False
+    """FSDP's own option (``fsdp_activation_checkpointing``) checkpoints, not the model's method."""
+    selects_every_2nd: bool = False
+    """Selective checkpointing keeps every second matrix product only, as torchtitan's of operators
+    does (``_get_custom_policy`` in parallelisms/parallelize_llama.py, December 2024)."""
+    one_root_unit: bool = False
+    """FSDP wraps the layers alone: the rest is the root's, which stays gathered to the end of
+    backward (``apply_fsdp`` in the same file; ``FSDPState._lazy_init`` in torch)."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,11 +102,12 @@ def script_bytes(
     The step without them is that of the newest known transformers, with the defaults of
     :class:`Script`. The loss's bytes of logits may be negative: releases that return fp32 logits
     do not keep those in the compute precision beside them. A framework without a stated release
-    of transformers means the newest.
+    of transformers means the newest. Of another loss than transformers' own the releases say
+    nothing.
     """
     compute = COMPUTE_BYTES[workload.precision]
     releases = {} if isinstance(framework, FrameworkName) else framework.versions
-    release = releases.get("transformers")
+    release = releases.get("transformers") if workload.loss is Loss.HF else None
     wide = release is not None and meets(release, FP32_IN_MODEL)
     shifted = release is not None and meets(release, SHIFTED_COPY)
     model, tokens = workload.model, settings.micro_batch_size * workload.sequence_length
@@ -104,16 +119,41 @@ def script_bytes(
     # per logit, what this release's loss needs beyond the newest release's
     loss = 4 * shifted - (compute if compute < 4 and wide else 0)
     # Without checkpointing, attention keeps the very same keys and values for its backward.
-    own_cache = cache if settings.activation_checkpointing is Checkpointing.FULL else 0.0
+    again = settings.activation_checkpointing.layers_again(model.layers)
+    own_cache = cache * again / model.layers
     kept_cache = cache if script.keeps_outputs else 0.0
     kept_logits = returned if script.keeps_outputs else 0.0
-    in_forward = {Category.ACTIVATIONS: own_cache + kept_cache}
+    # of all layers until backward has passed them; less is computed again at once then, which is
+    # not taken off
+    parts = compute * _parts_kept(workload, settings, framework, script) * tokens
+    embedding = compute * model.vocab_size * model.hidden_size / tp
+    root = embedding if script.one_root_unit and settings.sharding in FSDP else 0.0
+    root *= not model.tied_embeddings  # which is gathered with the head anyway
+    gathered = {Category.GATHERED_PARAMETERS: root}
+    in_forward = {Category.ACTIVATIONS: own_cache + kept_cache + parts, **gathered}
     return {
         Phase.FORWARD: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits},
         Phase.LOSS: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits + loss * logits},
         Phase.BACKWARD: {
-            Category.ACTIVATIONS: own_cache if script.keeps_outputs else 0.0,
+            Category.ACTIVATIONS: parts + (own_cache if script.keeps_outputs else 0.0),
             Category.LOGITS_AND_LOSS: kept_logits,
+            **gathered,
         },
         Phase.OPTIMIZER: {Category.ACTIVATIONS: kept_cache, Category.LOGITS_AND_LOSS: kept_logits},
     }
+
+
+def _parts_kept(
+    workload: Workload, settings: Settings, framework: Framework | FrameworkName, script: Script
+) -> int:
+    """Channels of a token that all layers keep together because their parts are checkpointed."""
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    if not (script.fsdp_checkpointing and full and settings.sharding in FSDP):
+        return 0
+    if isinstance(framework, FrameworkName) or not by_script(
+        framework, "activation_checkpointing", {framework.family(replicated=False)}
+    ):
+        return 0
+    model = workload.model
+    kept = KEPT_OF_PARTS.get(model.model_type, USUALLY_KEPT_OF_PARTS)
+    return kept * model.layers * model.hidden_size

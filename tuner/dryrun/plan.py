@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, releases_of
-from tuner.core.workload import Optimizer, Workload
+from tuner.core.workload import Loss, Optimizer, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.model import ModelConfig
@@ -41,15 +41,16 @@ class _Pattern:
 
 
 @lru_cache(maxsize=256)
-def depths_of(model: ModelConfig) -> tuple[int, ...]:
+def depths_of(
+    model: ModelConfig, checkpointing: Checkpointing = Checkpointing.NONE
+) -> tuple[int, ...]:
     """The depths to dry-run, ascending: two shallow ones, or the model's own alone.
 
-    A shallow copy keeps the layers that lead, whole periods of those that alternate, and the
-    last ones. The model's own depth is taken where it costs no more than the two, or
-    where its layers follow no such pattern.
+    A shallow copy keeps the layers that lead, whole periods of those that alternate, in kind or
+    in whether they are checkpointed, and the last ones. The model's own depth is taken where it
+    costs no more than the two, or where its layers follow no such pattern.
     """
-    kinds = layer_kinds(model)
-    pattern = _pattern(kinds)
+    pattern = _pattern(layer_kinds(model), checkpointing)
     if pattern is None:
         return (model.layers,)
     low = pattern.shallowest
@@ -58,7 +59,9 @@ def depths_of(model: ModelConfig) -> tuple[int, ...]:
     return (low, high) if low + high < model.layers else (model.layers,)
 
 
-def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
+def at_depth(
+    model: ModelConfig, depth: int, checkpointing: Checkpointing = Checkpointing.NONE
+) -> dict[str, Any]:
     """The configuration of ``model`` with ``depth`` of its layers, one of :func:`depths_of`.
 
     Fields that say something of each layer are cut to the layers that are kept.
@@ -67,7 +70,7 @@ def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
     if depth == model.layers:
         return config
     kinds = layer_kinds(model)
-    pattern = _pattern(kinds)
+    pattern = _pattern(kinds, checkpointing)
     assert pattern is not None, "only models with a pattern have shallow copies"
     kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
     config["num_hidden_layers"] = depth
@@ -82,18 +85,19 @@ def at_depth(model: ModelConfig, depth: int) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)  # a thousand layers take a fifth of a second, and each class asks again
-def _pattern(kinds: tuple[LayerKind, ...]) -> _Pattern | None:
+def _pattern(kinds: tuple[LayerKind, ...], checkpointing: Checkpointing) -> _Pattern | None:
     """The pattern with the shallowest copy; ``None`` where no period comes twice."""
+    layers = [(kind, checkpointing.of_layer(index)) for index, kind in enumerate(kinds)]
     found = [
         _Pattern(lead=start, period=period, tail=len(kinds) - period - end)
         for period in range(1, len(kinds) // 2 + 1)
-        for start, end in [_longest_repeat(kinds, period)]
+        for start, end in [_longest_repeat(layers, period)]
         if end - start >= period
     ]
     return min(found, key=lambda pattern: pattern.shallowest, default=None)
 
 
-def _longest_repeat(kinds: Sequence[LayerKind], period: int) -> tuple[int, int]:
+def _longest_repeat(kinds: Sequence[object], period: int) -> tuple[int, int]:
     """The longest run of layers that are each like the one a period later: its first and end."""
     best, first = (0, 0), 0
     for i in range(len(kinds) - period + 1):
@@ -122,6 +126,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
         "reduce_dtype": str(workload.reduce_dtype),
+        "loss": str(workload.loss),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
@@ -220,7 +225,8 @@ def plan_dry_runs(
     if why := _refusal(cluster, framework, known) or missing_package(workload, versions):
         raise NotDryRunError(why)
     key = _key(workload, cluster, known, versions)
-    depths = depths_of(workload.model)
+    checkpointing = known.activation_checkpointing
+    depths = depths_of(workload.model, checkpointing)
     counts = list(ACCUMULATION_COUNTS)
     # Fields that say how long to measure, and with which batch, are of no meaning in a dry run.
     spec: dict[str, Any] = {
@@ -239,7 +245,7 @@ def plan_dry_runs(
         {
             "id": f"{key}:{depth}:{sizes[0]}",
             "class": key,
-            "spec": spec | {"model": at_depth(workload.model, depth)},
+            "spec": spec | {"model": at_depth(workload.model, depth, checkpointing)},
             "micro_batch_sizes": list(sizes),
             "accumulation_counts": counts,
         }
@@ -292,6 +298,7 @@ def _key(
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
         "reduce_dtype": str(workload.reduce_dtype),
+        **({"loss": str(workload.loss)} if workload.loss is not Loss.HF else {}),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node if hybrid else None,
         "device": str(cluster.gpu.device),

@@ -17,11 +17,11 @@ from tuner.errors import ProbeError
 # Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
 # whatever the model: they are of four to eight layers.
 LIMIT_S = 45.0
-# Wall seconds for each second of the limit, after which a class is ended on a busy machine. For the
-# first one they count from the program's start: torch is imported first.
-WALL = 1.1
-# Seconds beyond that in which an answer must come. So a class has ended a minute after it was asked
-# for in any case.
+# Wall seconds for each second of the limit, after which a class is ended and tried once more: it
+# hangs, or the machine is busy. For the first one they count from the program's start: torch is
+# imported first.
+WALL = 3.0
+# Seconds beyond twice that in which an answer must come.
 GRACE_S = 10.0
 # Seconds after which whoever waits for an answer is asked again whether to go on.
 POLL_S = 0.1
@@ -72,7 +72,7 @@ class DryRunner:
         command: Sequence[str] = (sys.executable, "-P", "-m", "workers.probe.dry"),
     ) -> None:
         wall_s = WALL * limit_s
-        self._silence_s = wall_s + GRACE_S
+        self._silence_s = 2 * wall_s + GRACE_S
         jobs = jobs or min(2, len(os.sched_getaffinity(0)))
         limits = ["--limit-s", str(limit_s), "--wall-s", str(wall_s)]
         self._argv = [*command, *limits, "--jobs", str(jobs)]

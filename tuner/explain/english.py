@@ -229,7 +229,6 @@ def _arithmetic(at_assumed_rates: bool) -> str:
 
 
 def grounds_text(grounds: Grounds) -> str:
-    """Says what expected numbers rest on."""
     if grounds.by_rules_of_thumb:
         return "ordered by rules of thumb and corrected by the probes"
     by = ["by the probes"]

@@ -20,7 +20,7 @@ MICRO = "micro_batch_size"
 # Knobs that are chosen; accumulation makes up the global batch.
 CHOSEN = tuple(knob for knob in KNOBS if knob != ACCUMULATION)
 # Knobs that are compared in other configurations, where the answer itself was in no such pair.
-HEADLINE = ("sync_each_batch", "tp_recompute_allgather")
+HEADLINE = ("sync_each_batch", "defer_all_reduce", "tp_recompute_allgather")
 
 # Part by which step times may differ where nothing is said to have changed them: two runs of the
 # same configuration, each 2% off (as ``LEAST_ERROR`` of :mod:`tuner.search.belief`).

@@ -40,9 +40,6 @@ def answer(study: Study) -> Suggestion:
     predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
     ``best`` is ``None`` where nothing is known to fit, or no speed is known; the explanation says
     why.
-
-    Raises:
-        UsageError: the question has no legal configurations.
     """
     found = planned_answer(study)
     known, predictions, choice = found.known, found.forecast, found.choice
@@ -81,9 +78,6 @@ def check_limits(study: Study, limits: Limits) -> None:
 
     Whoever asks the same question with other limits gives the study these: what it answers then
     may not fit in the memory, or be of the fidelity, that others had asked for.
-
-    Raises:
-        ProbeError: the study has other limits; with those that differ.
     """
     apart = limits.apart(study.limits.as_dict())
     others = [f"{name} {value}" for name, (value, _) in apart.items()]
@@ -109,14 +103,6 @@ def best_known(study: Study) -> Suggestion | None:
 
 
 def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
-    """The best of an answer.
-
-    Raises:
-        NothingFitsError: there is none, for want of memory.
-        TrainsWronglyError: there is none, for all that fit train something else.
-        SpeedUnknownError: some fit, but no speed is known.
-        ProbeError: there is none, because no probe had a result.
-    """
     if suggestion.best is None:
         raise why_none(study, suggestion)
     return suggestion.best

@@ -8,7 +8,7 @@ from typing import Any
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
@@ -65,7 +65,8 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
     question = Question(
         workload=question.workload, cluster=question.cluster, framework=question.framework
     )
-    found = _predict(question, settings, profiles.get(settings.settings_class))
+    profile = profiles.get(settings.settings_class)
+    found = predict(*_asked(question), settings, profile=profile)
     if found.allocated_bytes.value is None:
         yield MemoryUnknown(why=found.why)
         return
@@ -117,11 +118,13 @@ def memory_changes(
         settings = check_settings(question, settings)
     if _uncovered(question, settings):
         return
+    asked = _asked(question)
     for knob, other in _others(question, settings):
         mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
         if mine is None or theirs is None:
             mine = theirs = None
-        before, after = _predict(question, settings, mine), _predict(question, other, theirs)
+        before = predict(*asked, settings, profile=mine)
+        after = predict(*asked, other, profile=theirs)
         change, apart = _difference(before, after)
         yield KnobPredicted(
             changes=(
@@ -140,14 +143,14 @@ def memory_changes(
         )
     # The other of AdamW's two precisions of state: by arithmetic, for it is another workload.
     workload = question.workload
-    optimizer = {
-        Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
-        Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
-    }.get(workload.optimizer)
+    optimizer = {Optimizer.ADAMW: Optimizer.ADAMW_8BIT, Optimizer.ADAMW_8BIT: Optimizer.ADAMW}.get(
+        workload.optimizer
+    )
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
-    change, apart = _difference(_predict(question, settings), _predict(changed, settings))
+    before, after = (predict(*_asked(one), settings) for one in (question, changed))
+    change, apart = _difference(before, after)
     name, saves = _largest(apart)
     eight_bit = optimizer is Optimizer.ADAMW_8BIT
     reason = EIGHT_BIT if eight_bit else NOT_EIGHT_BIT
@@ -175,9 +178,8 @@ def compared_classes(question: Question, settings: Settings) -> tuple[Settings, 
     return tuple(dict.fromkeys(one.settings_class for one in others))
 
 
-def _predict(question: Question, settings: Settings, profile: Profile | None = None) -> Prediction:
-    q = question
-    return predict(q.workload, q.cluster, q.framework, settings, profile=profile)
+def _asked(question: Question) -> tuple[Workload, Cluster, Framework]:
+    return question.workload, question.cluster, question.framework
 
 
 def _uncovered(question: Question, settings: Settings) -> str:
@@ -205,15 +207,18 @@ def _others(question: Question, settings: Settings) -> Iterator[tuple[str, Setti
 
 def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
     yield "sync_each_batch", not settings.sync_each_batch
+    yield "defer_all_reduce", not settings.defer_all_reduce
     yield "tp_recompute_allgather", not settings.tp_recompute_allgather
-    full = settings.activation_checkpointing is Checkpointing.FULL
-    yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
+    own = settings.activation_checkpointing
+    ends = (Checkpointing.NONE, Checkpointing.FULL)
+    yield from (("activation_checkpointing", value) for value in ends if value is not own)
     yield from (("sharding", value) for value in NEXT_SHARDINGS[settings.sharding])
     for knob in ("micro_batch_size", "tp_size", "pp_size"):
         size = getattr(settings, knob)
         yield knob, 2 * size
         if not size % 2:
             yield knob, size // 2
+    yield "fused_loss", not settings.fused_loss
     if settings.cpu_offload:
         yield "cpu_offload", False
 
@@ -221,7 +226,7 @@ def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
 def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Settings | None:
     """The configuration with one other value, if that is legal and acts."""
     wanted = replace(settings, **{knob: value})
-    if knob != "sync_each_batch":
+    if knob not in ("sync_each_batch", "defer_all_reduce"):
         wanted = replace(wanted, gradient_accumulation_steps=1)  # derived anew
     if knob == "tp_size" and value == 1:
         wanted = replace(wanted, tp_recompute_allgather=False)
@@ -246,6 +251,7 @@ _OF_TOKENS = frozenset({"activations", "logits_and_loss", "temporaries"})
 # The categories that the reason of each knob speaks of.
 ABOUT: Mapping[str, frozenset[str]] = {
     "sync_each_batch": _GRADIENTS,
+    "defer_all_reduce": _GRADIENTS,
     "tp_recompute_allgather": _OF_TOKENS,
     "activation_checkpointing": _OF_TOKENS,
     "sharding": _STATES | {"temporaries"},
@@ -253,6 +259,7 @@ ABOUT: Mapping[str, frozenset[str]] = {
     "tp_size": frozenset(CATEGORY_WORDS),
     "pp_size": frozenset(CATEGORY_WORDS),
     "cpu_offload": _STATES,
+    "fused_loss": frozenset({"logits_and_loss"}),
     "optimizer": frozenset({"optimizer_state", "temporaries"}),
 }
 
@@ -300,8 +307,8 @@ def _beside(settings: Settings, other: Settings, knob: str) -> str:
     counts = {settings.gradient_accumulation_steps, other.gradient_accumulation_steps}
     alike = {knob} | (set() if 1 in counts and len(counts) > 1 else {_COUNT})
     if 1 in counts:
-        alike |= {"sync_each_batch"}  # which is inactive there
-    old, new = settings.as_dict(), other.as_dict()
+        alike |= {"sync_each_batch", "defer_all_reduce"}  # which are inactive there
+    old, new = settings.all_values(), other.all_values()
     changed = (name for name in new if name not in alike and new[name] != old[name])
     return ", ".join(f"{name}={show(new[name])}" for name in changed)
 
@@ -322,14 +329,17 @@ def _should_save(settings: Settings, other: Settings, knob: str) -> bool | None:
         if {settings.sharding, other.sharding} == {Sharding.HYBRID_SHARD, Sharding.SHARD_GRAD_OP}:
             return None
         return _STRENGTH.index(other.sharding) > _STRENGTH.index(settings.sharding)
+    if knob == "defer_all_reduce":
+        return None
     old, new = getattr(settings, knob), getattr(other, knob)
     if knob in ("tp_size", "pp_size"):
         return bool(new > old)
     if knob == "micro_batch_size":
         return bool(new < old)
     if knob == "activation_checkpointing":
-        return bool(new is Checkpointing.FULL)
-    return bool(new)  # sync_each_batch, tp_recompute_allgather, cpu_offload
+        ladder = list(Checkpointing)
+        return ladder.index(new) > ladder.index(old)
+    return bool(new)  # sync_each_batch, tp_recompute_allgather, cpu_offload, fused_loss
 
 
 def _cause(question: Question, settings: Settings, other: Settings, name: str) -> str:
@@ -358,6 +368,14 @@ def _shards(question: Question, settings: Settings, other: Settings) -> tuple[in
     return shard_ranks(settings, question.cluster), shard_ranks(other, question.cluster)
 
 
+# What is kept with checkpointing, beside all that backward needs.
+KEPT = {
+    Checkpointing.SELECTIVE: "not only matrix products and attention",
+    Checkpointing.EVERY_2: "and not of every second one alone",
+    Checkpointing.FULL: "not only its input",
+}
+
+
 def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:
     if knob == "sync_each_batch" and other.sharding not in FSDP:
         return "every rank keeps whole gradients either way"
@@ -367,6 +385,13 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
             if other.sync_each_batch
             else "FSDP keeps the unsharded gradients until the last micro-batch"
         )
+    if knob == "defer_all_reduce":
+        return (
+            "sums of reduced shards wait for the last micro-batch in the format that they are"
+            " reduced in"
+            if other.defer_all_reduce
+            else "each micro-batch's reduced shards are added to the gradients"
+        )
     if knob == "tp_recompute_allgather":
         return (
             "backward gathers the input of each layer's linears again, and only this rank's part"
@@ -375,16 +400,21 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
             else "the gathered input of each layer's linears is kept for backward"
         )
     if knob == "activation_checkpointing":
-        return (
-            "only each layer's input is kept, and backward computes the rest again"
-            if other.activation_checkpointing is Checkpointing.FULL
-            else "everything that backward needs of each layer is kept, not only its input"
-        )
+        if other.activation_checkpointing is Checkpointing.FULL:
+            return "only each layer's input is kept, and backward computes the rest again"
+        kept = KEPT[settings.activation_checkpointing]
+        return f"everything that backward needs of each layer is kept, {kept}"
     if knob == "sharding":
         return _sharding(question, other, saves=saves)
     if knob == "micro_batch_size":
         times = "twice" if other.micro_batch_size > settings.micro_batch_size else "half"
         return f"activations and logits are of {times} as many tokens at once"
+    if knob == "fused_loss":
+        return (
+            "logits are made and left a part of the tokens at a time"
+            if other.fused_loss
+            else "the logits of all tokens are there at once, and what the loss makes of them"
+        )
     if knob == "cpu_offload":
         return "parameters, gradients and optimizer state are on the device, not in host memory"
     what = "the layers" if knob == "pp_size" else "each layer and its activations"

@@ -17,17 +17,14 @@ from tuner.cost.calibration import calibrated_text
 from tuner.explain import facts
 from tuner.explain.facts import Fact, KnobPredicted
 from tuner.explain.memory import memory_facts, padding
-from tuner.explain.probed import (
-    earlier,
-    not_suggested,
-)
+from tuner.explain.probed import earlier, not_suggested
 from tuner.planner.dry_runs import leading
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished
 from tuner.planner.next import next_run
 from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
-from tuner.planner.similar import NEAR, studies_near
+from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.spending import Stop, spent
 
 # Price in speed up to which a lighter configuration is told: about twice the median error of speeds
@@ -88,10 +85,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
     time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
     yield facts.Predicted(
-        best=best,
-        limit_bytes=limit,
-        basis=best.basis or Basis.ARITHMETIC,
-        time_from=time_from,
+        best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
     if is_transferred:
         yield facts.TransferredFrom(
@@ -239,6 +233,7 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
             asked = {package: stated[package] for package in other}
             yield facts.OtherVersions(ran=other, asked=asked)
     if is_transferred:
+        past = past_of(known.study.past, calibration)
         near_ones = [e.factor for e in known.timed if e.near >= NEAR]
         yield facts.Transferred(
             count=len(near_ones),
@@ -247,5 +242,5 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
             high=max(near_ones),
             near=NEAR,
             at_assumed_rates=known.at_assumed_rates,
-            studies=earlier(question, studies_near(known.study)),
+            studies=earlier(question, studies_near(known.study, past)),
         )

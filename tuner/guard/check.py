@@ -86,11 +86,6 @@ class GuardCheck:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "GuardCheck":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: it is of another format.
-        """
         known = dict(values)
         if known.pop("format", None) != GUARD_FORMAT:
             raise ValueError("a check of another format")

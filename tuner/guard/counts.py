@@ -101,9 +101,10 @@ def _shown(
         seen.append(Acted(knob="sync_each_batch", value=reduced > 1, why=why))
     passes, again = workload.model.layers * count, found.recomputed_layers
     if again is not None:  # without splits no collective shows it
-        value = Checkpointing.FULL if 2 * again > passes else Checkpointing.NONE
-        why = f"backward computed {again} of {passes} layers again"
-        seen.append(Acted(knob="activation_checkpointing", value=value, why=why))
+        seen.append(_recomputed(settings, passes, again, found.recomputed_products))
+    if found.whole_logits is not None:
+        why = f"the output head returned {'logits' if found.whole_logits else 'the loss'}"
+        seen.append(Acted(knob="fused_loss", value=not found.whole_logits, why=why))
     if settings.cpu_offload and found.memory and cluster.gpu.device is not Device.CPU:
         held_bytes = found.memory.by_category.get("parameters", 0)
         own_bytes = WEIGHT_BYTES[workload.precision] * shards(workload, settings, cluster).shard
@@ -113,14 +114,38 @@ def _shown(
     return {one.knob: None if getattr(settings, one.knob) == one.value else one for one in seen}
 
 
+def _recomputed(settings: Settings, passes: int, again: int, products: int | None) -> Acted:
+    """What ``activation_checkpointing`` did: of all layers' forward passes ``again`` were computed
+    again, and in these so many matrix products; ``None`` where they were not counted."""
+
+    def distance(value: Checkpointing) -> tuple[int, bool]:
+        wanted = value.layers_again(passes // settings.gradient_accumulation_steps)
+        off = abs(wanted * settings.gradient_accumulation_steps - again)
+        return off, value is not settings.activation_checkpointing  # of one layer both are all
+
+    value = min((Checkpointing.NONE, Checkpointing.EVERY_2, Checkpointing.FULL), key=distance)
+    why = f"backward computed {again} of {passes} layers again"
+    if products == 0 and value is Checkpointing.FULL:
+        value, why = Checkpointing.SELECTIVE, f"{why}, but none of their matrix products"
+    return Acted(knob="activation_checkpointing", value=value, why=why)
+
+
 def _others(settings: Settings, cluster: Cluster) -> Iterator[tuple[str, object]]:
     """Every other value of a knob that changes what is communicated."""
     parallel = settings.data_parallel_size(cluster.world_size) > 1
     if parallel and settings.gradient_accumulation_steps > 1:
         yield "sync_each_batch", not settings.sync_each_batch
-    if axis_sizes(settings, cluster).tp > 1:
+    sizes = axis_sizes(settings, cluster)
+    if (
+        sizes.replicate > 1
+        and settings.gradient_accumulation_steps > 1
+        and settings.sync_each_batch
+    ):
+        yield "defer_all_reduce", not settings.defer_all_reduce
+    if sizes.tp > 1:
         yield "tp_recompute_allgather", not settings.tp_recompute_allgather
-        full = settings.activation_checkpointing is Checkpointing.FULL
-        yield "activation_checkpointing", Checkpointing.NONE if full else Checkpointing.FULL
+        whole = (Checkpointing.NONE, Checkpointing.EVERY_2, Checkpointing.FULL)
+        own = settings.activation_checkpointing
+        yield from (("activation_checkpointing", value) for value in whole if value is not own)
     if parallel and settings.sharding in _RESHARDS:
         yield "sharding", _RESHARDS[settings.sharding]

@@ -14,12 +14,21 @@ from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, same_release
-from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Question
+from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, Measurement, Outcome
+from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.replica import STACK, family_of, smallest_factor, stack_of
+from tuner.guard.replica import (
+    STACK,
+    NoReplicaError,
+    Replica,
+    family_of,
+    replica_of,
+    smallest_factor,
+    stack_of,
+)
 from tuner.space.rules import show
+from tuner.text import kept
 
 # The knobs that act in settings, with their values: what settings of one path have in common.
 Path = tuple[tuple[str, Any], ...]
@@ -43,8 +52,12 @@ def path_of(settings: Settings, ranks: int) -> Path:
         values["sharding"] = settings.sharding
     if settings.cpu_offload:
         values["cpu_offload"] = True
+    if settings.fused_loss:
+        values["fused_loss"] = True
     if settings.gradient_accumulation_steps > 1:
         values["sync_each_batch"] = settings.sync_each_batch
+    if settings.defer_all_reduce:
+        values["defer_all_reduce"] = True
     return tuple(sorted(values.items()))
 
 
@@ -78,7 +91,6 @@ class PathCheck:
 
     @property
     def passed(self) -> bool:
-        """Tells whether nothing was wrong."""
         return self.outcome in (Outcome.OK, Outcome.STOPPED_EARLY)
 
     @property
@@ -160,7 +172,6 @@ class Faults:
 
     @cached_property
     def any(self) -> bool:
-        """Tells whether something failed at all."""
         return any(not check.passed for check in self._checks)
 
     def wrong(self, path: Path) -> Wrong | None:
@@ -277,12 +288,82 @@ class Faults:
 
 # Knobs, the one first that others are least likely to act through.
 _BLAME = (
+    "defer_all_reduce",
     "tp_recompute_allgather",
     "sync_each_batch",
     "cpu_offload",
+    "fused_loss",
     "activation_checkpointing",
     "tp_size",
     "sharding",
 )
 # Knobs that settings of a path may lack, and differ in nothing else.
-_CAN_BE_OFF = {"cpu_offload", "tp_size"}
+_CAN_BE_OFF = {"cpu_offload", "defer_all_reduce", "fused_loss", "tp_size"}
+
+
+# Why settings of a script are not checked as those of the probe program are.
+NO_REPLICA_OF_A_SCRIPT = "a replica shows nothing of a script of one's own"
+
+
+def replicas_of(question: Question, settings: Settings) -> tuple[Replica, ...]:
+    """The replicas whose verdicts settings need: in fp32, and in the workload's number format."""
+    if question.script is not None:
+        raise NoReplicaError(NO_REPLICA_OF_A_SCRIPT)
+    precision = question.workload.precision
+    formats = dict.fromkeys((Precision.FP32, precision))
+    return tuple(replica_of(question, settings, one) for one in formats)
+
+
+@kept(maxsize=8)
+def faults_of(study: Study) -> Faults:
+    """Collects what was seen to train something else, in this study's versions."""
+    others = (v for v in study.guards.values() if v.study != study.id)
+    return Faults((*_probed(study), *checks_of(study.question, others)))
+
+
+def _probed(study: Study) -> Iterator[PathCheck]:
+    """Collects what was counted in the study's own probes."""
+    ranks = study.question.cluster.world_size
+    for probe in sorted(study.probes, key=lambda p: p.id):
+        found, settings = probe.measurement, probe.request.settings
+        if found is None or probe.request.fidelity not in PROBED:
+            continue
+        if found.outcome in RAN | TRAINS_WRONGLY:
+            yield PathCheck(
+                path=path_of(settings, ranks),
+                outcome=found.outcome,
+                detail=found.detail,
+                knob=blamed_by_counts(settings, ranks, found),
+                source=f"probe #{probe.id}",
+                is_own=True,
+            )
+
+
+def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong]:
+    """Selects the configurations that must not be suggested: they train something else, or may
+    well.
+    """
+    faults, ranks = faults_of(study), study.question.cluster.world_size
+    if not faults.any:
+        return {}
+    found = ((one, faults.wrong(path_of(one, ranks))) for one in settings)
+    return {one: wrong for one, wrong in found if wrong is not None}
+
+
+def known_verdicts(study: Study, settings: Settings) -> Iterator[GuardCheck]:
+    """The verdicts on the settings' replicas, as far as there are some."""
+    versions = study.question.framework.versions
+    try:
+        replicas = replicas_of(study.question, settings)
+    except NoReplicaError:
+        return
+    for replica in replicas:
+        if (verdict := study.guards.get(replica.key(versions))) is not None:
+            yield verdict
+
+
+def is_checked(study: Study, settings: Settings) -> bool:
+    """Tells whether each knob's value was seen to train what it should, with some small model."""
+    if not study.guards or study.question.script is not None:
+        return False
+    return faults_of(study).is_checked(path_of(settings, study.question.cluster.world_size))

@@ -251,6 +251,7 @@ def replica_of(
             optimizer=optimizer,
             precision=precision or Precision.FP32,
             reduce_dtype=question.workload.reduce_dtype if rounds else None,
+            loss=question.workload.loss,
         ),
         cluster=cluster,
         settings=replace(
@@ -294,7 +295,6 @@ def family_of(question: Question) -> str:
 
 
 def stack_of(versions: Mapping[str, str]) -> dict[str, str]:
-    """The versions that decide what is trained."""
     return {package: versions[package] for package in STACK if package in versions}
 
 
@@ -306,7 +306,6 @@ def _processes(nodes: int, ranks_per_node: int) -> Cluster:
 
 
 def _optimizer(workload: Workload) -> Optimizer:
-    """The one that replicas are trained with."""
     return STANDS_FOR.get(workload.optimizer, workload.optimizer)
 
 
@@ -329,12 +328,12 @@ _SHARDINGS = (Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
 def usual_cases() -> Iterator[tuple[Question, Settings]]:
     """Questions with settings of theirs, in the versions that are installed.
 
-    Every sharding with gradients put off and not, full checkpointing, state in host memory, which
-    CPU processes only show to train the same, and tensor parallelism with
-    and without recomputation, both under checkpointing too, where buffers that are used again were
-    seen to train wrongly.
+    Every sharding with gradients put off and not, the all-reduce of replicas put off, all
+    checkpointing, state in host memory, which CPU processes only show to train the same, a fused
+    loss, and tensor parallelism with and without recomputation, both under full checkpointing too,
+    where buffers that are used again were seen to train wrongly.
     """
-    on_off, checkpointings = (True, False), tuple(Checkpointing)
+    on_off = (True, False)
     workload = Workload(model=load_model(MODEL), sequence_length=512, global_batch_size=64)
     stack = framework("torch")
 
@@ -344,12 +343,15 @@ def usual_cases() -> Iterator[tuple[Question, Settings]]:
 
     for sharding, sync in product(_SHARDINGS, on_off):
         yield case("8xa100-80gb", sharding=sharding, sync_each_batch=sync)
-    full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": Checkpointing.FULL}
-    yield case("8xa100-80gb", **full)
+    for checkpointing in (Checkpointing.SELECTIVE, Checkpointing.EVERY_2, Checkpointing.FULL):
+        full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": checkpointing}
+        yield case("8xa100-80gb", **full)
     yield case("8xa100-80gb", sharding=Sharding.FULL_SHARD, cpu_offload=True)
-    for recompute, checkpointing in product(on_off, checkpointings):
+    yield case("8xa100-80gb", sharding=Sharding.FULL_SHARD, fused_loss=True)
+    for recompute, checkpointing in product(on_off, (Checkpointing.NONE, Checkpointing.FULL)):
         knobs = {"tp_recompute_allgather": recompute, "activation_checkpointing": checkpointing}
         yield case("2xa100-80gb", tp_size=2, **knobs)
     for sync in on_off:
         knobs = {"sharding": Sharding.HYBRID_SHARD, "sync_each_batch": sync}
         yield case("2x8xa100-80gb", **knobs)
+    yield case("2x8xa100-80gb", sharding=Sharding.HYBRID_SHARD, defer_all_reduce=True)

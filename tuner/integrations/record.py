@@ -85,17 +85,12 @@ def shortage() -> dict[str, int]:
     """Describes an allocation on the device that has failed."""
     cuda = cuda_here()
     if cuda is None:
-        held = resident_bytes()
-        return _shortage(held, held, held)
-    total = cuda.get_device_properties(cuda.current_device()).total_memory
-    # tensors die while the error rises, and the peak stays
-    return _shortage(cuda.max_memory_allocated(), cuda.max_memory_reserved(), total)
-
-
-def _shortage(allocated: int, reserved: int, limit: int) -> dict[str, int]:
-    """The request is not told by the error but in words: at least a byte more was wanted."""
+        allocated = reserved = limit = resident_bytes()
+    else:  # tensors die while the error rises, and the peak stays
+        allocated, reserved = cuda.max_memory_allocated(), cuda.max_memory_reserved()
+        limit = cuda.get_device_properties(cuda.current_device()).total_memory
     return {
-        "requested_bytes": 1,
+        "requested_bytes": 1,  # told by the error in words alone: at least a byte more was wanted
         "allocated_bytes": allocated,
         "reserved_bytes": reserved,
         "limit_bytes": limit,
@@ -191,16 +186,13 @@ def _outcome_of(error: BaseException) -> str:
     if any(isinstance(each, MemoryError) for each in _chain(error)):
         return "host_oom"
     distributed = sys.modules.get("torch.distributed")
-    if isinstance(error, getattr(distributed, "DistError", ())) or _is_a_collectives(error):
-        return "communication_error"
-    return "crashed"
-
-
-def _is_a_collectives(error: BaseException) -> bool:
-    """Tells whether it came out of torch.distributed's own code: gloo raises ``RuntimeError``."""
+    # out of torch.distributed's own code: gloo raises ``RuntimeError``
     frames = traceback.extract_tb(error.__traceback__)
     inner = Path(frames[-1].filename).parts if frames else ()
-    return isinstance(error, RuntimeError) and "distributed" in inner[-3:-1]
+    from_collective = isinstance(error, RuntimeError) and "distributed" in inner[-3:-1]
+    if isinstance(error, getattr(distributed, "DistError", ())) or from_collective:
+        return "communication_error"
+    return "crashed"
 
 
 def _chain(error: BaseException) -> list[BaseException]:

@@ -110,24 +110,6 @@ def seen_path(folder: Path, rank: int) -> Path:
     return folder / f"seen-{rank:05d}"
 
 
-def read_plan(folder: Path) -> Plan:
-    """The plan in a probe's folder."""
-    return Plan(folder=folder, **json.loads((folder / PLAN).read_text(encoding="utf-8")))
-
-
-def tell_steps(folder: Path, steps: int) -> None:
-    """Tell all ranks after how many steps they end."""
-    write_json(folder / STEPS, {"steps": steps})
-
-
-def told_steps(folder: Path) -> int | None:
-    """After how many steps to end, if rank 0 has told it."""
-    try:
-        return int(json.loads((folder / STEPS).read_text(encoding="utf-8"))["steps"])
-    except FileNotFoundError:
-        return None
-
-
 # Seconds to wait for what other ranks write: who ends first closes their connections.
 PEERS_S = 10.0
 # Between two looks for it.
@@ -214,20 +196,17 @@ class ScriptProbe:
         """After how many steps all ranks end: rank 0 says it after the warm-up."""
         if self._until is not None or self._steps < self._plan.warmup_steps:
             return
+        told = self._plan.folder / STEPS
         if self._rank == 0:
             self._until = self._plan.affordable(step_s)
-            tell_steps(self._plan.folder, self._until)
-        else:
-            self._until = self._told_by_rank_0()
-
-    def _told_by_rank_0(self) -> int | None:
-        """Reads what rank 0 says; the first look waits for it, lest a rank run ahead."""
-        until = time.monotonic() + PEERS_S
-        while (told := told_steps(self._plan.folder)) is None:
+            write_json(told, {"steps": self._until})
+            return
+        until = time.monotonic() + PEERS_S  # the first look waits, lest a rank run ahead
+        while not told.exists():
             if self._steps > self._plan.warmup_steps or time.monotonic() > until:
-                return None
+                return
             time.sleep(LOOK_S)
-        return told
+        self._until = int(json.loads(told.read_text(encoding="utf-8"))["steps"])
 
     def _now(self) -> float:
         if (cuda := cuda_here()) is not None:
@@ -302,7 +281,8 @@ def _this_probe() -> ScriptProbe | None:
     if folder is None or os.environ.setdefault(PROCESS, mine) != mine:
         return None
     rank, size = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
-    probe = ScriptProbe(read_plan(Path(folder)), rank, size)
+    told = json.loads((Path(folder) / PLAN).read_text(encoding="utf-8"))
+    probe = ScriptProbe(Plan(folder=Path(folder), **told), rank, size)
     probe.begin()
     return probe
 

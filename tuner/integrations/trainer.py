@@ -20,7 +20,6 @@ class TunerCallback(TrainerCallback):  # type: ignore[misc]  # transformers is n
         self._loss = (logs or {}).get("loss", self._loss)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """An optimizer step has ended."""
         loss, self._loss = self._loss, None
         sequences = args.train_batch_size * args.gradient_accumulation_steps
         report_step(loss, sequences=sequences)

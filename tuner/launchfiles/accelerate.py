@@ -15,10 +15,11 @@ from typing import Any
 import yaml
 from packaging.version import Version
 
+from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
-from tuner.core.script import Launch, checkpoints_in_script, is_sharded
+from tuner.core.script import Launch, checkpoints_in_script, flag_differs, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Precision
 from tuner.launchfiles import contract as refusals
@@ -27,8 +28,10 @@ from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_para
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
+from tuner.launchfiles.loss import use_loss
 from tuner.launchfiles.shell import in_force
 from tuner.model.shape import is_named
+from tuner.space.rules import LOSS_OF_MODEL
 
 __all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
 
@@ -76,6 +79,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.tensors("accelerate", settings, "accelerate"),
         refusals.pipelines("accelerate", settings, "accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
+        _old_loss(question, settings),
     ):
         return refused
     # a part of the question only for frameworks that are built on it
@@ -89,17 +93,42 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     )
 
 
+def _old_loss(question: Question, settings: Settings) -> str | None:
+    """Refuses a loss of the code beside the file where models would pass over it."""
+    release = question.framework.versions.get("transformers")
+    old = release is not None and not meets(release, LOSS_OF_MODEL)
+    if question.script is not None or not old or not use_loss(question, settings):
+        return None
+    return (
+        f"in transformers {release} a model's loss cannot be replaced, and the study has another;"
+        f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}"
+    )
+
+
 def _oldest_accelerate(question: Question, settings: Settings) -> str:
     """The oldest version that does what file and script say (read in the releases' code)."""
     if not is_sharded(question, settings):
         return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
+    if options(question, settings)["activation_checkpointing"] and not _is_early(question):
+        return "1.15"  # from 1.8 on, parts of layers were checkpointed
     if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
         return "1.11"  # before, FSDP2 synchronized each micro-batch
     if settings.sharding is Sharding.HYBRID_SHARD:
         return "1.10"  # the first with parallelism_config
-    if settings.activation_checkpointing is not Checkpointing.NONE:
-        return "1.10"  # before, layers were checkpointed in another way
     return "1.6"  # the first with FSDP2
+
+
+def _is_early(question: Question) -> bool:
+    """Whether the stated release is of those that checkpointed layers before 1.8."""
+    stated = question.framework.versions.get("accelerate")
+    return stated is not None and meets(stated, "<1.8")
+
+
+def _needs(question: Question, settings: Settings) -> str:
+    """The releases that do what file and script say."""
+    by_option = options(question, settings)["activation_checkpointing"]
+    between = ", but not 1.8 to 1.14" if by_option and _is_early(question) else ""
+    return f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -112,7 +141,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
             " anywhere else."
         )
     nodes = values["num_machines"]
-    needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer. Start it"
+    needs = f"{_needs(question, settings)}. Start it"
     command = f"#     accelerate launch --config_file {FILE_NAME}"
     launch = [f"# {needs}:", f"{command} SCRIPT.py"]
     if nodes > 1:
@@ -157,13 +186,21 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             f" set num_machines: {nodes}, and give machine_rank, main_process_ip and"
             " main_process_port on each."
         )
-    if settings.activation_checkpointing is Checkpointing.FULL and sharded:
-        by_script = checkpoints_in_script(question, settings)
+    how = settings.activation_checkpointing
+    if how not in (Checkpointing.NONE, Checkpointing.FULL):
         yield from comment(
-            "fsdp_activation_checkpointing must stay off: it does not restore the random state,"
-            " so with this model's dropout backward would compute other activations than forward."
+            f"No field says activation_checkpointing={how}: the script does it, and"
+            " fsdp_activation_checkpointing must stay off."
+        )
+    if how is Checkpointing.FULL and sharded:
+        random = (
+            "it does not restore the random state, so with this model's dropout backward would"
+            " compute other activations than forward"
+        )
+        yield from comment(
+            f"fsdp_activation_checkpointing must stay off: {flag_differs(question) or random}."
             " The script checkpoints instead."
-            if by_script
+            if checkpoints_in_script(question, settings)
             else "fsdp_activation_checkpointing checkpoints the layers: the script must not do it"
             " again with gradient_checkpointing_enable."
         )
@@ -172,6 +209,12 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             "The Trainer makes its own Accelerator: the script below is the same training"
             " without it."
         )
+        if settings.defer_all_reduce:
+            yield from comment(
+                "The Trainer itself puts no all-reduce off: a TrainerCallback must call"
+                " set_requires_all_reduce(False) of the wrapped model in on_step_begin, and (True)"
+                " in the last on_substep_end of the step."
+            )
 
 
 FORMAT = Format(
@@ -260,6 +303,7 @@ def read(values: Mapping[str, Any]) -> Found:
         groups=groups if knobs["sharding"] == Sharding.HYBRID_SHARD else None,
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
+        fsdp_checkpointing="activation_checkpointing" in knobs,
         notes=() if "activation_checkpointing" in knobs else (OFF,),
     )
 

@@ -5,7 +5,7 @@ file cannot. ``MODEL``, ``DATASET`` and ``LEARNING_RATE`` are the user's own.
 """
 
 from tuner.core.cluster import Device
-from tuner.core.configuration import Settings
+from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
@@ -14,10 +14,13 @@ from tuner.launchfiles.fsdp import (
     DTYPES,
     OPTIMIZERS,
     REDUCE_HOOK,
+    checkpointing,
+    checkpointing_imports,
     ddp_reduce_dtype,
     policy,
     weights,
 )
+from tuner.launchfiles.loss import loss_code, use_loss
 
 _PLUGIN = """\
     fsdp_plugin=FullyShardedDataParallelPlugin(  # the rest is the file's
@@ -29,14 +32,22 @@ _CHECKPOINTING = """\
 model.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={"use_reentrant": False}
 )"""
+_DEFERS = """
+        # over replicas after the last micro-batch only; accelerate has no option for it
+        model.set_requires_all_reduce(accelerator.sync_gradients)"""
 _LOOP = """\
 
 for batch in batches:
-    with accelerator.accumulate(model):
+    with accelerator.accumulate(model):{defers}
         loss = model(**batch).loss
         accelerator.backward(loss)
         optimizer.step()
         optimizer.zero_grad()"""
+
+
+def _checkpointing(settings: Settings) -> tuple[str, ...]:
+    full = settings.activation_checkpointing is Checkpointing.FULL
+    return (_CHECKPOINTING,) if full else checkpointing(settings)
 
 
 def script(question: Question, settings: Settings) -> str:
@@ -49,7 +60,10 @@ def script(question: Question, settings: Settings) -> str:
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
     size, dtype = question.cluster.world_size, DTYPES[weights(question)]
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
+    in_script = checkpoints_in_script(question, settings)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
+    reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
+    functions = list(filter(None, (reduces, loss_code(question, settings))))
     parts = (
         "import torch",
         "import torch.distributed as dist" if hook else None,
@@ -59,7 +73,8 @@ def script(question: Question, settings: Settings) -> str:
         "from torch.utils.data import DataLoader",
         "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
         "from transformers import AutoModelForCausalLM",
-        REDUCE_HOOK.format(dtype=DTYPES[hook]) if hook else None,
+        *(checkpointing_imports(settings) if in_script else ()),
+        "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
         "",
         "accelerator = Accelerator(",
         "    cpu=True," if on_cpu else None,
@@ -80,7 +95,8 @@ def script(question: Question, settings: Settings) -> str:
         ")",
         "model.config.use_cache = False",
         "model.train()",
-        _CHECKPOINTING if checkpoints_in_script(question, settings) else None,
+        use_loss(question, settings) or None,
+        *(_checkpointing(settings) if in_script else ()),
         f"optimizer = {OPTIMIZERS[work.optimizer]}(model.parameters(), lr=LEARNING_RATE)",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
@@ -88,6 +104,6 @@ def script(question: Question, settings: Settings) -> str:
         "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        _LOOP,
+        _LOOP.replace("{defers}", _DEFERS if settings.defer_all_reduce else ""),
     )
     return "\n".join(part for part in parts if part is not None)

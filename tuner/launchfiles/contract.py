@@ -11,7 +11,7 @@ from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Provenance
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import Precision
+from tuner.core.workload import Loss, Precision
 
 
 class Stack(StrEnum):
@@ -161,7 +161,7 @@ def tensors(launcher: str, settings: Settings, framework: str) -> str | None:
     if settings.tp_size == 1:
         return None
     return (
-        f"{launcher} runs no tensor parallelism, and these settings have"
+        f"no tensor parallelism is written for {launcher}, and these settings have"
         f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or --framework {framework}"
     )
 
@@ -173,6 +173,16 @@ def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
     return (
         f"{launcher} runs no pipeline stages, and these settings have"
         f" pp_size={settings.pp_size}; ask again with --framework {framework}"
+    )
+
+
+def fused(launcher: str, settings: Settings) -> str | None:
+    """Refuses a loss without whole logits for launchers whose files cannot say it."""
+    if not settings.fused_loss:
+        return None
+    return (
+        f"{launcher} cannot be told to compute the loss part by part, and these settings have"
+        " fused_loss=true; ask again with --knob fused_loss=false"
     )
 
 
@@ -203,7 +213,7 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
     """
     work = question.workload
     values = {
-        **settings.as_dict(),
+        **settings.all_values(),
         "world_size": question.cluster.world_size,
         "global_batch_size": work.global_batch_size,
         "sequence_length": work.sequence_length,
@@ -214,6 +224,8 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
             "precision": work.precision,
             "reduce_dtype": work.reduce_dtype,
         }
+        if work.loss is not Loss.HF:  # added later: files of other studies stay as they are
+            values["loss"] = work.loss
     return {
         f"{PREFIX}{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

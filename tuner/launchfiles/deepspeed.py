@@ -75,6 +75,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
+        refusals.fused("DeepSpeed's file", settings),
     )
     if reason is not None:
         return reason
@@ -94,6 +95,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         return (
             "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
             " --precision bf16_mixed, or with --knob sharding=shard_grad_op,full_shard"
+        )
+    if settings.activation_checkpointing not in (Checkpointing.NONE, Checkpointing.FULL):
+        return (
+            "checkpointing is the script's own with DeepSpeed, which this file cannot say; ask"
+            " again with --knob activation_checkpointing=none,full"
         )
     always = stage >= 2
     if sync_acts(question, settings) and settings.sync_each_batch is not always:

@@ -135,5 +135,7 @@ class Found:
     """Classes of the layers that are sharded one by one; the model's own where none are named."""
     needs: Mapping[str, str] = field(default_factory=dict)
     """Knobs without a value that can be taken for granted, with who decides them."""
+    fsdp_checkpointing: bool = False
+    """Whether FSDP's own option turns activation checkpointing on."""
     notes: tuple[str, ...] = ()
     """What is taken for granted, and what to know of the figures."""

@@ -43,6 +43,16 @@ OPTIMIZERS: Mapping[Optimizer, str] = {
     Optimizer.ADAMW_8BIT: "AdamW8bit",
     Optimizer.SGD: "torch.optim.SGD",
 }
+# What selective checkpointing keeps, as in the probe program (workers/probe/checkpointing.py).
+_KEPT_OPERATORS = (
+    "mm.default",
+    "addmm.default",
+    "_grouped_mm.default",
+    "_scaled_dot_product_cudnn_attention.default",
+    "_scaled_dot_product_flash_attention.default",
+    "_scaled_dot_product_flash_attention_for_cpu.default",
+    "_scaled_dot_product_efficient_attention.default",
+)
 # A communication hook for DDP. torch's ``bf16_compress_hook`` does the same, but it is refused on a
 # CPU.
 REDUCE_HOOK = """\
@@ -97,6 +107,40 @@ def options(question: Question, settings: Settings) -> dict[str, Any]:
         "cpu_ram_efficient_loading": True,
         "state_dict_type": "SHARDED_STATE_DICT",
     }
+
+
+def checkpointing_imports(settings: Settings) -> tuple[str, ...]:
+    """Imports of :func:`checkpointing`."""
+    how = settings.activation_checkpointing
+    if how is Checkpointing.SELECTIVE:
+        return ("from torch.utils.checkpoint import create_selective_checkpoint_contexts",)
+    if how is Checkpointing.EVERY_2:
+        return ("from transformers.modeling_layers import GradientCheckpointingLayer",)
+    return ()
+
+
+def checkpointing(settings: Settings) -> tuple[str, ...]:
+    """Lines of code that checkpoint the layers of ``model`` as the probe program does."""
+    how = settings.activation_checkpointing
+    plain = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+    if how is Checkpointing.SELECTIVE:
+        return (
+            "kept = [  # matrix products and attention; all else is computed again",
+            *(f"    torch.ops.aten.{name}," for name in _KEPT_OPERATORS),
+            "]",
+            "model.gradient_checkpointing_enable({",
+            '    "use_reentrant": False,',
+            '    "context_fn": lambda: create_selective_checkpoint_contexts(kept),',
+            "})",
+        )
+    if how is Checkpointing.EVERY_2:
+        return (
+            plain,
+            "layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]",
+            "for layer in layers[1::2]:",
+            "    layer.gradient_checkpointing = False",
+        )
+    return (plain,) if how is Checkpointing.FULL else ()
 
 
 def is_passed_over(question: Question, settings: Settings) -> bool:

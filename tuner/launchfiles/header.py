@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
+from tuner.core.workload import Loss
 from tuner.launchfiles.contract import About
 
 # Characters of a comment line, without its mark.
@@ -70,8 +71,21 @@ def asked(question: Question) -> str:
     return (
         f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
         f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
-        f" gradients reduced in {work.reduce_dtype}."
+        f" gradients reduced in {work.reduce_dtype}{_loss(question)}."
     )
+
+
+def _loss(question: Question) -> str:
+    """Says what the loss is, where it is not transformers' own."""
+    said = loss_text(question)
+    return f", the loss {said}" if said else ""
+
+
+def loss_text(question: Question) -> str:
+    """Names the study's loss; empty where it is transformers' own."""
+    loss = question.workload.loss
+    said = {Loss.FP32: "an fp32 copy of the logits", Loss.OWN_DTYPE: "the logits as they are"}
+    return f"cross entropy of {said[loss]}" if loss in said else ""
 
 
 def provenance(question: Question, settings: Settings, about: About) -> list[str]:

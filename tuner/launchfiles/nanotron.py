@@ -16,7 +16,7 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
-from tuner.launchfiles.contract import About, Format, Stack, sync_acts, torchrun
+from tuner.launchfiles.contract import About, Format, Stack, fused, sync_acts, torchrun
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.header import comments, header, provenance
 from tuner.launchfiles.merging import merged
@@ -93,6 +93,8 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
             " --knob sync_each_batch=false"
         )
+    if refused := fused("nanotron", settings):
+        return refused
     if settings.cpu_offload:
         return "nanotron has no CPU offload; ask again with --knob cpu_offload=false"
     return None

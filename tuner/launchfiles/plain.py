@@ -19,7 +19,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "provenance": str(about.provenance),
         "versions": dict(sorted(about.versions.items())),
         "figures": list(about.figures),
-        "settings": settings.as_dict(),
+        "settings": settings.all_values(),
         **shown_question(question.as_dict()),
     }
     return json.dumps(values, indent=2) + "\n"

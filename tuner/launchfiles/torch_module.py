@@ -14,7 +14,7 @@ from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision
+from tuner.core.workload import Loss, Optimizer, Precision
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
@@ -29,12 +29,15 @@ from tuner.launchfiles.fsdp import (
     LAYER_CLASSES,
     OPTIMIZERS,
     REDUCE_HOOK,
+    checkpointing,
+    checkpointing_imports,
     ddp_reduce_dtype,
     policy,
     reshards,
     weights,
 )
 from tuner.launchfiles.header import comments, header, provenance
+from tuner.launchfiles.loss import loss_code, use_loss
 
 FILE_NAME = "tuned.py"
 
@@ -76,9 +79,12 @@ def _imports(question: Question, settings: Settings) -> Iterator[str]:
     yield "from torch.distributed.device_mesh import init_device_mesh"
     yield f"from torch.distributed.fsdp import {', '.join(sorted(fsdp))}" if fsdp else ""
     yield "from torch.utils.data import DataLoader, DistributedSampler"
+    selective = settings.activation_checkpointing is Checkpointing.SELECTIVE
+    yield from checkpointing_imports(settings) if selective else ()
     if question.workload.optimizer is Optimizer.ADAMW_8BIT:
         yield "from torchao.optim import AdamW8bit"
     yield "from transformers import AutoModelForCausalLM"
+    yield from checkpointing_imports(settings) if not selective else ()
     if settings.tp_size > 1:
         yield (
             "\nfrom workers.probe.tensor_parallel import parallelize, reduce_partial_gradients"
@@ -134,10 +140,13 @@ def _prepare(question: Question, settings: Settings) -> Iterator[str]:
     sharded = is_sharded(question, settings)
     yield "def prepare(model, mesh):"
     yield '    """The model with the settings applied, on this process\'s device."""'
-    if settings.activation_checkpointing is Checkpointing.FULL:
-        yield '    model.gradient_checkpointing_enable({"use_reentrant": False})'
+    yield from (f"    {line}" for line in checkpointing(settings))
     if settings.tp_size > 1:
-        yield '    parallelize(model, mesh["tp"], recompute_allgather=TP_RECOMPUTE_ALLGATHER)'
+        narrow = ", widens=False" if question.workload.loss is Loss.OWN_DTYPE else ""
+        known = f"recompute_allgather=TP_RECOMPUTE_ALLGATHER{narrow}"
+        yield f'    parallelize(model, mesh["tp"], {known})'
+    elif use := use_loss(question, settings):
+        yield f"    {use}"
     if sharded:
         axes = ", ".join(f'"{name}"' for name in _axes(question, settings) if name != "tp")
         yield f"    shard(model, mesh[{axes}])"
@@ -195,12 +204,16 @@ def _step(question: Question, settings: Settings) -> Iterator[str]:
     yield '    """'
     yield f'    total = torch.zeros((), device="{device}")'
     defers = (sharded or replicated) and not settings.sync_each_batch
-    each = "number, batch in enumerate(batches, 1)" if defers else "batch in batches"
+    counts = defers or settings.defer_all_reduce
+    each = "number, batch in enumerate(batches, 1)" if counts else "batch in batches"
     yield f"    for {each}:"
     yield f'        batch = {{name: tensor.to("{device}") for name, tensor in batch.items()}}'
     indent = "        "
-    if defers:
+    if counts:
         yield "        last = number == GRADIENT_ACCUMULATION_STEPS"
+    if settings.defer_all_reduce:
+        yield "        model.set_requires_all_reduce(last)"
+    if defers:
         if sharded:
             yield "        model.set_requires_gradient_sync(last)"
         else:
@@ -238,7 +251,8 @@ def module(question: Question, settings: Settings) -> str:
     functions = ["\n".join(part(question, settings)) for part in parts]
     dtype = ddp_reduce_dtype(question, settings)
     hook = REDUCE_HOOK.format(dtype=DTYPES[dtype]).strip("\n") if dtype else ""
-    whole = [f"{imports}\n\n{knobs}", hook, *functions, _LOADER.rstrip("\n")]
+    loss = loss_code(question, settings)
+    whole = [f"{imports}\n\n{knobs}", hook, loss, *functions, _LOADER.rstrip("\n")]
     return "\n\n\n".join(filter(None, whole))
 
 

@@ -1,8 +1,10 @@
 """torchtitan's TOML, where the settings have an equivalent.
 
-Sections and fields are those of ``torchtitan/config/job_config.py`` in torchtitan 0.2.2, and 0.2.0
-has them too; 0.3 and later read no TOML. What they cause was read in its ``train.py`` (gradients
-are reduced after every micro-batch) and ``models/llama3/infra/parallelize.py``.
+Sections and fields are those of ``torchtitan/config/job_config.py`` in torchtitan 0.2.2, the last
+with TOML, and 0.2.0 has them too. What they cause was read in its ``train.py`` (gradients are
+reduced after every micro-batch) and ``models/llama3/infra/parallelize.py``. Later versions are
+configured in Python: comments of the file say the same so, by ``torchtitan/config/configs.py``,
+``manager.py`` and ``distributed/activation_checkpoint.py`` of main in August 2026 (b5bcd76c6).
 """
 
 import json
@@ -10,10 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tuner.core.cluster import Device
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
@@ -24,7 +26,7 @@ from tuner.launchfiles.contract import (
     torchrun,
 )
 from tuner.launchfiles.fsdp import reshards, weights
-from tuner.launchfiles.header import comments, header, provenance
+from tuner.launchfiles.header import code, comments, header, provenance
 from tuner.model import ModelConfig
 
 FILE_NAME = "torchtitan.toml"
@@ -45,6 +47,13 @@ _FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
     ("qwen3", 40, 5120, 17408, 151936): ("qwen3", "14B"),
     ("qwen3", 64, 5120, 25600, 151936): ("qwen3", "32B"),
 }
+
+
+# Of those, what newer versions have a function of in ``models/*/config_registry.py``.
+_REGISTERED = frozenset({
+    "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
+})  # fmt: skip
+_POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
 
 
 def configuration(question: Question, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -74,10 +83,55 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
             "pipeline_parallel_degree": 1,
             "context_parallel_degree": 1,
         },
-        "activation_checkpoint": {"mode": str(settings.activation_checkpointing)},
+        "activation_checkpoint": _checkpointing(settings),
         "optimizer": {"name": "AdamW", "implementation": "foreach"},
         "compile": {"enable": False},
     }
+
+
+def _python(question: Question, settings: Settings) -> str:
+    """A function that newer versions are configured by; empty for what was not read there."""
+    policy = _POLICIES.get(settings.activation_checkpointing)
+    if policy is None:
+        return ""
+    work, sections = question.workload, configuration(question, settings)
+    tokens, training = work.sequence_length, sections["training"]
+    values = {
+        "training": {
+            "num_tokens_per_microbatch_per_dp_rank": settings.micro_batch_size * tokens,
+            "num_tokens_per_train_step": work.global_batch_size * tokens,
+            "max_context_length": tokens,
+            **{k: training[k] for k in ("dtype", "mixed_precision_param", "enable_cpu_offload")},
+            "disable_cuda_graphs": True,
+        },
+        "parallelism": sections["parallelism"],
+        "compile": sections["compile"],
+    }
+    name, flavor = _flavor(work.model) or ("MODEL", "FLAVOR")
+    base = f"{name}_{flavor}".lower().replace(".", "_")
+    base = base if base in _REGISTERED else "BASE"
+    lines = [
+        "from torchtitan.distributed.activation_checkpoint import FullAC",
+        *([f"from torchtitan.models.{name}.config_registry import {base}"] * (base != "BASE")),
+        "",
+        "",
+        "def tuned():",
+        f"    config = {base}()",
+        *(
+            f"    config.{section}.{field} = {value!r}"
+            for section, fields in values.items()
+            for field, value in fields.items()
+        ),
+        f"    config.activation_checkpoint = {policy}",
+        "    return config",
+    ]
+    return "\n".join(lines)
+
+
+def _checkpointing(settings: Settings) -> dict[str, str]:
+    if settings.activation_checkpointing is not Checkpointing.EVERY_2:
+        return {"mode": str(settings.activation_checkpointing)}
+    return {"mode": "selective", "selective_ac_option": "2"}
 
 
 def _flavor(model: ModelConfig) -> tuple[str, str] | None:
@@ -90,6 +144,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         refusals.own_script("torchtitan trains by code of its own", question),
         refusals.pipelines("torchtitan", settings, "torch"),
+        refusals.fused("torchtitan", settings),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"
@@ -98,6 +153,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         "torchtitan trains on GPUs; ask again with --cluster of GPUs"
         if device is not Device.CUDA
         else None,
+        _other_loss(question),
         _other_step(question, settings),
         _other_dtype(question, settings),
     )
@@ -109,10 +165,28 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             "torchtitan reduces gradients after every micro-batch; ask again with"
             " --knob sync_each_batch=true"
         )
+    if settings.defer_all_reduce:
+        return (
+            "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
+            " defer_all_reduce=false"
+        )
     if settings.tp_recompute_allgather and settings.tp_size > 1:
         return (
             "torchtitan keeps gathered activations for backward; ask again with"
             " --knob tp_recompute_allgather=false"
+        )
+    if settings.activation_checkpointing is Checkpointing.SELECTIVE:
+        return (
+            "torchtitan's selective checkpointing of operators keeps every second matrix product"
+            " only; ask again with --knob activation_checkpointing=none,every_2,full"
+        )
+    if (
+        settings.activation_checkpointing is Checkpointing.EVERY_2
+        and question.workload.model.layers % 2
+    ):
+        return (
+            "of an odd number of layers torchtitan checkpoints one less than was predicted; ask"
+            " again with --knob activation_checkpointing=none,full"
         )
     alone = not has_data_parallel_ranks(question, settings)
     if alone and settings.tp_size > 1 and question.workload.precision is Precision.BF16_MIXED:
@@ -121,6 +195,13 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             " ask again with --precision bf16"
         )
     return None
+
+
+def _other_loss(question: Question) -> str | None:
+    """``cross_entropy_loss`` in components/loss.py (0.2.0 to 0.2.2) is of ``pred.float()``."""
+    if question.workload.loss is not Loss.OWN_DTYPE:
+        return None
+    return "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32"
 
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:
@@ -139,12 +220,23 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     command = torchrun(question, "-m", "torchtitan.train", "--job.config_file", FILE_NAME)
     use = [
         *comments(
-            f"For torchtitan 0.2, which accumulates {steps} micro-batch{'es' if steps > 1 else ''}"
-            " of each process to the global batch. Data, learning rate and the rest are yours, here"
-            " or as options. Start it on each node:"
+            f"For torchtitan 0.2.0 to 0.2.2, which accumulates {steps}"
+            f" micro-batch{'es' if steps > 1 else ''} of each process to the global batch. Data,"
+            " learning rate and the rest are yours, here or as options. Start it on each node:"
         ),
         f"#     {' '.join(command)}",
     ]
+    newer = []
+    if python := _python(question, settings):
+        newer = [
+            *comments(
+                "Later versions read no TOML. There a module of yours says the same, with BASE a"
+                " configuration of your own where none is named; it was read in the code of August"
+                " 2026, and not run. Start it by -m torchtitan.train --module MODULE --config"
+                " tuned."
+            ),
+            *code(python),
+        ]
     notes = []
     if _flavor(question.workload.model) is None:
         notes.append(
@@ -153,7 +245,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         )
     if settings.cpu_offload:
         notes.append("The optimizer steps on the CPU.")
-    top = header(provenance(question, settings, about), use, comments(*notes))
+    top = header(provenance(question, settings, about), use, comments(*notes), newer)
     # of plain values JSON's spelling is TOML's too
     sections = (
         f"\n[{name}]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())

@@ -13,6 +13,7 @@ from typing import Any
 
 from packaging.version import Version
 
+from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
@@ -32,14 +33,23 @@ from tuner.launchfiles.contract import (
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
     DTYPES,
+    ddp_reduce_dtype,
     is_passed_over,
     options,
     read_fsdp,
     reshards,
     weights,
 )
-from tuner.launchfiles.header import comments, header, printable, provenance, versions_text
+from tuner.launchfiles.header import (
+    comments,
+    header,
+    loss_text,
+    printable,
+    provenance,
+    versions_text,
+)
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
+from tuner.space.rules import EVERY_2_BY_TRAINER
 
 FILE_NAME = "training_args.json"
 FLAGS_FILE_NAME = "trainer.sh"
@@ -75,6 +85,8 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     values[own] = checkpoints_in_script(question, settings)
     if values[own]:
         values[f"{own}_kwargs"] = {"use_reentrant": False}
+        if settings.activation_checkpointing is Checkpointing.EVERY_2:
+            values[f"{own}_kwargs"]["every_n_layers"] = 2
     if is_sharded(question, settings):
         values["fsdp"] = True
         if release is not None and release < Version("5.17"):  # some of its options were words
@@ -98,10 +110,31 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         None if is_trainer else own,
         refusals.tensors("the Trainer", settings, "trainer"),
         refusals.pipelines("the Trainer", settings, "trainer"),
+        refusals.fused("the Trainer", settings),
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
+        _other_checkpointing(question, settings),
     )
+
+
+def _other_checkpointing(question: Question, settings: Settings) -> str | None:
+    how, release = (
+        settings.activation_checkpointing,
+        question.framework.versions.get("transformers"),
+    )
+    if how is Checkpointing.SELECTIVE:
+        return (
+            "the Trainer's arguments cannot name what selective checkpointing keeps; ask again with"
+            " --knob activation_checkpointing=none,every_2,full"
+        )
+    if how is Checkpointing.EVERY_2 and release and not meets(release, EVERY_2_BY_TRAINER):
+        oldest = EVERY_2_BY_TRAINER.strip(">=")
+        return (
+            "in this version the Trainer checkpoints all layers or none; ask again with"
+            f" --framework-version transformers={oldest}"
+        )
+    return None
 
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
@@ -125,13 +158,13 @@ def _other_sharding(question: Question, settings: Settings) -> str | None:
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:
     """FSDP reduces in what it computes in, unless its plugin is told otherwise; DDP in the
-    gradients' own format, unless a hook does it."""
+    gradients' own format, or in bf16 by a hook of torch's (:func:`_hook`)."""
     if question.script is not None or not has_data_parallel_ranks(question, settings):
         return None
     work = question.workload
     mixed = work.precision is Precision.BF16_MIXED and is_sharded(question, settings)
     reduced = ReduceDtype.BF16 if mixed else weights(question)
-    if work.reduce_dtype is reduced:
+    if work.reduce_dtype is reduced or _hook(question, settings):
         return None
     return (
         f"the Trainer reduces these gradients in {reduced}, and the study has {work.reduce_dtype};"
@@ -153,11 +186,48 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         " and set model.config.use_cache = False."
     )
     own = "The optimizer, number formats and all else are your script's own."
+    hook, loss = _hook(question, settings), _loss(question)
     return (
         load if question.script is None else own,
+        *([hook] if hook else []),
+        *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
         f" {'processes' if size > 1 else 'process'}: {' '.join(torchrun(question, 'SCRIPT.py'))}",
+    )
+
+
+def _hook(question: Question, settings: Settings) -> str:
+    """Says how DDP is made to reduce fp32 gradients in bf16, where the study does; else empty.
+
+    A lambda, as DDP refuses the hook by its name on a CPU (``DistributedDataParallel.
+    _check_comm_hook``, torch 2.13). ``model_wrapped`` is DDP's once training begins
+    (``Trainer._inner_training_loop``, transformers 5.23).
+    """
+    is_own = question.script is not None
+    if is_own or ddp_reduce_dtype(question, settings) is not ReduceDtype.BF16:
+        return ""
+    return (
+        "DDP reduces these gradients in fp32, and the study in bf16: give the Trainer a callback"
+        " whose on_train_begin calls trainer.model_wrapped.register_comm_hook(None, lambda group,"
+        " bucket: bf16_compress_hook(group, bucket)), with bf16_compress_hook of"
+        " torch.distributed.algorithms.ddp_comm_hooks.default_hooks."
+    )
+
+
+def _loss(question: Question) -> str:
+    """Says how the Trainer is given the study's loss; empty where that is transformers' own.
+
+    It divides the loss of such a function by nothing (``Trainer.training_step``, transformers
+    5.23).
+    """
+    said = loss_text(question)
+    if question.script is not None or not said:
+        return ""
+    return (
+        f"The study's loss is {said}: give the Trainer a compute_loss_func of (outputs, labels,"
+        " num_items_in_batch) that sums it over outputs.logits and labels, these moved left by a"
+        " token and padded with -100, and divides by num_items_in_batch."
     )
 
 
@@ -242,8 +312,15 @@ def read(values: Mapping[str, Any]) -> Found:
     if words and str(words).lower() not in ("false", "['false']"):
         knobs, classes = _read_fsdp(fields, words)
     own = fields.any_of("activation_checkpointing", "gradient_checkpointing")
-    full = "activation_checkpointing" in knobs or fields.flag(own)
+    by_plugin = "activation_checkpointing" in knobs
+    full = by_plugin or fields.flag(own)
     knobs["activation_checkpointing"] = str(Checkpointing.FULL if full else Checkpointing.NONE)
+    if fields.flag(own):
+        given = fields.part(f"{own}_kwargs")
+        given.refuse("offload", "must be false: activations in host memory are not predicted")
+        given.refuse("every_n_layers", "must be 1 or 2: others are not predicted", but=(1, 2))
+        if given.whole("every_n_layers", 1) == 2:
+            knobs["activation_checkpointing"] = str(Checkpointing.EVERY_2)
     sync = fields.part("accelerator_config")
     sync.refuse_misspelt(("split_batches", "gradient_accumulation_kwargs"))
     sync.refuse("split_batches", "must be false: a micro-batch is then of all ranks", but=(False,))
@@ -270,6 +347,7 @@ def read(values: Mapping[str, Any]) -> Found:
             "optimizer": (str(optimizer),),
         },
         layer_classes=classes,
+        fsdp_checkpointing=by_plugin,
     )
 
 

@@ -8,9 +8,9 @@ under today's memory limit, and decides; whoever calls it enters the decision in
 from tuner.planner.answer import answer as planned_answer
 from tuner.planner.answer import is_answered
 from tuner.planner.dry_runs import what_is_needed
-from tuner.planner.finalists import to_guard
 from tuner.planner.next import next_probe
 from tuner.planner.probes import fits, probe_as_dict
+from tuner.planner.ranking import to_guard
 from tuner.planner.spending import Stop, Wait
 from tuner.planner.timing import speed_of, step_time
 

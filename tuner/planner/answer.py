@@ -6,18 +6,17 @@ from tuner.core.answer import MOST_ALTERNATIVES, Suggestion
 from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Study
+from tuner.guard.faults import NO_REPLICA_OF_A_SCRIPT, known_verdicts
 from tuner.model.shape import shown_workload
 from tuner.planner.dry_runs import leading
-from tuner.planner.finalists import guard_of
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learned
 from tuner.planner.outlook import Outlook
 from tuner.planner.probes import outcomes
-from tuner.planner.ranking import Choice, choose, choose_predicted, pareto
+from tuner.planner.ranking import Choice, choose, choose_predicted, guard_of, pareto
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.spending import cost
 from tuner.planner.step_times import fair
-from tuner.planner.wrong import NO_REPLICA_OF_A_SCRIPT, known_verdicts
 from tuner.text import count_text
 
 # Layouts that are listed where no speed is known, and none is best.

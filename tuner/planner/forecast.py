@@ -16,16 +16,15 @@ from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
-from tuner.cost.constants import default_costs
+from tuner.cost.constants import Costs, default_costs, experts_of
 from tuner.cost.memory.device import communicator_count
 from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import PACKAGES
-from tuner.guard.faults import Wrong
+from tuner.guard.faults import Wrong, is_checked, wrong_of
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned
 from tuner.planner.ranking import complexity
 from tuner.planner.spending import probes_of_asking
-from tuner.planner.wrong import is_checked, wrong_of
 from tuner.space import Space, enumerate_space
 from tuner.text import kept, size_text
 
@@ -441,9 +440,15 @@ def forecast(study: Study) -> Forecast:
 class Asked:
     """A question and rates by what identifies them, as a key: questions hold mappings."""
 
-    def __init__(self, question: Question, calibration: Calibration | None) -> None:
+    def __init__(
+        self,
+        question: Question,
+        calibration: Calibration | None,
+        experts: tuple[Costs, ...] = (),
+    ) -> None:
         self.question, self.calibration = question, calibration
-        self._identity = (question.identity, calibration)
+        self.experts = experts or experts_of(question.framework.name)
+        self._identity = (question.identity, calibration, experts)
         self._hash = hash(self._identity)
 
     def __hash__(self) -> int:

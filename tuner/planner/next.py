@@ -9,8 +9,8 @@ from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.core.words import need_text
 from tuner.planner.dry_runs import next_dry_run
-from tuner.planner.finalists import finals, is_final
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
+from tuner.planner.ranking import finals, is_final
 from tuner.planner.search import ExpectedMemory, Search
 from tuner.planner.spending import (
     TRAINS_WRONGLY,
@@ -33,9 +33,6 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
         study: with all its probes.
         beside: whether another probe may be proposed while some are on their way. Such a one is
             for its own sake: leaders are repeated, and a study is ended, when all are done.
-
-    Raises:
-        UsageError: the question has no legal settings.
     """
     if study.limits.fidelity is not Fidelity.PREDICTED:
         return next_run(study, beside=beside)

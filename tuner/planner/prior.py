@@ -1,6 +1,6 @@
 """The prior of a search: beliefs about each legal configuration before any probe."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from math import log, log2, nan
@@ -14,7 +14,6 @@ from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Question
 from tuner.cost.allocated import Profile
 from tuner.cost.calibration import Calibration
-from tuner.cost.constants import default_costs
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import Prediction, predict
@@ -35,9 +34,23 @@ SHARE = 0.25
 # figures: what is answered of it is from probes alone.
 
 
+KEPT_BY_RULE = {
+    Checkpointing.NONE: 1.0,
+    Checkpointing.SELECTIVE: 0.75,
+    Checkpointing.EVERY_2: 0.75,
+    Checkpointing.FULL: 0.5,
+}
+LENGTH_BY_RULE = {
+    Checkpointing.NONE: 1.0,
+    Checkpointing.SELECTIVE: 1.1,
+    Checkpointing.EVERY_2: 1.15,
+    Checkpointing.FULL: 1.3,
+}
+
+
 def need_by_rule(question: Question, settings: Settings) -> tuple[float, float]:
     share = SHARE * settings.micro_batch_size**0.5
-    share *= 0.5 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    share *= KEPT_BY_RULE[settings.activation_checkpointing]
     share *= 0.5 if settings.sharding in FSDP else 1.0
     share /= axis_sizes(settings, question.cluster).tp ** 0.5
     return log(share * question.cluster.gpu.memory_bytes), UNSURE
@@ -47,9 +60,10 @@ def step_by_rule(settings: Settings) -> Quantity:
     """An optimizer step's length beside those of other settings; it has no unit."""
     count = settings.gradient_accumulation_steps
     length = 1 + 0.1 * log2(count)
-    length *= 1.3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    length *= LENGTH_BY_RULE[settings.activation_checkpointing]
     length *= 1.1 if settings.sharding in (Sharding.FULL_SHARD, Sharding.HYBRID_SHARD) else 1.0
     length *= 1.05 if settings.sync_each_batch and count > 1 else 1.0
+    length *= 0.98 if settings.defer_all_reduce else 1.0
     length *= 1 + 0.1 * log2(settings.model_parallel_size)
     length *= 2.0 if settings.cpu_offload else 1.0
     return Quantity(value=length, low=length / 2, high=length * 2, provenance=Provenance.PREDICTED)
@@ -103,21 +117,22 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
 # A study is planned again after every probe, and its arithmetic is the same.
 @lru_cache(maxsize=8)
 def _prior(key: Asked) -> Prior:
-    question = key.question
-    legal = enumerate_space(question).legal
-    needs, seconds = [], []
-    for settings in legal:
-        need, step = predicted(key, settings)
-        needs.append(need)
-        seconds.append(log(step.value) if step.value else nan)
+    return prior_among(key, enumerate_space(key.question).legal)
+
+
+def prior_among(asked: Asked, candidates: Sequence[Settings]) -> Prior:
+    """The prior of some configurations of a question; its limit is left to the caller."""
+    question = asked.question
+    needs, steps = zip(*(predicted(asked, settings) for settings in candidates), strict=True)
+    seconds = [[log(step.value) if step.value else nan for step in each] for each in steps]
     return Prior(
-        settings=legal,
-        features=settings_features(legal, question.cluster),
-        log_seconds=np.array(seconds),
+        settings=candidates,
+        features=settings_features(candidates, question.cluster),
+        experts=np.array(seconds).T,
         log_need=np.array([mean for mean, _ in needs]),
         need_error=np.array([error for _, error in needs]),
-        runs=np.full(len(legal), RUNS),
-        simplicity=np.array([-complexity(settings) for settings in legal], dtype=float),
+        runs=np.full(len(candidates), RUNS),
+        simplicity=np.array([-complexity(settings) for settings in candidates], dtype=float),
         log_limit=0.0,
         workload=workload_features(question.workload, question.cluster),
     )
@@ -148,11 +163,13 @@ def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profil
 # A study is planned again after every probe: what is predicted of it and of its past stays the
 # same, though both are read anew.
 @lru_cache(maxsize=8192)
-def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], Quantity]:
-    """Logarithm of the need with its error, and seconds of a step, at assumed rates if need be."""
-    question = asked.question
+def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tuple[Quantity, ...]]:
+    """Logarithm of the need with its error, and each expert's seconds of a step, at assumed rates
+    if need be.
+    """
+    question, experts = asked.question, asked.experts
     if not is_named(question.workload.model):
-        return need_by_rule(question, settings), step_by_rule(settings)
+        return need_by_rule(question, settings), (step_by_rule(settings),) * len(experts)
     found = predict(
         question.workload,
         question.cluster,
@@ -160,12 +177,17 @@ def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], Qu
         settings,
         limit_bytes=ANY_BYTES,
         calibration=asked.calibration,
+        costs=experts[0],
     )
-    step = found.step_time_s
-    if step.value is None:
-        where, name = _assumed(question.cluster), question.framework.name
-        step, _ = step_time(question.workload, settings, where, name, default_costs())
-    return _need(question, settings, found), step
+    where, told = question.cluster, [found.step_time_s]
+    if found.step_time_s.value is None:
+        where, told = _assumed(question.cluster), []
+    name = question.framework.name
+    others = (
+        step_time(question.workload, settings, where, name, costs)[0]
+        for costs in experts[len(told) :]
+    )
+    return _need(question, settings, found), (*told, *others)
 
 
 def _need(question: Question, settings: Settings, found: Prediction) -> tuple[float, float]:

@@ -19,10 +19,10 @@ from tuner.core.measurement import CLOSES_CLASS, PROBED, RAN, TRAINS_WRONGLY, Fi
 from tuner.core.quantity import QUANTILE, Quantity
 from tuner.core.workload import Workload
 from tuner.cost.memory.step import MemoryBound, memory_bound
-from tuner.planner.finalists import VERIFICATION_STEPS
 from tuner.planner.forecast import Asked, dry_runs_of
 from tuner.planner.knowledge import Knowledge, learned, outcome_of
 from tuner.planner.prior import prior_of, with_dry_runs
+from tuner.planner.ranking import VERIFICATION_STEPS
 from tuner.planner.similar import past_of
 from tuner.search.belief import Belief, believe, believed_trials
 from tuner.search.gain import Proposal, chosen

@@ -50,12 +50,13 @@ def past_of(past: tuple[Study, ...], calibration: Calibration | None) -> Past | 
     """
     parts = []
     for number, study in enumerate(past):
-        question, found = study.question, found_in(study)
-        asked = Asked(question, calibration)
-        steps = (predicted(asked, one.settings)[1] for one in found)
-        seconds = [step.value or nan for step in steps]
-        parts.append(past_trials(number, question.workload, question.cluster, found, seconds))
-    return joined([part for part in parts if part.size])
+        question = study.question
+        if found := found_in(study):
+            asked = Asked(question, calibration)
+            steps = (predicted(asked, one.settings)[1] for one in found)
+            seconds = [[step.value or nan for step in each] for each in steps]
+            parts.append(past_trials(number, question.workload, question.cluster, found, seconds))
+    return joined(parts)
 
 
 def past_trials(
@@ -63,17 +64,17 @@ def past_trials(
     workload: Workload,
     cluster: Cluster,
     found: Sequence[Found],
-    predicted_s: Sequence[float],
+    predicted_s: Sequence[Sequence[float]],
 ) -> Past:
-    """Turns the results of one earlier study into trials of a search."""
-    rows = list(zip(found, predicted_s, strict=True))
+    """Turns the results of one earlier study, with what each expert predicts, into trials of a
+    search.
+    """
+    measured = np.array([one.seconds or nan for one in found], dtype=float)
     return Past(
         study=np.full(len(found), float(number)),
         features=settings_features([one.settings for one in found], cluster),
         workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
-        log_excess=np.array(
-            [log(o.seconds / s) if o.seconds and s > 0 else nan for o, s in rows], dtype=float
-        ),
+        excess=np.log(measured[:, None] / np.array(predicted_s)),
         ran=np.array([float(one.ran) for one in found]),
         expected=np.full(len(found), RUNS),
     )
@@ -220,9 +221,11 @@ def corrected_by(
     ]
 
 
-def studies_near(study: Study) -> Iterator[Study]:
-    """The earlier studies whose workload is near and that timed steps; the most similar first."""
-    past = past_of(study.past, study.calibration)
+def studies_near(study: Study, past: Past | None) -> Iterator[Study]:
+    """The earlier studies whose workload is near and that timed steps; the most similar first.
+
+    ``past`` is what they have found (:func:`past_of`).
+    """
     rows = None if past is None else _timed(past, _workload(study))
     if rows is not None:
         yield from studies_alike(study, rows, NEAR)
@@ -313,7 +316,7 @@ def transferred(
     for one, off in zip(settings, found, strict=True):
         estimate = estimates[one]
         if not timed:
-            _, step = predicted(asked, one)
+            _, (step, *_) = predicted(asked, one)
             speed = speed_of(step, study.question)
             why = "" if estimate.fits else estimate.why
             estimate = replace(estimate, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)

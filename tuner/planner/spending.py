@@ -54,10 +54,7 @@ def _cost(study: Study, probes: Iterable[Probe], fruitless_s: float, guard_s: fl
     wall_s, device_s = total_measured(probes)
     is_dry = study.limits.fidelity is Fidelity.PREDICTED
     held, guard_s = (0, 0.0) if is_dry else (devices_held(study), guard_s)
-    return Cost(
-        wall_s=wall_s + fruitless_s + guard_s,
-        device_s=device_s + fruitless_s * held,
-    )
+    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s + fruitless_s * held)
 
 
 def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:

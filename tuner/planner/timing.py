@@ -59,8 +59,7 @@ def seen_variation(probes: Iterable[Iterable[Measurement]]) -> RunVariation:
     means = [fsum(found) / len(found) for found in logs]
     squares = [(x - mean) ** 2 for found, mean in zip(logs, means, strict=True) for x in found]
     return RunVariation(
-        squares=fsum((ASSUMED**2, *squares)),
-        freedom=1 + sum(len(found) - 1 for found in logs),
+        squares=fsum((ASSUMED**2, *squares)), freedom=1 + sum(len(found) - 1 for found in logs)
     )
 
 
@@ -204,10 +203,7 @@ def speed_of(step_time: Quantity, question: Question) -> Quantity:
         return UNKNOWN
     tokens = question.workload.tokens_per_step / question.cluster.world_size
     return Quantity(
-        value=tokens / value,
-        low=tokens / high,
-        high=tokens / low,
-        provenance=step_time.provenance,
+        value=tokens / value, low=tokens / high, high=tokens / low, provenance=step_time.provenance
     )
 
 

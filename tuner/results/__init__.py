@@ -4,13 +4,11 @@ Everything here is a pure function of a study, or of an :class:`Evidence` of it 
 share. Quantities keep their interval and where they come from.
 """
 
-from tuner.results.choices import Choices, KnobChoice, Option, choices
-from tuner.results.differences import Cell, Compared, Difference, Part, differences
 from tuner.results.effects import KnobEffect, KnobValue, knob_effects
 from tuner.results.evidence import Evidence
 from tuner.results.points import BestSoFar, Point, PointKind, points, progress
-from tuner.results.summary import Headline, headline
-from tuner.results.what_if import Predictor, WhatIf, what_if
+from tuner.results.summary import Cell, Compared, Difference, Headline, Part, differences, headline
+from tuner.results.what_if import Choices, KnobChoice, Option, Predictor, WhatIf, choices, what_if
 
 __all__ = [
     "BestSoFar",

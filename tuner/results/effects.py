@@ -9,8 +9,8 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.explain.knobs import CHOSEN
-from tuner.results.choices import choices
 from tuner.results.evidence import Evidence
+from tuner.results.what_if import choices
 from tuner.space.rules import show
 
 

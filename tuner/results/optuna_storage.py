@@ -41,9 +41,6 @@ def write_storage(study: Study, path: Path) -> int:
 
     Returns:
         The number of trials.
-
-    Raises:
-        UsageError: the file is no storage of Optuna's, or cannot be written.
     """
     _check_storage(path)
     trials = _trials(study)

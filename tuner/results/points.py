@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import KNOBS, Settings
+from tuner.core.configuration import KNOBS, Settings, Sharding
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import (
     BROKEN,
@@ -21,11 +21,10 @@ from tuner.core.measurement import (
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.core.words import describe, speed_text
-from tuner.guard.faults import blamed_by_counts
+from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.probes import fits, repriced, step_time_of
 from tuner.planner.spending import measured_so_far
 from tuner.planner.timing import speed_of, step_time
-from tuner.planner.wrong import wrong_of
 from tuner.results.evidence import Evidence, failed
 from tuner.text import size_text
 
@@ -264,9 +263,11 @@ def fastest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
 # A table is made again after every probe, of much the same settings.
 @lru_cache(maxsize=4096)
 def knob_texts(settings: Settings) -> Mapping[str, str]:
-    texts = {name: _text(value) for name, value in settings.as_dict().items()}
+    texts = {name: _text(value) for name, value in settings.all_values().items()}
     if settings.gradient_accumulation_steps == 1:
-        texts["sync_each_batch"] = "-"
+        texts["sync_each_batch"] = texts["defer_all_reduce"] = "-"
+    if settings.sharding is not Sharding.HYBRID_SHARD or not settings.sync_each_batch:
+        texts["defer_all_reduce"] = "-"
     if settings.tp_size == 1:
         texts["tp_recompute_allgather"] = "-"
     return texts
@@ -314,7 +315,7 @@ def _text(value: object) -> str:
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
 
 
-_DEFAULTS = {name: _text(value) for name, value in Settings().as_dict().items()}
+_DEFAULTS = {name: _text(value) for name, value in Settings().all_values().items()}
 
 
 def question_text(question: Question) -> str:

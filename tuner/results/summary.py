@@ -1,18 +1,32 @@
-"""The answer of a study in one line."""
+"""The answer of a study in one line; and a few studies side by side."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from enum import StrEnum
 from typing import Any
 
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
-from tuner.core.evaluation import GIB
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import OPEN, Study
-from tuner.core.words import describe, rank_word
+from tuner.core.study import OPEN, SamplerName, Study
+from tuner.core.words import (
+    describe,
+    interval_text,
+    range_text,
+    rank_word,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
+from tuner.errors import UsageError
 from tuner.explain.known import is_forecast, why_none
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
+from tuner.space.rules import show, show_all
+from tuner.text import json_text, size_text
 
 _QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_gib")
 
@@ -47,21 +61,10 @@ class Headline:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         quantities = {name: values[name].as_dict() for name in _QUANTITIES}
         settings = self.settings and self.settings.as_dict()
-        return {
-            **values,
-            **quantities,
-            "settings": settings,
-            "provenance": str(self.provenance),
-        }
+        return {**values, **quantities, "settings": settings, "provenance": str(self.provenance)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Headline":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            KeyError, TypeError, ValueError: it is of another form, as of another version.
-            UsageError: so are its settings.
-        """
         settings = values["settings"]
         quantities = {name: Quantity.from_dict(values[name]) for name in _QUANTITIES}
         read = {
@@ -98,3 +101,175 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         wall_s=spent.wall_s,
         device_s=spent.device_s,
     )
+
+
+# Studies side by side.
+LEAST_COMPARED, MOST_COMPARED = 2, 4
+
+
+class Part(StrEnum):
+    """Parts of a comparison."""
+
+    QUESTION = "question"  # what is asked
+    TERMS = "terms"  # within which limits
+    ANSWER = "answer"  # what was found
+    COST = "cost"  # what that took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """A study to compare."""
+
+    study: Study
+    suggestion: Suggestion | None
+    """Its answer; ``None`` while there is none."""
+
+    @property
+    def best(self) -> Evaluation | None:
+        return self.suggestion.best if self.suggestion else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """Value of one study in one line."""
+
+    text: str = ""
+    quantity: Quantity | None = None
+    """The number that the words are of, where they are of one with an interval."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One line: something that each of the studies has or has not."""
+
+    part: Part
+    name: str
+    cells: tuple[Cell, ...]
+    is_detail: bool = False
+    """It is one of the many figures of a model or a cluster."""
+
+    @property
+    def differs(self) -> bool:
+        return len({cell.text for cell in self.cells}) > 1
+
+
+def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
+    """The lines of a comparison, in a fixed order, part by part.
+
+    What matters of every study has a line though it may be the same in all. All else that a
+    question or the limits hold has one where it differs.
+    """
+    if not LEAST_COMPARED <= len(studies) <= MOST_COMPARED:
+        allowed = f"compare {LEAST_COMPARED} to {MOST_COMPARED} studies"
+        raise UsageError("ids", len(studies), allowed)
+    # A GPU, too, is a rank beside CPU processes.
+    words = {rank_word(one.study.question) for one in studies}
+    per = words.pop() if len(words) == 1 else "rank"
+    told = [(one, headline(one.study, one.suggestion)) for one in studies]
+    figures = [dict(_leaves(_figures(one.study))) for one in studies]
+    lines = [
+        *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
+        *(replace(f, is_detail=True) for f in _lines(Part.QUESTION, figures) if f.differs),
+        *_lines(Part.TERMS, [_limits(one.study) for one in studies]),
+        *_lines(Part.ANSWER, [_answer(one, per) for one in told]),
+        *_lines(Part.COST, [_cost(one, per) for one in told]),
+    ]
+    return tuple(line for line in lines if any(cell.text for cell in line.cells))
+
+
+def _lines(part: Part, columns: Sequence[Mapping[str, Cell | str]]) -> Iterator[Difference]:
+    """One line for each name that a study has, in the order of the first that has it."""
+    for name in dict.fromkeys(name for column in columns for name in column):
+        told = (column.get(name, "") for column in columns)
+        cells = tuple(one if isinstance(one, Cell) else Cell(text=one) for one in told)
+        yield Difference(part=part, name=name, cells=cells)
+
+
+def _question(study: Study) -> dict[str, str]:
+    question, workload = study.question, study.question.workload
+    framework = question.framework
+    versions = ", ".join(f"{package} {version}" for package, version in framework.versions.items())
+    return {
+        "model": question.trained,
+        "cluster": question.cluster.name,
+        "global batch": f"{workload.global_batch_size:,} sequences",
+        "sequence length": f"{workload.sequence_length:,} tokens",
+        "optimizer": str(workload.optimizer),
+        "precision": str(workload.precision),
+        "gradient reduction": str(workload.reduce_dtype),
+        "loss": str(workload.loss),
+        "framework": str(framework.name),
+        "versions": versions,
+        **{f"{knob} restricted to": show_all(v) for knob, v in question.knobs.items()},
+    }
+
+
+def _figures(study: Study) -> dict[str, object]:
+    """The model's configuration and the cluster's figures."""
+    values = study.question.as_dict()
+    return {"cluster": values["cluster"], "model": values["workload"]["model"]}
+
+
+def _leaves(value: object, *path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _leaves(item, *path, str(name))
+    else:
+        yield " ".join(path), value if isinstance(value, str) else json_text(value)
+
+
+def _limits(study: Study) -> dict[str, str]:
+    limits = study.limits
+    limit = limits.limit_bytes(study.question.cluster)
+    return {
+        "fidelity": str(limits.fidelity),
+        "memory limit": f"{size_text(limit)} on one device",
+        "headroom": share_text(limits.headroom) if limits.memory_limit_bytes is None else "",
+        "tolerance": share_text(limits.tolerance),
+        "probes at most": str(limits.max_probes),
+        "dry runs at most": str(limits.max_dry_runs or ""),
+        "time at most": rough_duration_text(limits.wall_s) if limits.wall_s else "",
+        "device time at most": rough_duration_text(limits.device_s) if limits.device_s else "",
+        "pool": limits.pool,
+        "sampler": "" if limits.sampler is SamplerName.COST_MODEL else str(limits.sampler),
+    }
+
+
+def _answer(compared: tuple[Compared, Headline], per: str) -> dict[str, Cell | str]:
+    one, line = compared
+    best = one.best
+    cells: dict[str, Cell | str] = {
+        "state": str(one.study.state),
+        "no answer because": line.why_none,
+    }
+    if best is None:
+        return cells
+    speed, step, needed = best.tokens_per_s_per_gpu, best.step_time_s, best.needed_gib
+    told = {f"tokens/s per {per}": Cell(), "step": Cell(), "memory needed": Cell()}
+    if speed.value is not None:
+        text = f"{speed_text(speed.value)} ({range_text(speed)})"
+        told[f"tokens/s per {per}"] = Cell(text=text, quantity=speed)
+    if step.value is not None:
+        text = f"{seconds_text(step.value)} ({interval_text(step)})"
+        told["step"] = Cell(text=text, quantity=step)
+    if needed.value is not None:
+        share = share_text(needed.value / best.limit_gib)
+        text = f"{size_text(needed.value * GIB)}, {share} of the limit"
+        told["memory needed"] = Cell(text=text, quantity=needed)
+    return {
+        **cells,
+        "stands on": str(line.provenance),
+        **told,
+        **{knob: show(value) for knob, value in best.settings.all_values().items()},
+        "trains as one process": best.guard.verdict.replace("_", " "),
+    }
+
+
+def _cost(compared: tuple[Compared, Headline], per: str) -> dict[str, str]:
+    line, asked = compared[1], compared[0].study.asked_at
+    return {
+        "probes": str(line.probes),
+        "wall time": rough_duration_text(line.wall_s),
+        f"{per} time": rough_duration_text(line.device_s),
+        "asked": f"{datetime.fromisoformat(asked):%Y-%m-%d %H:%M} UTC" if asked else "",
+    }

@@ -7,12 +7,13 @@ assumed one, times the successes nearby over those that were expected there.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import erf, exp, hypot, log
 
 import numpy as np
 
 from tuner.search.excess import AssumedErrors, TrialErrors, learn, nearest
-from tuner.search.kernel import Array, Posterior, alike, alike_again, one_thread
+from tuner.search.kernel import Array, Posterior, Rows, alike, alike_again, one_thread
 from tuner.search.trials import Past, Prior, Result, Trial
 
 # Errors of predicted speeds: a factor of 2 in common, and 1.4 beside that, is usual on published
@@ -26,6 +27,8 @@ LEAST_ERROR = 0.02
 CLIPPED = (-1.5, 1.0)
 # Trials that the assumed probability to run counts for.
 DOUBT = 3.0
+# Probability below which an expert is not listened to.
+UNLIKELY = 0.01
 # Logarithm of needs within one length scale, where the cause of a failure is not known.
 MEMORY_DISTANCE = 0.25
 
@@ -44,17 +47,32 @@ def normal_cdf(z: Array) -> Array:
     return np.asarray(_phi(z))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Belief:
-    """All arrays have shape ``(n,)``, one number per candidate."""
+    """Arrays have shape ``(n,)`` if no other is said, one number per candidate."""
 
-    log_seconds: Array
-    error: Array
-    """Its standard deviation; before any trial, without what all candidates have in common."""
+    weights: Array
+    """Shape ``(k,)``: the probability of each expert; they add up to 1."""
+    means: Array
+    """Shape ``(k, n)``: logarithm of the seconds that each expert believes in."""
+    errors: Array
+    """Shape ``(k, n)``: its standard deviation; before any trial, without what all candidates have
+    in common."""
     log_need: Array
     need_error: Array
     fits: Array
     succeeds: Array
+
+    @cached_property
+    def log_seconds(self) -> Array:
+        """Mean of the experts."""
+        return np.asarray(self.weights @ self.means)
+
+    @cached_property
+    def error(self) -> Array:
+        """Standard deviation of the experts' mixture."""
+        apart = self.means - self.log_seconds
+        return np.asarray(np.sqrt(self.weights @ (self.errors**2 + apart**2)))
 
 
 @one_thread()
@@ -62,15 +80,16 @@ def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> 
     """The belief after ``trials``; their order does not matter."""
     trials = sorted(trials, key=lambda t: (t.index, t.indirect, t.result.value, t.seconds or 0.0))
     past = None if past is None or not past.size else nearest(past, prior.workload)
-    time = _speed(prior, trials, past)
     need = _memory(prior, trials)
     log_need, need_error = prior.log_need + need.mean, np.sqrt(need.variance + 1e-6)
     fits = normal_cdf((prior.log_limit - log_need) / need_error)
+    weights, speeds = _experts(prior, trials, past)
     # Before any timing the whole search's offset is as uncertain for all, and orders nothing.
     common = 0.0 if any(t.seconds for t in trials) else SPEED.offset**2
     return Belief(
-        log_seconds=_filled(prior.log_seconds) + time.mean,
-        error=np.sqrt(np.maximum(time.variance - common, 1e-6)),
+        weights=weights,
+        means=np.array([one.mean for one in speeds]),
+        errors=np.sqrt(np.maximum([one.variance - common for one in speeds], 1e-6)),
         log_need=log_need,
         need_error=need_error,
         fits=fits,
@@ -85,7 +104,12 @@ def believed_trials(belief: Belief, indices: Iterable[int]) -> list[Trial]:
     The "Kriging believer" of Ginsbourger, Le Riche and Carraro (2010).
     """
     return [
-        Trial(index=index, result=Result.RAN, seconds=exp(belief.log_seconds[index]))
+        Trial(
+            index=index,
+            result=Result.RAN,
+            seconds=exp(belief.log_seconds[index]),
+            is_believed=True,
+        )
         for index in indices
     ]
 
@@ -118,36 +142,71 @@ def _errors(rows: Sequence[_ErrorRow]) -> TrialErrors:
     )
 
 
-def _speed(prior: Prior, trials: Sequence[Trial], past: Past | None) -> Posterior:
-    """Errors of predicted seconds; a lower bound counts if it says more than the rest."""
-    base = _filled(prior.log_seconds)
-    off = None if past is None else np.clip(past.log_excess, *CLIPPED)
-    ran, bounds = [], []
-    for trial in (t for t in trials if t.seconds):
+def _experts(
+    prior: Prior, trials: Sequence[Trial], past: Past | None
+) -> tuple[Array, list[Posterior]]:
+    """The probability of each expert, and what it believes of the candidates' seconds.
+
+    Each set of constants is an expert by itself, and another one that was told of earlier searches:
+    so these are believed as far as this search's own trials bear them out. Experts are as likely as
+    they make those trials; before them all are as likely. What still runs bears nobody out.
+    """
+    told = (None,) if past is None else (None, past)
+    kinds = [(number, each) for number in range(len(prior.experts)) for each in told]
+    experts = [_Expert(prior, number, trials, each) for number, each in kinds]
+    ended, judged = [one for one in trials if not one.is_believed], experts
+    if len(ended) < len(trials):
+        judged = [_Expert(prior, number, ended, each) for number, each in kinds]
+    likely = np.array([expert.log_likelihood for expert in judged])
+    weights = np.exp(likely - likely.max())
+    kept = np.flatnonzero(weights >= UNLIKELY * weights.sum())
+    return weights[kept] / weights[kept].sum(), [experts[place].believe() for place in kept]
+
+
+class _Expert:
+    """One expert's errors at this search's trials; a lower bound counts if it says more than the
+    rest.
+    """
+
+    def __init__(
+        self, prior: Prior, number: int, trials: Sequence[Trial], past: Past | None
+    ) -> None:
+        self._prior, self._past = prior, past
+        self._base = _filled(prior.experts[number])
+        self._off = None if past is None else np.clip(past.excess[:, number], *CLIPPED)
+        rows = [(trial, self._row(trial)) for trial in trials if trial.seconds]
+        ran = [row for trial, row in rows if trial.result is Result.RAN]
+        bounds = [(trial, row) for trial, row in rows if trial.result in LOWER_BOUNDS]
+        self._errors = _errors(ran)
+        first = self._learn(np.array([trial.index for trial, _ in bounds], dtype=np.intp))
+        # those of earlier searches come first
+        self.log_likelihood = -float(first.surprise[len(first.surprise) - len(ran) :].sum())
+        slower = []
+        for (trial, row), mean in zip(bounds, first.mean.tolist(), strict=True):
+            if row.off > mean and trial.result is Result.TIMED_OUT:
+                # It may hang, which is no measure of how slow others are.
+                most = CLIPPED[1]
+                row = replace(row, off=min(row.off, mean + most), error=most)
+            if row.off > mean:
+                slower.append(row)
+        if slower:
+            self._errors = _errors([*ran, *slower])
+
+    def believe(self) -> Posterior:
+        found = self._learn(None)
+        return replace(found, mean=self._base + found.mean)
+
+    def _learn(self, at: Rows | None) -> Posterior:
+        return learn(self._prior, self._errors, SPEED, self._past, self._off, at)
+
+    def _row(self, trial: Trial) -> _ErrorRow:
         error = hypot(trial.error, INDIRECT) if trial.indirect else trial.error
-        row = _ErrorRow(
+        return _ErrorRow(
             index=trial.index,
-            off=log(trial.seconds or 1.0) - float(base[trial.index]),
+            off=log(trial.seconds or 1.0) - float(self._base[trial.index]),
             error=max(error, LEAST_ERROR),
             indirect=trial.indirect,
         )
-        if trial.result is Result.RAN:
-            ran.append(row)
-        elif trial.result in LOWER_BOUNDS:
-            bounds.append((trial, row))
-    if not bounds:
-        return learn(prior, _errors(ran), SPEED, past, off)
-    at = np.array([trial.index for trial, _ in bounds], dtype=np.intp)
-    believed = learn(prior, _errors(ran), SPEED, past, off, at).mean.tolist()
-    slower = []
-    for (trial, row), mean in zip(bounds, believed, strict=True):
-        if row.off > mean and trial.result is Result.TIMED_OUT:
-            # It may hang, which is no measure of how slow others are.
-            most = CLIPPED[1]
-            row = replace(row, off=min(row.off, mean + most), error=most)
-        if row.off > mean:
-            slower.append(row)
-    return learn(prior, _errors([*ran, *slower]), SPEED, past, off)
 
 
 def _memory(prior: Prior, trials: Sequence[Trial]) -> Posterior:

@@ -132,6 +132,7 @@ def _with_past(
     tried = prior.features[errors.index]
     key = ByContents((past, off), past.study, past.features, past.workload, off)
     shared = _shared(key, assumed)
+    same = ByContents(past, past.study, past.features, past.workload)
     similar = shared.amplitude**2 * alike(past.workload, prior.workload[None, :])
     among = alike(tried, tried)
     stretch = _stretch(errors, _shape(assumed, among.copy()))
@@ -143,16 +144,17 @@ def _with_past(
     theirs = similar * alike(past.features, tried)
     between = np.block(
         [
-            [ours(among) + errors.shared_error, theirs.T],
-            [theirs, _past_covariance(past, assumed, shared.amplitude)],
+            [_kept_covariance(same, assumed, shared.amplitude), theirs],
+            [theirs.T, ours(among) + errors.shared_error],
         ]
     )
-    cross = [ours(alike(tried, points)), similar * alike_again(past.features, points)]
+    near = alike_again(past.features, points) if len(points) else np.empty((len(off), 0))
+    cross = [similar * near, ours(alike(tried, points))]
     variance = stretch**2 * (assumed.offset**2 + assumed.own**2) + shared.amplitude**2
     return regress(
-        np.concatenate([errors.off, off]),
+        np.concatenate([off, errors.off]),
         between,
-        np.concatenate([errors.error, np.full(len(off), shared.error)]),
+        np.concatenate([np.full(len(off), shared.error), errors.error]),
         np.concatenate(cross).T,
         np.full(len(points), variance),
     )
@@ -183,6 +185,12 @@ class SharedErrors:
     """Standard deviation of the part in common."""
     error: float
     """Standard deviation of an earlier trial."""
+
+
+# At every ask of a search its past is the same, and of all its experts.
+@lru_cache(maxsize=8)
+def _kept_covariance(key: ByContents[Past], assumed: AssumedErrors, amplitude: float) -> Array:
+    return _past_covariance(key.value, assumed, amplitude)
 
 
 def _past_covariance(past: Past, assumed: AssumedErrors, amplitude: float) -> Array:

@@ -79,15 +79,17 @@ def best_log_seconds(prior: Prior, trials: Sequence[Trial]) -> float | None:
 def log_expected_gain(belief: Belief, best_log_seconds: float) -> Array:
     """Logarithm of the expected gain in log speed, shape ``(n,)``, success taken into account.
 
-    Expected improvement (Jones, Schonlau and Welch 1998), in logarithms as far as its tail
-    (Ament et al. 2023, https://arxiv.org/abs/2310.20708), times the probability of success.
+    Expected improvement (Jones, Schonlau and Welch 1998), in logarithms as far as its tail (Ament
+    et al. 2023, https://arxiv.org/abs/2310.20708), averaged over the experts, times the probability
+    of success.
     """
     # The tail's expansion keeps candidates in order where the gain itself underflows to zero.
-    z = (best_log_seconds - belief.log_seconds) / belief.error
+    z = (best_log_seconds - belief.means) / belief.errors
     density = np.exp(-0.5 * z**2) / (2 * pi) ** 0.5
     near = np.log(np.maximum(density + z * normal_cdf(z), 1e-300))
     tail = -0.5 * z**2 - 0.5 * log(2 * pi) - 2 * np.log(np.maximum(-z, 1.0))
-    log_gain = np.where(z < -FAR, tail, near) + np.log(belief.error)
+    log_gains = np.where(z < -FAR, tail, near) + np.log(belief.errors)
+    log_gain = np.logaddexp.reduce(log_gains + np.log(belief.weights)[:, None], axis=0)
     return np.asarray(log_gain + np.log(np.maximum(belief.succeeds, 1e-12)))
 
 

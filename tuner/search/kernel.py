@@ -71,6 +71,8 @@ class Posterior:
     """Shape ``(n,)``."""
     variance: Array
     """Shape ``(n,)``; never negative."""
+    surprise: Array
+    """Shape ``(m,)``: minus the log-likelihood of each value seen, given those before it."""
 
 
 def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array) -> Posterior:
@@ -84,7 +86,7 @@ def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array)
         own: prior variance of the points asked for, shape ``(n,)``.
     """
     if not len(seen):
-        return Posterior(mean=np.zeros(len(own)), variance=own)
+        return Posterior(mean=np.zeros(len(own)), variance=own, surprise=np.zeros(0))
     noisy = between.copy()
     np.fill_diagonal(noisy, np.diag(between) + noise**2)
     factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
@@ -92,6 +94,7 @@ def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array)
     return Posterior(
         mean=spread.T @ white,
         variance=np.maximum(own - np.einsum("mn,mn->n", spread, spread), 0.0),
+        surprise=0.5 * white**2 + np.log(np.diag(factor)) + 0.5 * np.log(2 * np.pi),
     )
 
 

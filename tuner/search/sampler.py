@@ -29,7 +29,7 @@ MEMORY = "memory_over_limit_bytes"
 # Name of the user attribute that says how a replayed trial ended (:class:`Result`).
 RESULT = "result"
 # Names of the user attributes that are fields of a replayed trial.
-ATTRIBUTES = ("seconds", "error", "need_bytes", "indirect", "is_wrong")
+ATTRIBUTES = ("seconds", "error", "need_bytes", "indirect", "is_wrong", "is_believed")
 
 # Accumulation follows from the others, so it comes last: it is never a question.
 _ORDER = (*(knob for knob in KNOBS if knob != ACCUMULATION), ACCUMULATION)
@@ -47,7 +47,7 @@ class KnobParameters:
 
     def __init__(self, legal: Sequence[Settings]) -> None:
         self.legal = legal
-        rows = [configuration.as_dict() for configuration in legal]
+        rows = [configuration.all_values() for configuration in legal]
         values = {knob: sorted({row[knob] for row in rows}) for knob in _ORDER}
         self.choices: Mapping[str, tuple[Any, ...]] = {
             knob: tuple(found) for knob, found in values.items() if len(found) > 1
@@ -74,7 +74,7 @@ class KnobParameters:
         """The parameters of a configuration: its active knobs."""
         # Each ask replays all trials, most of which were replayed before.
         if index not in self._params:
-            own, active = self.legal[index].as_dict(), {}
+            own, active = self.legal[index].all_values(), {}
 
             def choose(knob: str, choices: Sequence[Any]) -> Any:
                 active[knob] = own[knob]
@@ -221,7 +221,7 @@ def _check_direction(study: optuna.Study) -> None:
 def trial_of(frozen: FrozenTrial, index: int, limit_bytes: float) -> Trial:
     """A finished trial of Optuna's as one of ours."""
     if RESULT in frozen.user_attrs:
-        own = {name: frozen.user_attrs[name] for name in ATTRIBUTES}
+        own = {name: v for name, v in frozen.user_attrs.items() if name in ATTRIBUTES}
         return Trial(index=index, result=Result(frozen.user_attrs[RESULT]), **own)
     over = frozen.constraints.get(MEMORY)
     need = None if over is None else limit_bytes + over

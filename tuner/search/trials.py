@@ -14,8 +14,8 @@ from math import exp, inf, log2
 import numpy as np
 
 from tuner.core.cluster import Cluster
-from tuner.core.configuration import Settings, Sharding
-from tuner.core.workload import Optimizer, ReduceDtype, Workload
+from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.workload import Loss, Optimizer, ReduceDtype, Workload
 from tuner.cost.memory.shards import axis_sizes
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
@@ -30,17 +30,19 @@ WORKLOAD_DOUBLINGS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prior:
-    """``n`` candidates and what is predicted of each. Arrays but ``features`` have shape ``(n,)``.
+    """``n`` candidates and what is predicted of each.
 
-    ``eq=False``: a prior is the key of caches by its own identity.
+    Arrays have shape ``(n,)`` if no other is said. ``eq=False``: a prior is the key of caches by
+    its own identity.
     """
 
     settings: Sequence[Settings]
     """The candidates; all legal, each once."""
     features: Array
     """Shape ``(n, d)``, from :func:`settings_features`."""
-    log_seconds: Array
-    """Natural logarithm of the predicted seconds of an optimizer step; ``nan`` where unknown."""
+    experts: Array
+    """Natural logarithm of the predicted seconds of an optimizer step; ``nan`` where unknown. Shape
+    ``(k, n)``: each expert is the cost model with constants of its own, and the first is shown."""
     log_need: Array
     """Natural logarithm of the bytes that one device is predicted to need."""
     need_error: Array
@@ -53,6 +55,11 @@ class Prior:
     """Natural logarithm of the bytes that one device may need."""
     workload: Array
     """Shape ``(w,)``, from :func:`workload_features`."""
+
+    @property
+    def log_seconds(self) -> Array:
+        """The first expert's, shape ``(n,)``."""
+        return np.asarray(self.experts[0])
 
     @property
     def limit_bytes(self) -> float:
@@ -91,6 +98,8 @@ class Trial:
     an error that all such trials share."""
     is_wrong: bool = False
     """It trains something else, so that it is no answer: its time still tells of others'."""
+    is_believed: bool = False
+    """It runs still, and its time is what is believed of it: that bears nobody out."""
 
     @property
     def is_value(self) -> bool:
@@ -109,8 +118,9 @@ class Past:
     """Shape ``(p, d)``: their configurations'."""
     workload: Array
     """Shape ``(p, w)``: their searches'."""
-    log_excess: Array
-    """Shape ``(p,)``: logarithm of seconds over those predicted for them; ``nan`` if not timed."""
+    excess: Array
+    """Shape ``(p, k)``: logarithm of seconds over those that each expert predicts for them; ``nan``
+    if not timed."""
     ran: Array
     """Shape ``(p,)``: 1 where the steps were done, 0 where not."""
     expected: Array
@@ -119,6 +129,11 @@ class Past:
     @property
     def size(self) -> int:
         return len(self.study)
+
+    @property
+    def log_excess(self) -> Array:
+        """The first expert's, shape ``(p,)``."""
+        return np.asarray(self.excess[:, 0])
 
     def take(self, rows: Rows) -> "Past":
         return Past(**{name: getattr(self, name)[rows] for name in self.__slots__})
@@ -129,6 +144,11 @@ def joined(parts: Sequence[Past]) -> Past | None:
         return None
     names = Past.__slots__
     return Past(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
+
+# Activation checkpointing by how much is computed again: ``none`` and ``full`` are as far apart as
+# the values of any other choice.
+RUNGS = tuple(Checkpointing)
 
 
 def settings_features(settings: Sequence[Settings], cluster: Cluster) -> Array:
@@ -147,8 +167,10 @@ def _row(settings: Settings, cluster: Cluster) -> list[float]:
         tp > cluster.gpus_per_node,
         settings.tp_recompute_allgather,
         settings.sync_each_batch,
-        settings.activation_checkpointing.value != "none",
+        settings.defer_all_reduce,
+        RUNGS.index(settings.activation_checkpointing) / RUNGS.index(Checkpointing.FULL),
         settings.cpu_offload,
+        settings.fused_loss,
     )
     return [
         *(log2(size) / DOUBLINGS for size in sizes),
@@ -180,6 +202,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *(log2(size) / WORKLOAD_DOUBLINGS for size in sizes),
             *_one_hot(workload.optimizer, Optimizer),
             *_one_hot(workload.reduce_dtype, ReduceDtype),
+            *_one_hot(workload.loss, Loss),
             *_one_hot(workload.model.model_type, sorted(ARCHITECTURES)),
         ]
     )

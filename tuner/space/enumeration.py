@@ -8,7 +8,8 @@ from functools import lru_cache
 from itertools import islice, product
 from typing import Any
 
-from tuner.core.configuration import KNOBS, Checkpointing, InactiveKnob, Settings, Sharding
+from tuner.core.configuration import KNOBS, InactiveKnob, Settings, Sharding
+from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (
@@ -17,8 +18,10 @@ from tuner.space.rules import (
     broken_rule,
     canonical_class,
     check_possible,
+    checkpointings,
     divisors,
     enough_micro_batches,
+    fixed_all_reduce,
     fixed_by_framework,
     fixed_sync,
     fixed_tp_size,
@@ -34,6 +37,7 @@ _CLASS_KNOBS = (
     "tp_recompute_allgather",
     "activation_checkpointing",
     "cpu_offload",
+    "fused_loss",
 )
 
 # How many legal settings each fixed knob holds for, by sharding.
@@ -73,7 +77,10 @@ def enumerate_space(question: Question) -> Space:
         UsageError: a restriction names an impossible value, can be met nowhere or leaves
             nothing, or no settings can make the global batch.
     """
-    return _space(_SpaceKey(question))
+    space = _space(_SpaceKey(question))
+    if not space.legal:
+        raise _nothing_legal(question)
+    return space
 
 
 def count_settings(question: Question, most: int) -> int:
@@ -95,7 +102,7 @@ def _space(asked: _SpaceKey) -> Space:
             check_possible(question, knob, value)
     legal, ledger = _enumerate(question)
     if not legal:
-        raise _nothing_legal(question)
+        return Space(legal=(), dead_knobs=())
     for knob, asked_values in question.knobs.items():
         # a knob that is inactive everywhere cannot have another value
         if not any(getattr(settings, knob) in asked_values for settings in legal):
@@ -138,8 +145,9 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         "tp_size": divisors(cluster.gpus_per_node),
         "sharding": SHARDINGS[question.framework.name],
         "tp_recompute_allgather": (False, True),
-        "activation_checkpointing": tuple(Checkpointing),
+        "activation_checkpointing": checkpointings(question),
         "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
+        "fused_loss": (False,),  # only when asked for: the script's loss must be changed
     }
     passed = []
     for value in question.knobs.get(knob, defaults[knob]):
@@ -147,6 +155,13 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
             check_possible(question, knob, value)
             passed.append(value)
     return tuple(passed)
+
+
+def _deferrals(question: Question) -> tuple[bool, ...]:
+    """Values of ``defer_all_reduce`` where none are asked for: the Trainer has no argument for it,
+    and would need a callback."""
+    told = question.script is not None or question.framework.name is not FrameworkName.TRAINER
+    return (False, True) if told else (False,)
 
 
 def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:
@@ -170,7 +185,13 @@ def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterat
             ledger.setdefault(fixed, Counter())[one.sharding] += keep
             wanted_syncs = (fixed.value,) if keep else ()
         for sync in wanted_syncs:
-            yield replace(one, sync_each_batch=sync)
+            synced = replace(one, sync_each_batch=sync)
+            deferring = question.knobs.get("defer_all_reduce", _deferrals(question))
+            if all_reduce := fixed_all_reduce(question, synced):
+                ledger.setdefault(all_reduce, Counter())[one.sharding] += 1
+                deferring = (all_reduce.value,)
+            for defers in deferring:
+                yield replace(synced, defer_all_reduce=defers)
 
 
 def _dead_knobs(

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
-from tuner.core.configuration import FSDP, InactiveKnob, Settings, Sharding
+from tuner.core.configuration import FSDP, Checkpointing, InactiveKnob, Settings, Sharding
 from tuner.core.framework import (
     Condition,
     Effect,
@@ -84,7 +85,8 @@ def fixed_tp_size(question: Question) -> Fixed | None:
 
 
 def canonical_class(question: Question, settings: Settings) -> tuple[Settings, list[Fixed]]:
-    """Settings with each inactive knob but ``sync_each_batch`` at its value, and these knobs."""
+    """Settings with each inactive knob at its value, and these knobs; ``sync_each_batch`` and
+    ``defer_all_reduce``, which depend on accumulation, are left as they are."""
     sizes = [f for f in (fixed_by_framework(question, "pp_size"), fixed_tp_size(question)) if f]
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
@@ -97,14 +99,39 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
         later.append(named or Fixed(knob="tp_recompute_allgather", value=False, why=why))
     if no_offload := fixed_by_framework(question, "cpu_offload"):
         later.append(no_offload)
+    tells_loss = settings.fused_loss or "fused_loss" in question.knobs
+    if tells_loss and (why := _no_fused_loss(question, settings)):
+        later.append(Fixed(knob="fused_loss", value=False, why=why))
     settings = replace(settings, **{f.knob: f.value for f in later})
     if question.script is not None:
         inactive = {f.knob for f in later}
-        for knob in ("sharding", "tp_recompute_allgather", "activation_checkpointing"):
+        told = ["sharding", "tp_recompute_allgather", "activation_checkpointing"]
+        told += ["fused_loss"] if tells_loss else []
+        for knob in told:
             if knob not in inactive and (fixed := fixed_by_script(question, knob, settings)):
                 settings = replace(settings, **{knob: fixed.value})
                 later.append(fixed)
     return settings, [*sizes, *later]
+
+
+def _no_fused_loss(question: Question, settings: Settings) -> str:
+    """Why the loss is not computed part by part in these settings; empty where it can be."""
+    if settings.model_parallel_size > 1:
+        return "with model parallelism a rank has a part of the logits, whose loss is another"
+    if question.script is not None:
+        return ""
+    release = question.framework.versions.get("transformers")
+    own = {
+        FrameworkName.TRAINER: "the Trainer does it by Liger's kernels (use_liger_kernel), which"
+        " are not probed here",
+        FrameworkName.NANOTRON: "nanotron's loss is its own",
+    }.get(question.framework.name, "")
+    if own or release is None or meets(release, LOSS_OF_MODEL):
+        return own
+    oldest = LOSS_OF_MODEL.strip(">=")
+    return (
+        f"in transformers {release} a model's loss cannot be replaced; in {oldest} or newer it can"
+    )
 
 
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
@@ -134,6 +161,26 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
         refused=refused,
         when="gradient_accumulation_steps above 1",
     )
+
+
+def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
+    """Tells whether ``defer_all_reduce`` is inactive; the other knobs are canonical."""
+    knob = "defer_all_reduce"
+    if settings.sharding is not Sharding.HYBRID_SHARD:
+        why = "only hybrid_shard, over several nodes, has replicas of shards to reduce over"
+        return Fixed(knob=knob, value=False, why=why)
+    if settings.gradient_accumulation_steps == 1:
+        why = "with gradient_accumulation_steps 1 there is nothing to put off"
+        return Fixed(knob=knob, value=False, why=why)
+    if not settings.sync_each_batch:
+        why = "with sync_each_batch false all reductions are put off"
+        return Fixed(knob=knob, value=False, why=why)
+    effect = _effect(
+        question.framework, knob, frozenset({question.framework.family(replicated=False)})
+    )
+    if effect.effect is Effect.LIVE:
+        return fixed_by_script(question, knob)
+    return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
 
 
 @lru_cache(maxsize=256)
@@ -180,6 +227,57 @@ SHARDINGS: Mapping[FrameworkName, tuple[Sharding, ...]] = {
 }
 
 
+# Releases of transformers that have each decoder layer decide whether it is checkpointed
+# (``GradientCheckpointingLayer`` in modeling_layers.py; of all model types that are covered in the
+# wheel of 4.53.3, read).
+EVERY_2_BY_LAYER = ">=4.53"
+# Releases whose Trainer takes ``every_n_layers`` among the arguments of checkpointing
+# (``_inner_training_loop`` in trainer.py; the wheels of 5.17.0 to 5.23.0, read).
+EVERY_2_BY_TRAINER = ">=5.17"
+# Releases of torch that have all operators which selective checkpointing names: fused kernels of
+# attention since 2.5, ``_grouped_mm`` since 2.8 at the latest; 2.11 is the oldest that exported
+# modules are for.
+SELECTIVE_BY_TORCH = ">=2.11"
+# Releases of transformers whose models call a ``loss_function`` that may be replaced: they have its
+# setter (``PreTrainedModel.loss_function`` in modeling_utils.py), and all model types call it (the
+# wheels of 4.45.2 to 4.51.0, read; before 4.48 some do not, GPT-2 and GPT-NeoX before 4.49).
+LOSS_OF_MODEL = ">=4.49"
+# The values that any stack has, and that a user's script is taken to have.
+PLAIN_CHECKPOINTING = (Checkpointing.NONE, Checkpointing.FULL)
+
+
+def no_checkpointing(question: Question, value: Checkpointing) -> str:
+    """Why the stack cannot be told this value of ``activation_checkpointing``; empty if it can."""
+    name = question.framework.name
+    if value in PLAIN_CHECKPOINTING:
+        return ""
+    if name is FrameworkName.NANOTRON:
+        return "nanotron computes all layers again, or none (recompute_layer)"
+    if value is Checkpointing.SELECTIVE:
+        if name is FrameworkName.TRAINER:
+            return "no argument of the Trainer names what is kept; it takes a function of Python's"
+        release = question.framework.versions.get("torch")
+        if release is None or meets(release, SELECTIVE_BY_TORCH):
+            return ""
+        oldest = SELECTIVE_BY_TORCH.strip(">=")
+        return f"torch {release} lacks operators that it names; {oldest} or newer has them"
+    needed = EVERY_2_BY_TRAINER if name is FrameworkName.TRAINER else EVERY_2_BY_LAYER
+    release = question.framework.versions.get("transformers")
+    if release is None or meets(release, needed):
+        return ""
+    return f"transformers {release} cannot be told which layers; {needed.strip('>=')} or newer can"
+
+
+def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
+    """The values of ``activation_checkpointing`` that are searched where none are asked for.
+
+    A user's script is known to tell two apart at most: others have to be named.
+    """
+    if question.script is not None:
+        return PLAIN_CHECKPOINTING
+    return tuple(value for value in Checkpointing if not no_checkpointing(question, value))
+
+
 def divisors(number: int) -> tuple[int, ...]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return tuple(sorted({*small, *(number // d for d in small)}))
@@ -195,6 +293,8 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
         check_has(question, value)
         if value is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
             raise UsageError("sharding", value, "needs more than one node: it shards within each")
+    if knob == "activation_checkpointing" and (why := no_checkpointing(question, value)):
+        raise UsageError(knob, value, f"cannot be had here: {why}")
     sizes = [(what, size) for what, size in split_by(question, knob) if size % value]
     if sizes:
         wrong = " and ".join(f"{what} ({size})" for what, size in sizes)
@@ -247,6 +347,11 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if settings.cpu_offload and settings.sharding not in FSDP:
         allowed = f"needs a sharding of {', '.join(FSDP)} over several data-parallel ranks"
         return UsageError("cpu_offload", "true", allowed)
+    if settings.activation_checkpointing is Checkpointing.SELECTIVE and tp > 1:
+        # kept products of the linears that lead out of a block would be whole on every rank, and
+        # what is sent would be sent again
+        allowed = f"with tp_size {tp} it must be one of none, every_2, full"
+        return UsageError("activation_checkpointing", "selective", allowed)
     replicas = settings.data_parallel_size(cluster.world_size)
     torch = question.framework.name is not FrameworkName.NANOTRON
     if torch and settings.sharding is Sharding.DDP and replicas > 1 and tp > 1:
@@ -313,7 +418,7 @@ def _checked(
         wanted = getattr(settings, one.knob)
         if one.knob in SIZES and wanted != one.value:
             raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
-    for knob in ("sharding", "tp_size", "pp_size", "cpu_offload"):
+    for knob in ("sharding", "tp_size", "pp_size", "activation_checkpointing", "cpu_offload"):
         check_possible(question, knob, getattr(checked, knob))
     if broken := broken_rule(question, checked):
         raise broken
@@ -327,6 +432,9 @@ def _checked(
             raise UsageError("sync_each_batch", show(asked), sync.why)
         fixed = [*fixed, sync]
         checked = replace(checked, sync_each_batch=sync.value)
+    if all_reduce := fixed_all_reduce(question, checked):
+        fixed = [*fixed, all_reduce]
+        checked = replace(checked, defer_all_reduce=all_reduce.value)
     inactive = {one.knob for one in fixed if not one.refused}
     for knob, values in question.knobs.items():
         value = getattr(checked, knob)

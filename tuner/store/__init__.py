@@ -2,10 +2,9 @@
 
 from tuner.store.claims import Claim
 from tuner.store.engine import default_url
-from tuner.store.events import Event
 from tuner.store.requests import study_id
-from tuner.store.store import Store, open_store
-from tuner.store.studies import OpenStudy, StudyStatus, StudySummary
+from tuner.store.rows import Event
+from tuner.store.store import Store, StudyStatus, StudySummary, open_store
 from tuner.store.tables import EventKind
 from tuner.store.workers import WorkerIdentity
 
@@ -13,7 +12,6 @@ __all__ = [
     "Claim",
     "Event",
     "EventKind",
-    "OpenStudy",
     "Store",
     "StudyStatus",
     "StudySummary",

@@ -1,24 +1,138 @@
-"""Keys to the service, and sessions of browsers that signed in with one.
+"""Keys to the service, sessions of browsers that signed in with one, and the audit of who did what.
 
-Their secrets and tokens are nowhere kept.
+Secrets and tokens are nowhere kept. Entries of the audit are added, never changed, and deleted by
+age.
 """
 
 import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from hashlib import sha256
 from hmac import compare_digest
+from typing import Any
 
 from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy.orm import Session
 
 from tuner.errors import TunerError, UsageError
-from tuner.store.audit import LOCAL, Action, AuditNote, add_audit
-from tuner.store.engine import Transactions
-from tuner.store.tables import KeyRow, Scope, SessionRow, UtcNow, clock, iso
+from tuner.store.engine import Transactions, one_line
+from tuner.store.tables import AuditRow, KeyRow, Scope, SessionRow, UtcNow, clock, iso
+
+LONGEST_ACTOR = 64
+# Entries that are deleted in one transaction, so that others can write between two of them.
+PRUNED = 5000
+# The actor where no key is needed: whoever can reach this machine's loopback, or the database.
+LOCAL = "local"
+
+
+class Action(StrEnum):
+    """Kind of an entry of the audit."""
+
+    KEY_CREATE = "key.create"  # {"key", "name", "scope"}
+    KEY_REVOKE = "key.revoke"  # {"key", "name"}
+    SIGN_IN = "session.begin"  # {"address"}
+    SIGN_OUT = "session.end"  # {"address"}
+    SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other limits
+    JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
+    CANCEL = "tune.cancel"  # {"address"}
+    PRUNE = "audit.prune"  # {"before"}; what was noted before that moment is deleted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditNote:
+    """One thing that somebody does, to be written to the audit with it."""
+
+    actor: str  # id of a key; or `local`, with the user's name where a command does it
+    action: Action
+    data: Mapping[str, str | int] = field(default_factory=dict)
+    """Plain values, none of them secret. Texts may be a stranger's: they are cut to 200 printable
+    characters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One thing that somebody did."""
+
+    id: int
+    at: str  # time, UTC in ISO 8601, by the database's clock
+    actor: str  # see :attr:`AuditNote.actor`
+    action: str
+    study_id: str  # the study that it was done to; empty for none
+    data: Mapping[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Audit:
+    """The audit of a database: rows that are added, never changed, and deleted by age."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self.transactions = transactions
+
+    def note(self, actor: str, action: Action, study_id: str = "", **data: str | int) -> None:
+        with self.transactions.write() as session:
+            add_audit(session, AuditNote(actor=actor, action=action, data=data), study_id)
+
+    def newest(self, limit: int, before: int | None = None) -> list[AuditEntry]:
+        """The newest entries first, at most ``limit``; those older than the id ``before``."""
+        wanted = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+        if before is not None:
+            wanted = wanted.where(AuditRow.id < before)
+        with self.transactions.read() as session:
+            return [
+                AuditEntry(
+                    id=row.id,
+                    at=iso(row.at),
+                    actor=row.actor,
+                    action=row.action,
+                    study_id=row.study_id,
+                    data=row.data,
+                )
+                for row in session.scalars(wanted)
+            ]
+
+    def prune(self, before: datetime, by: str = LOCAL) -> int:
+        """Deletes what was noted before a moment, and notes who did that first; the number of
+        entries. UsageError if the moment is still to come."""
+        with self.transactions.write() as session:
+            if before > clock(session):
+                raise UsageError("prune_before", before.isoformat(), "must not be in the future")
+            note = AuditNote(actor=by, action=Action.PRUNE, data={"before": iso(before)})
+            add_audit(session, note)
+        old = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at).limit(PRUNED)
+        deleted = 0
+        while True:
+            with self.transactions.write() as session:
+                ids = session.scalars(old).all()
+                session.execute(delete(AuditRow).where(AuditRow.id.in_(ids)))
+            deleted += len(ids)
+            if len(ids) < PRUNED:
+                return deleted
+
+
+def add_audit(session: Session, note: AuditNote, study_id: str = "") -> None:
+    """Adds an entry in the transaction that does the thing, so that neither is there alone."""
+    short = {name: _printable(v) if isinstance(v, str) else v for name, v in note.data.items()}
+    row = AuditRow(
+        at=clock(session),
+        actor=_printable(note.actor)[:LONGEST_ACTOR],
+        action=str(note.action),
+        study_id=study_id,
+        data=short,
+    )
+    session.add(row)
+
+
+def _printable(text: str) -> str:
+    """One line of text that can change nothing of a terminal that shows it."""
+    return "".join(character if character.isprintable() else "?" for character in one_line(text))
+
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +196,7 @@ class Keys:
         self._uses = _Uses(transactions)
 
     def create(self, name: str, scope: Scope, by: str = LOCAL) -> tuple[Key, str]:
-        """Makes a key; with its text, ``tuner_<id>_<secret>``, which cannot be read again.
-
-        Raises:
-            UsageError: the name is empty, longer than 64 characters, or not printable.
-        """
+        """Makes a key; with its text, ``tuner_<id>_<secret>``, which cannot be read again."""
         if not (0 < len(name) <= LONGEST_NAME and name.isprintable() and name.strip()):
             raise UsageError("name", name, "must be 1 to 64 printable characters")
         new_id, secret = secrets.token_hex(ID_BYTES), secrets.token_urlsafe(SECRET_BYTES)
@@ -106,7 +216,6 @@ class Keys:
             return [_key(row) for row in rows]
 
     def any(self) -> bool:
-        """True if there is a key that is not revoked."""
         with self.transactions.read() as session:
             return bool(session.scalar(select(exists().where(KeyRow.revoked_at.is_(None)))))
 
@@ -115,9 +224,6 @@ class Keys:
 
         Args:
             beginning: the id, or a beginning of it that no other key has; or the key's whole text.
-
-        Raises:
-            UsageError: there is no such key, or more than one.
         """
         beginning = key_id(beginning) or beginning
         with self.transactions.write() as session:

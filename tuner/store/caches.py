@@ -101,7 +101,6 @@ class Caches:
             return read_calibration(session, cluster, versions)
 
     def keep_calibration(self, calibration: Calibration) -> None:
-        """Keeps rates beside earlier ones."""
         with self.transactions.write() as session:
             row = CalibrationRow(
                 hardware=calibration.hardware,
@@ -161,7 +160,6 @@ def _add_first(session: Session, row: Base) -> bool:
 
 
 def read_dry_runs(session: Session, keys: Collection[str]) -> "dict[str, DryRun]":
-    """The kept dry runs of these keys, by key."""
     if not keys:
         return {}
     from tuner.dryrun import DryRun
@@ -226,7 +224,6 @@ def keep_failure(
 def read_calibration(
     session: Session, cluster: Cluster, versions: Mapping[str, str]
 ) -> Calibration | None:
-    """See :meth:`Caches.calibration`."""
     like = [CalibrationRow.hardware == hardware_key(cluster)]
     if torch := versions.get("torch"):
         like.append(CalibrationRow.torch == torch)

@@ -4,8 +4,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,11 +79,7 @@ def default_url() -> str:
 
 
 def parse_url(text: str) -> URL:
-    """The address, with the driver that is used and, of SQLite, the absolute path.
-
-    Raises:
-        UsageError: not the address of a database that the product can use.
-    """
+    """The address, with the driver that is used and, of SQLite, the absolute path."""
     try:
         url = make_url(text)
     except (ArgumentError, ValueError) as error:
@@ -109,7 +105,6 @@ def parse_url(text: str) -> URL:
 
 
 def is_sqlite(url: URL) -> bool:
-    """True for a file."""
     return url.drivername == "sqlite"
 
 
@@ -136,7 +131,6 @@ class Transactions:
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """Opens a transaction that only reads."""
         with translated(self.engine.url), Session(self.engine) as session:
             yield session
 
@@ -153,6 +147,41 @@ class Transactions:
         engine = self.writer if durable else self._quick_writer
         with translated(self.engine.url), Session(engine) as session, session.begin():
             yield session
+
+    @contextmanager
+    def write_rows(self) -> Iterator[tuple[Connection, Callable[[], None]]]:
+        """Opens a transaction like :meth:`write` that is not durable, and without objects: a
+        session takes longer than four statements of SQLite.
+
+        With the connection it gives a function, after which nothing is waited for: what is
+        executed goes to PostgreSQL and back once, with the commit (``psycopg.Connection.pipeline``,
+        from libpq 14 on). No result may be read then, and an error of any is the commit's.
+        """
+        engine = self._quick_writer
+        with (
+            translated(self.engine.url),
+            engine.connect() as connection,
+            ExitStack() as until_committed,
+            connection.begin(),
+        ):
+            driver: Any = connection.connection.driver_connection
+            dbapi: Any = engine.dialect.loaded_dbapi
+
+            def send_with_commit() -> None:
+                if engine.dialect.name == "postgresql" and dbapi.capabilities.has_pipeline():
+                    until_committed.enter_context(_pipeline(driver, dbapi, self.engine.url))
+
+            yield connection, send_with_commit
+
+
+@contextmanager
+def _pipeline(driver: Any, dbapi: Any, url: URL) -> Iterator[None]:
+    try:
+        with driver.pipeline():
+            yield
+    except dbapi.Error as error:  # at its end, which SQLAlchemy does not see
+        unusable = f"the database {shown_url(url)} cannot be used: "
+        raise AwayError(unusable + one_line(error)) from error
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -207,11 +236,7 @@ def _sqlite_engine(url: URL) -> Engine:
 
 
 def make_engine(url: URL) -> Engine:
-    """Connections to the database; nothing is opened yet.
-
-    Raises:
-        StoreError: the library for this kind of database is not installed, or is too old.
-    """
+    """Connections to the database; nothing is opened yet."""
     if is_sqlite(url):
         return _sqlite_engine(url)
     # When an idle one does not work any more, as after the server's restart, all are made anew.

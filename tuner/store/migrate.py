@@ -1,9 +1,11 @@
-"""Bringing a database to the schema of this version, and checking that it is there."""
+"""Brings a database to the schema of this version, checks that it is there, and copies it."""
 
-# Alembic is imported only when there is something to migrate or to compare: it takes longer to
-# import than most commands to run.
-
+import os
+import shutil
+import sqlite3
+import tempfile
 import time
+from contextlib import closing, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +30,11 @@ from tuner.store.tables import VERSION_TABLE, Base
 
 if TYPE_CHECKING:
     from alembic.config import Config
+
+
+# Alembic is imported only when there is something to migrate or to compare: it takes longer to
+# import than most commands to run.
+
 
 # All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`.
 REVISIONS = ("0010",)
@@ -81,10 +88,6 @@ def prepare(engine: Engine) -> None:
 def upgrade(url: str) -> list[str]:
     """Migrates the database to this version's schema, making a SQLite file that is absent; the
     revisions that were applied, oldest first.
-
-    Raises:
-        UsageError: the address is wrong, or the database cannot be written, or is not ours.
-        StoreError: it cannot be reached, is of a newer version, or from before the first release.
     """
     parsed = parse_url(url)
     if is_sqlite(parsed):
@@ -100,12 +103,7 @@ def upgrade(url: str) -> list[str]:
 
 
 def check(url: str) -> list[str]:
-    """Faults of the database, one line for each; empty when all is well.
-
-    Raises:
-        UsageError: the address is wrong, there is no such file, or it is not a database.
-        StoreError: it cannot be reached.
-    """
+    """Faults of the database, one line for each; empty when all is well."""
     parsed = parse_url(url)
     if is_sqlite(parsed):
         require_file(str(parsed.database))
@@ -247,3 +245,71 @@ def _write_ahead(engine: Engine) -> None:
                 if not busy or time.monotonic() > deadline:
                     raise
                 time.sleep(0.01)
+
+
+def backup(url: str, path: str | Path) -> int:
+    """Copies a SQLite database, as it is at one moment, to a file that does not exist yet; returns
+    the copy's size in bytes.
+
+    Others may read and write it meanwhile. The copy is checked, is on the disk when this returns,
+    needs no other file beside it, and may be read by those who may read the database. It appears
+    only once it is whole; nothing is ever overwritten.
+
+    Raises:
+        UsageError: the database is not SQLite's (the error names the command to use), or not
+            there; the file is, or its folder is not.
+        StoreError: the copy could not be made, or is damaged; nothing is left of it.
+    """
+    parsed = parse_url(url)
+    if not is_sqlite(parsed):
+        address = parsed.set(drivername="postgresql")._replace(password=None).render_as_string()
+        command = f"pg_dump --format=custom --file=tuner.dump '{address}'"
+        raise UsageError(
+            "db", shown_url(parsed), f"PostgreSQL is backed up by its own tool: {command}"
+        )
+    require_file(str(parsed.database))
+    source, target = Path(str(parsed.database)), Path(path).expanduser().absolute()
+    if target.exists():
+        raise UsageError("path", str(path), "is there already, and is not overwritten")
+    if not target.parent.is_dir():
+        raise UsageError("path", str(path), "must be in a folder that exists")
+    name = ""
+    try:
+        # a file beside the target that was nobody else's to read
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}-", dir=target.parent)
+        os.close(handle)
+        _copy(source, Path(name))
+        shutil.copymode(source, name)
+        target.touch(exist_ok=False)  # refuses where a file has appeared meanwhile
+        Path(name).replace(target)
+        # the folder's entry is put on the disk; the file's contents are there since its commit
+        folder = os.open(target.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except FileExistsError as error:
+        raise UsageError("path", str(path), "is there already, and is not overwritten") from error
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"the backup {target} could not be made: {one_line(error)}") from error
+    finally:
+        for end in ("", "-journal", "-wal", "-shm") if name else ():
+            with suppress(OSError):  # the first error is the one to tell
+                Path(name + end).unlink(missing_ok=True)
+    return target.stat().st_size
+
+
+def _copy(source: Path, copy: Path) -> None:
+    with (
+        closing(sqlite3.connect(f"{source.as_uri()}?mode=rw", uri=True)) as old,
+        closing(sqlite3.connect(copy)) as new,
+    ):
+        old.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_S * 1000:.0f}")
+        new.execute("PRAGMA synchronous = FULL")
+        # SQLite's own backup is one read transaction, which makes no writer wait in WAL mode.
+        # In one step: one of several starts again whenever another process has written meanwhile.
+        old.backup(new, pages=-1)
+        new.execute("PRAGMA journal_mode = DELETE")  # no other files; who opens it sets its own
+        damage = new.execute("PRAGMA quick_check(1)").fetchone()[0]
+    if damage != "ok":
+        raise sqlite3.DatabaseError(f"the copy is damaged: {damage}")

@@ -11,10 +11,11 @@
 
 import json
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, Row, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -38,10 +39,9 @@ from tuner.core.study import (
     StudyState,
 )
 from tuner.store.caches import keep_failure
-from tuner.store.claims import COME_TO_STUDY, HOLD_DEVICES, NEW_ATTEMPT, Claim, run_oldest
+from tuner.store.claims import COME_TO_STUDY, HOLD_DEVICES, RUN, Claim, attempt_oldest
 from tuner.store.engine import Transactions, one_line
-from tuner.store.events import add_event
-from tuner.store.rows import locked_study, measurement_row, probe_of
+from tuner.store.rows import add_event, locked_study, measurement_row, probe_of
 from tuner.store.tables import (
     AttemptRow,
     AttemptState,
@@ -118,43 +118,38 @@ class Queue:
                 nobody took it, it ends as ``device_lost``.
         """
         wanted = sorted(set(devices))  # so that no two claims wait for each other
+        by = worker.as_dict()
+        running = {"state": str(ProbeState.RUNNING)}
         try:
             # Not durable: a power cut ends the worker too.
-            with self.transactions.write(durable=False) as session:
-                connection = session.connection()
+            with self.transactions.write_rows() as (connection, send_with_commit):
                 # The lock comes first: whoever ends the study finds each probe claimed, or queued.
-                by = {"study": study_id, "by": worker.as_dict()}
-                if (come := connection.execute(COME_TO_STUDY, by).first()) is None:
+                at_it = {"study": study_id, "by": by}
+                if (come := connection.execute(COME_TO_STUDY, at_it).first()) is None:
                     return None
-                probe, lost_id = run_oldest(connection, study_id, fidelity, wanted, come.now)
-                if probe is None:
-                    session.rollback()  # the worker is not at this study
+                made, lost_id = attempt_oldest(connection, study_id, fidelity, by, wanted, come.now)
+                if made is None:
+                    connection.rollback()  # the worker is not at this study
                 else:
                     if come.state is not StudyState.RUNNING:
-                        study = session.get_one(StudyRow, study_id)
-                        move_study(session, study, StudyState.RUNNING, "", come.now)
-                        session.flush()
-                    values = {
-                        "probe": probe.id,
-                        "worker": worker.as_dict(),
-                        "devices": wanted,
-                        "started_at": come.now,
-                        "lease_until": come.now + timedelta(seconds=lease.LEASE_S),
-                    }
-                    made = connection.execute(NEW_ATTEMPT, values).one()
+                        with Session(connection) as session, session.begin():
+                            study = session.get_one(StudyRow, study_id)
+                            move_study(session, study, StudyState.RUNNING, "", come.now)
+                    data = {**running, "attempt": made.number, "worker": worker.name}
+                    send_with_commit()
+                    connection.execute(RUN, {"probe": made.id})
                     if wanted:
-                        held = [{"device": one, "attempt_id": made.id} for one in wanted]
+                        held = [{"device": one, "attempt_id": made.attempt} for one in wanted]
                         connection.execute(HOLD_DEVICES, held)
-                    data = {"attempt": made.number, "worker": worker.name}
-                    _tell(session, probe, come.now, data)
+                    _tell(connection, made, come.now, data)
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:
                 raise
             return None
-        if probe is not None:
-            running = probe_of(probe, None)
-            return Claim(attempt_id=made.id, study_id=study_id, probe=running, worker=worker)
+        if made is not None:
+            probe = replace(probe_of(made, None), state=ProbeState.RUNNING)
+            return Claim(attempt_id=made.attempt, study_id=study_id, probe=probe, worker=worker)
         if lost_id is not None:
             self._close_unwanted(lost_id)
         return None
@@ -321,7 +316,10 @@ def move_study(
 
 
 def _tell(
-    session: Session, probe: ProbeRow | Row[Any], now: datetime, data: Mapping[str, Any]
+    session: Session | Connection,
+    probe: ProbeRow | Row[Any],
+    now: datetime,
+    data: Mapping[str, Any],
 ) -> None:
     """Adds the event of a probe that moved; its study's row is locked."""
     which = {
@@ -347,12 +345,7 @@ def _move_probe(
 
 
 def _queue_again(
-    session: Session,
-    study: StudyRow,
-    probe: ProbeRow,
-    attempt: AttemptRow,
-    why: str,
-    now: datetime,
+    session: Session, study: StudyRow, probe: ProbeRow, attempt: AttemptRow, why: str, now: datetime
 ) -> None:
     """Queues a probe again, unless its study has ended: then nobody would run it."""
     if study.state in OPEN:
@@ -401,7 +394,6 @@ def _probe_and_study(session: Session, attempt: AttemptRow) -> tuple[ProbeRow, S
 
 
 def _count(session: Session, probe: ProbeRow, *where: ColumnElement[bool]) -> int:
-    """The number of a probe's attempts that are so."""
     attempts = select(func.count()).where(AttemptRow.probe_id == probe.id, *where)
     return session.scalar(attempts) or 0
 

@@ -15,11 +15,10 @@ from sqlalchemy.orm import Session
 
 from tuner.core.study import OPEN, Limits, ProbeState, Question, StudyState
 from tuner.errors import OtherLimitsError, StoreError, UsageError
-from tuner.store.audit import AuditNote, add_audit
+from tuner.store.access import AuditNote, add_audit
 from tuner.store.engine import Transactions
-from tuner.store.events import add_event
 from tuner.store.queue import move_study, withdraw
-from tuner.store.rows import locked_study
+from tuner.store.rows import add_event, locked_study
 from tuner.store.tables import EventKind, ProbeRow, RequestRow, StudyRow, clock
 
 ID_PREFIX = "st-"
@@ -39,12 +38,7 @@ def study_id(question: Question) -> str:
 def ask_question(
     session: Session, question: Question, limits: Limits, *, replace: bool = True
 ) -> StudyRow:
-    """Asks a question in a writing transaction; its study's row, locked. See :meth:`Studies.ask`.
-
-    Raises:
-        StoreError: another question has its id.
-        OtherLimitsError: it is open with other limits, and these are not to ``replace`` them.
-    """
+    """Asks a question in a writing transaction; its study's row, locked. See :meth:`Store.ask`."""
     named = study_id(question)
     study = session.get(StudyRow, named, with_for_update=True)
     again = study is not None
@@ -96,7 +90,6 @@ def ask_question(
 def _renew(
     session: Session, study: StudyRow, question: Question, limits: Limits, now: datetime
 ) -> None:
-    """Gives a study new limits."""
     # With other ones the planner asks again for what is queued. With the same ones the study goes
     # on, and the attempts that a probe has cost its workers stay counted.
     if study.limits != limits.as_dict():
@@ -112,11 +105,7 @@ def _renew(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestKey:
-    """A key that tells a request from all others of its sender.
-
-    Raises:
-        UsageError: the key is empty, too long, or has other characters than printable ASCII.
-    """
+    """A key that tells a request from all others of its sender."""
 
     owner: str  # id of the key to the service that it came with; empty where none is needed
     key: str  # the sender's own word for it
@@ -157,10 +146,6 @@ class Requests:
     ) -> str:
         """Asks a question, and remembers its request and writes the note, all or nothing: the
         study's id. A known request asks nothing.
-
-        Raises:
-            UsageError: another request had this key.
-            OtherLimitsError: the study is open with limits that these are not to ``replace``.
         """
         try:
             with self._transactions.write() as session:

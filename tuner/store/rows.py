@@ -1,14 +1,17 @@
-"""Studies as they are read: their rows, those of their probes, and earlier studies beside them."""
+"""Studies as they are read: their rows, those of their probes, their events, and earlier studies
+beside them.
+"""
 
 import json
 import statistics
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import Row, Text, select, type_coerce
+from sqlalchemy import Connection, Row, Text, insert, select, type_coerce
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tuner.core import lease
@@ -17,10 +20,21 @@ from tuner.core.measurement import PROBED, Measurement, believable
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study
 from tuner.errors import UnknownNameError, UnreadableStudyError, UsageError
 from tuner.store.caches import read_calibration, read_checks_for, read_dry_runs
-from tuner.store.tables import AttemptRow, AttemptState, MeasurementRow, ProbeRow, StudyRow, iso
+from tuner.store.tables import (
+    AttemptRow,
+    AttemptState,
+    Base,
+    EventKind,
+    EventRow,
+    MeasurementRow,
+    ProbeRow,
+    StudyRow,
+    iso,
+)
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
+
 
 # The columns that :func:`probe_of` reads; rows of them are read faster than whole objects.
 PROBE_COLUMNS: tuple[InstrumentedAttribute[Any], ...] = (
@@ -52,7 +66,6 @@ def locked_study(session: Session, study_id: str) -> StudyRow:
 
 
 def unknown_study(session: Session, given: str) -> UsageError:
-    """The error for a name that no study has."""
     newest = select(StudyRow.id).order_by(StudyRow.asked_at.desc()).limit(1000)
     ids = session.scalars(newest).all()
     if not ids:
@@ -137,7 +150,6 @@ def _measurement(text: str | None) -> Measurement | None:
 def measurement_row(
     study: StudyRow, probe: ProbeRow, attempt_id: int | None, found: Measurement, now: datetime
 ) -> MeasurementRow:
-    """The row of a measurement."""
     memory = found.memory
     count = max(found.step_times_s, default=0)
     times = found.step_times_s.get(count, ())
@@ -231,3 +243,47 @@ def similar_studies(
             with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
                 studies.append(_study_of(row, tuple(own), {}))
     return tuple(studies)
+
+
+# Of the table instead of the class, and inline: other inserts read each new id back.
+_NEW_EVENT = insert(Base.metadata.tables[EventRow.__tablename__]).inline()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """One thing that happened to a study. Ids grow in the order of commits of one study."""
+
+    id: int  # its row, and the cursor to read on from
+    study_id: str
+    kind: EventKind
+    at: str
+    data: Mapping[str, Any]  # plain JSON values; see :class:`EventKind`
+
+
+def add_event(
+    session: Session | Connection,
+    study_id: str,
+    kind: EventKind,
+    now: datetime,
+    data: Mapping[str, Any],
+) -> None:
+    """Adds an event of a study whose row the caller has locked."""
+    # Without the lock events of one study could be committed in another order than that of their
+    # ids, and a reader would miss some.
+    row = {"study_id": study_id, "kind": kind, "at": now, "data": dict(data)}
+    connection = session.connection() if isinstance(session, Session) else session
+    connection.execute(_NEW_EVENT, row)
+
+
+def read_events(
+    session: Session, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
+) -> list[Event]:
+    """The events of a study since the event ``after``, oldest first."""
+    columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
+    newer = select(*columns).where(EventRow.study_id == study_id, EventRow.id > after)
+    order = EventRow.id.desc() if last else EventRow.id
+    found = [
+        Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at), data=row.data)
+        for row in session.execute(newer.order_by(order).limit(limit))
+    ]
+    return found[::-1] if last else found

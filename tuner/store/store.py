@@ -1,16 +1,86 @@
-"""The store: studies, their probes and the queue, in one database."""
+"""The store: studies, asked, found, listed, moved and watched, with their probes."""
 
-from typing import Self
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, Row, bindparam, func, or_, select, tuple_
+from sqlalchemy.orm import Session
 
+from tuner.core.measurement import Outcome
+from tuner.core.study import OPEN, STUDY_TRANSITIONS, Limits, Question, Study, StudyState
+from tuner.errors import UsageError
 from tuner.store import migrate
+from tuner.store.access import Action, AuditNote, add_audit
 from tuner.store.caches import Caches
 from tuner.store.engine import Transactions, default_url, is_sqlite, make_engine, parse_url
-from tuner.store.studies import Studies
+from tuner.store.queue import Queue, move_study, withdraw
+from tuner.store.requests import ID_PREFIX, ask_question
+from tuner.store.rows import (
+    MOST_SIMILAR,
+    Event,
+    locked_study,
+    read_events,
+    read_study,
+    similar_studies,
+    unknown_study,
+)
+from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, clock, iso
+from tuner.store.workers import WorkerIdentity
+
+# A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
+Position = tuple[str, str]
 
 
-class Store(Studies, Caches):
+_NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+# Made once: the poller asks it several times a second, and to build it takes longer than to run it.
+_STATUSES = select(
+    StudyRow.id,
+    StudyRow.identity,
+    StudyRow.state,
+    StudyRow.reason,
+    StudyRow.pool,
+    StudyRow.revision,
+    StudyRow.limits,
+    StudyRow.asked_at,
+    _NEWEST_EVENT.correlate(StudyRow).scalar_subquery().label("newest_event"),
+)
+_STATUSES_OF = _STATUSES.where(StudyRow.id.in_(bindparam("study_ids", expanding=True)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudySummary:
+    """One line of a list of studies."""
+
+    id: str
+    model_name: str  # name of the model, as asked last; for a user's script the name of its file
+    cluster_name: str
+    state: StudyState
+    reason: str
+    probes: Mapping[Outcome, int]
+    pool: str
+    revision: int
+    created_at: str
+    asked_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyStatus:
+    """A study's row, and its newest event: when neither has changed, nothing of it has."""
+
+    id: str
+    identity: str
+    state: StudyState
+    reason: str
+    pool: str
+    revision: int
+    limits: Mapping[str, Any]
+    asked_at: str
+    newest_event: int  # id of the last thing that happened to it
+
+
+class Store(Queue, Caches):
     """An open database, at this version's schema. A context manager; see :func:`open_store`.
 
     Each method is one short transaction of its own, and any number of processes and threads may
@@ -27,7 +97,6 @@ class Store(Studies, Caches):
         return self.transactions.engine.url.render_as_string(hide_password=False)
 
     def close(self) -> None:
-        """Closes all connections."""
         self.transactions.engine.dispose()
 
     def __enter__(self) -> Self:
@@ -35,6 +104,224 @@ class Store(Studies, Caches):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+    def ask(self, question: Question, limits: Limits) -> Study:
+        """Asks a question: a new study, or the same question's, with the new limits.
+
+        Everything learned for it is kept, and counted in ``probes_before``. It is put back to
+        queued, unless a worker is at it. With other limits than before, what is queued is
+        withdrawn: it was planned with the old ones.
+        """
+        self.reap()  # a study that runs after it has a living worker
+        with self.transactions.write() as session:
+            return read_study(session, ask_question(session, question, limits))
+
+    def find(self, question: Question) -> Study | None:
+        """The study of a question, if it was asked before."""
+        with self.transactions.read() as session:
+            row = session.scalar(select(StudyRow).where(StudyRow.identity == question.identity))
+            return read_study(session, row) if row else None
+
+    def study(self, study_id: str) -> Study:
+        """A study with its probes, by its id or by a beginning of it that no other has; the
+        ``st-`` may be left out.
+        """
+        begin = study_id.strip().lower()
+        begin = begin if begin.startswith(ID_PREFIX) else ID_PREFIX + begin
+        with self.transactions.read() as session:
+            if begin == ID_PREFIX:
+                raise unknown_study(session, study_id)
+            if (whole := session.get(StudyRow, begin)) is not None:
+                return read_study(session, whole)
+            # No index serves this: it is for people, and workers name studies whole.
+            like = StudyRow.id.startswith(begin, autoescape=True)
+            some = select(StudyRow).where(like).order_by(StudyRow.id).limit(5)
+            rows = session.scalars(some).all()
+            if not rows:
+                raise unknown_study(session, study_id)
+            if len(rows) > 1:
+                ids = ", ".join(row.id for row in rows)
+                raise UsageError("study", study_id, f"several begin so: {ids}")
+            return read_study(session, rows[0])
+
+    def similar(self, question: Question, limit: int = MOST_SIMILAR) -> tuple[Study, ...]:
+        """Earlier studies that may teach something of a question, those asked last first.
+
+        They are of the same stack and kind of cluster, with their finished probes that ran steps.
+        """
+        with self.transactions.read() as session:
+            return similar_studies(session, question, limit)
+
+    def studies(
+        self,
+        limit: int = 50,
+        *,
+        before: Position | None = None,
+        state: StudyState | None = None,
+        query: str = "",
+        model: str = "",
+    ) -> list[StudySummary]:
+        """Studies, those asked last first.
+
+        A page is read along an index, however far back it is. Only words that few studies have
+        make it look at many rows.
+
+        Args:
+            before: the place after which to go on: that of the last study of the page before.
+            query: only studies with this in their id, or in the name of their model or cluster.
+        """
+        place = (StudyRow.asked_at, StudyRow.id)
+        wanted = [StudyRow.state == state] if state else []
+        if before is not None:
+            asked_at, last_id = before
+            wanted.append(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
+        if query:
+            names = (StudyRow.id, StudyRow.model_name, StudyRow.cluster_name)
+            wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
+        if model:
+            wanted.append(StudyRow.model_name == model)
+        newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
+        with self.transactions.read() as session:
+            rows = session.scalars(newest.limit(limit)).all()
+            outcomes = (
+                select(ProbeRow.study_id, ProbeRow.outcome, func.count())
+                .where(ProbeRow.study_id.in_([row.id for row in rows]))
+                .where(ProbeRow.outcome.is_not(None))
+                .group_by(ProbeRow.study_id, ProbeRow.outcome)
+                .order_by(ProbeRow.outcome)
+            )
+            counts: dict[str, dict[Outcome, int]] = {row.id: {} for row in rows}
+            for owner, outcome, count in session.execute(outcomes):
+                assert outcome is not None
+                counts[owner][outcome] = count
+            return [
+                StudySummary(
+                    id=row.id,
+                    model_name=row.model_name,
+                    cluster_name=row.cluster_name,
+                    state=row.state,
+                    reason=row.reason,
+                    probes=counts[row.id],
+                    pool=row.pool,
+                    revision=row.revision,
+                    created_at=iso(row.created_at),
+                    asked_at=iso(row.asked_at),
+                )
+                for row in rows
+            ]
+
+    def open_studies(self, pools: Collection[str] = ()) -> list[StudyStatus]:
+        """Studies not at their end, of no pool or one of ``pools``, those asked first first."""
+        wanted = (StudyRow.state.in_(OPEN), StudyRow.pool.in_({"", *pools}))
+        oldest = _STATUSES.where(*wanted).order_by(StudyRow.asked_at, StudyRow.id)
+        with self.transactions.read() as session:
+            return [_status(row) for row in session.execute(oldest)]
+
+    def count_open(self, actor: str | None = None) -> int:
+        """The number of studies that are not at their end; of one actor's, as the audit has them.
+
+        An actor's studies are looked for among what was noted since the oldest of the open ones
+        was asked; what was pruned from the audit counts no more.
+        """
+        is_open = StudyRow.state.in_(OPEN)
+        wanted = select(func.count(StudyRow.id.distinct())).where(is_open)
+        if actor is not None:
+            since = select(func.min(StudyRow.asked_at)).where(is_open).scalar_subquery()
+            wanted = wanted.join(AuditRow, AuditRow.study_id == StudyRow.id).where(
+                AuditRow.actor == actor, AuditRow.action == str(Action.SUBMIT), AuditRow.at >= since
+            )
+        with self.transactions.read() as session:
+            return session.scalar(wanted) or 0
+
+    def move(
+        self,
+        study_id: str,
+        to: StudyState,
+        reason: str = "",
+        *,
+        expect: Collection[StudyState] | None = None,
+        revision: int | None = None,
+        worker: WorkerIdentity | None = None,
+        note: AuditNote | None = None,
+    ) -> bool:
+        """Moves a study to another state; at its end, what is still queued is withdrawn.
+
+        ``expect`` are states from which alone to move, ``revision`` that at which this was decided,
+        if another one must prevent it: a study that was asked again meanwhile is not done.
+        ``False`` when its state, or its revision, prevents it.
+        """
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            if to not in STUDY_TRANSITIONS[study.state]:
+                return False
+            if expect is not None and study.state not in expect:
+                return False
+            if revision is not None and study.revision != revision:
+                return False
+            now = clock(session)
+            if to not in OPEN:
+                withdraw(session, study, f"the study is {to}", now)
+            move_study(session, study, to, reason, now)
+            if to is StudyState.RUNNING:
+                study.worker = worker.as_dict() if worker else None
+                study.worker_seen_at = now
+            if note is not None:
+                add_audit(session, note, study_id)
+            return True
+
+    def add_guard_time(self, study_id: str, seconds: float) -> None:
+        """Counts seconds in which replicas were trained for a study."""
+        with self.transactions.write() as session:
+            locked_study(session, study_id).guard_s += seconds
+
+    def statuses(self, study_ids: Collection[str]) -> dict[str, StudyStatus]:
+        """The statuses of studies, by id; those that do not exist are left out.
+
+        One query, which reads no probe: cheap enough to be asked several times a second.
+        """
+        if not study_ids:
+            return {}
+        with self.transactions.read() as session:
+            return _read_statuses(session, study_ids)
+
+    def status(self, study_id: str) -> StudyStatus | None:
+        """The status of one study; ``None`` when there is none of this id."""
+        return self.statuses([study_id]).get(study_id)
+
+    def changes(
+        self, known: Mapping[str, int], limit: int
+    ) -> dict[str, tuple[StudyStatus, list[Event]]]:
+        """Studies to which something happened, with their status and the events that led to it;
+        ``known`` is the id of the newest event that is known of each study."""
+        found = {}
+        with self.transactions.read() as session:
+            for study_id, status in _read_statuses(session, known).items():
+                if status.newest_event > known[study_id]:
+                    events = read_events(session, study_id, known[study_id], limit)
+                    # What happens between the two queries is left for the next look.
+                    until = [event for event in events if event.id <= status.newest_event]
+                    found[study_id] = status, until
+        return found
+
+    def events(
+        self, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
+    ) -> list[Event]:
+        """The events of a study since the event ``after``, oldest first.
+
+        ``limit`` is the most of them: the first ones or, with ``last``, the last.
+        """
+        with self.transactions.read() as session:
+            return read_events(session, study_id, after, limit, last=last)
+
+
+def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:
+    rows = session.execute(_STATUSES_OF, {"study_ids": sorted(study_ids)})
+    return {row.id: _status(row) for row in rows}
+
+
+def _status(row: Row[Any]) -> StudyStatus:
+    columns = {**row._mapping, "asked_at": iso(row.asked_at), "newest_event": row.newest_event or 0}
+    return StudyStatus(**columns)
 
 
 def open_store(url: str | None = None, *, create: bool = True) -> Store:

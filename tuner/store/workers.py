@@ -62,12 +62,10 @@ class WorkerIdentity:
         return abs(started - self.started) < START_TOLERANCE_S
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "WorkerIdentity":
-        """The reverse of :meth:`as_dict`."""
         return cls(**values)
 
 
@@ -85,7 +83,6 @@ class RegisteredWorker:
 
     @property
     def name(self) -> str:
-        """Name for people."""
         return self.identity.name
 
 

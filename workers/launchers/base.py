@@ -1,11 +1,19 @@
-"""The interface of all launchers: start the ranks of a job, watch them, and leave none behind."""
+"""Shared by all launchers: their interface, ranks' environment, and the watch over a job."""
 
-from collections.abc import Mapping
+import ipaddress
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import inf, isinf
 from pathlib import Path
 from typing import Any, Protocol
+
+from tuner.core import lease
+from tuner.machine import usable_cores
+from workers.measuring.records import log_path, log_tail, record_path
 
 # In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor.
 WATCH_FD = "{watch_fd}"
@@ -20,7 +28,7 @@ class Job:
     argv: tuple[str, ...]
     """The command of every rank; elements :data:`WATCH_FD` and :data:`RENDEZVOUS` are replaced."""
     directory: Path
-    """For the records and logs of the ranks (``workers/measuring/files.py`` names them)."""
+    """For the records and logs of the ranks (``workers/measuring/records.py`` names them)."""
     ranks: int
     device: str  # cpu or cuda
     deadline_s: float  # seconds after which all ranks are ended, whatever they do
@@ -42,7 +50,6 @@ class Job:
 
     @property
     def ranks_per_node(self) -> int:
-        """Ranks of one node."""
         return self.ranks // self.nodes
 
     def command(self, watch_fd: int) -> list[str]:
@@ -123,3 +130,180 @@ class Launcher(Protocol):
         Raises:
             OSError: a rank could not be started; none is left.
         """
+
+
+# Of environment variables that ranks do not inherit: ours (a database's password may be in one),
+# those by which another launcher's settings would leak into the probe's, and Ray's token.
+DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_", "RAY_")
+# More of them: a probe needs no access to anything.
+DROPPED = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GROUP_RANK", "ROLE_RANK"})
+
+
+def kept_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The part that may pass to ranks, and to whatever starts them: no secrets, no settings."""
+    return {
+        name: value
+        for name, value in inherited.items()
+        if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
+    }
+
+
+def rank_environment(
+    job: Job, rank: int, inherited: Mapping[str, str], *, address: str = ""
+) -> dict[str, str]:
+    """The environment of one rank: ours without what must not leak, and its place."""
+    on_node = job.ranks_per_node
+    own = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank % on_node),
+        "WORLD_SIZE": str(job.ranks),
+        "LOCAL_WORLD_SIZE": str(on_node),
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // (job.sharing or on_node))),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "USE_HUB_KERNELS": "NO",
+        "TOKENIZERS_PARALLELISM": "false",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",  # a fatal signal leaves its traceback in the log
+    }
+    if address:
+        own["MASTER_ADDR"] = address
+    # GPUs are chosen before python starts, since libraries may look for them where they are
+    # imported: a mesh of ranks that are not there must not be compared with the GPUs that are, and
+    # ranks on the CPU must not take memory of a GPU, as libraries do that only ask what it can
+    if job.device == "cpu":
+        own["CUDA_VISIBLE_DEVICES"] = ""
+        try:
+            is_loopback = ipaddress.ip_address(address).is_loopback
+        except ValueError:
+            is_loopback = address == "localhost"
+        if job.nodes == 1 or is_loopback:
+            own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
+    elif job.visible:
+        own["CUDA_VISIBLE_DEVICES"] = ",".join(job.visible)
+    return kept_environment(inherited) | own
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Kills so far: of this process's cgroup (v2) where it is counted, else of the machine.
+
+    Two calls are compared; 0 where nothing counts them. Sources: ``memory.events`` in the
+    kernel's admin-guide/cgroup-v2, and ``oom_kill`` of /proc/vmstat.
+    """
+    places = [proc / "vmstat"]
+    for line in _lines(proc / "self" / "cgroup"):
+        if line.startswith("0::/"):
+            places.insert(0, cgroups / line.removeprefix("0::/") / "memory.events")
+    for place in places:
+        for line in _lines(place):
+            name, _, value = line.partition(" ")
+            if name == "oom_kill":
+                return int(value)
+    return 0
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+
+
+# Seconds between two bytes to a rank.
+FEED_S = 1.0
+# Seconds without a byte after which ranks take us for gone: a busy machine holds us up for some
+# seconds, and others get our devices no sooner than a lease's end.
+SILENCE_S = lease.LEASE_S / 3
+
+
+class SupervisedRun(ABC):
+    """A job that was started; how ranks are reached is a launcher's matter."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._ends: dict[int, RankEnd] = {}
+        self._ended: Ended | None = None
+        self._started = self._fed = time.monotonic()
+        self._failed: float | None = None
+        # Of :class:`workers.launchers.base.Ended`, as known when nothing of the job is left.
+        self._oom_kills = 0
+        self._lost_nodes: tuple[int, ...] = ()
+        self._node_devices: tuple[tuple[str, ...], ...] = ()
+
+    @abstractmethod
+    def feed(self) -> None:
+        """Has every rank that lives hear of us; called once in :data:`FEED_S`."""
+
+    @abstractmethod
+    def look(self) -> Iterable[RankEnd]:
+        """Ranks that have ended, those that were told before among them or not."""
+
+    @abstractmethod
+    def stop(self) -> Iterable[RankEnd]:
+        """Ends what is left: how those ended whose end was not told before."""
+
+    def why_lost(self) -> tuple[Why, str] | None:
+        """Tells that others than we or the ranks end the job, with the detail; else ``None``."""
+        return None
+
+    def poll(self) -> Ended | None:
+        """Feeds the ranks' watches, and end the job when it is over or must be."""
+        if self._ended is not None:
+            return self._ended
+        now = time.monotonic()
+        if now - self._fed >= FEED_S:
+            self._fed = now
+            self.feed()
+        self._note_ends()
+        if lost := self.why_lost():
+            return self._finish(*lost)
+        if len(self._ends) == self._job.ranks:
+            return self._finish(Why.ENDED)
+        if now - self._started > self._job.deadline_s:
+            return self._finish(Why.DEADLINE)
+        if self._failed is not None and now - self._failed > self._job.peer_grace_s:
+            return self._finish(Why.PEER_FAILED)
+        return None
+
+    def cancel(self) -> Ended:
+        """Ends the job; returns when nothing of it is left."""
+        if self._ended is not None:
+            return self._ended
+        self._note_ends()
+        return self._finish(Why.CANCELLED)
+
+    def logs(self) -> Mapping[int, str]:
+        directory = self._job.directory
+        return {rank: log_tail(log_path(directory, rank)) for rank in range(self._job.ranks)}
+
+    def _note_ends(self) -> None:
+        for end in self.look():
+            if end.rank in self._ends:
+                continue
+            self._ends[end.rank] = end
+            silent = not record_path(self._job.directory, end.rank).exists()
+            if self._failed is None and (end.code != 0 or silent):
+                self._failed = time.monotonic()
+
+    def _finish(self, why: Why, detail: str = "") -> Ended:
+        """Ends what is left of the job, and tell how it ended."""
+        for end in self.stop():
+            self._ends.setdefault(end.rank, end)
+        self._ended = Ended(
+            why=why,
+            ranks=tuple(self._ends[rank] for rank in range(self._job.ranks)),
+            wall_s=time.monotonic() - self._started,
+            host_oom_kills=self._oom_kills,
+            detail=detail,
+            lost_nodes=self._lost_nodes,
+            node_devices=self._node_devices,
+        )
+        return self._ended
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of a child, or minus its signal, leaving it unreaped; ``None`` if it runs."""
+    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None or found.si_pid == 0:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

@@ -10,10 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from tuner.errors import ProbeError
-from workers.launchers.base import RENDEZVOUS, WATCH_FD, Job, RankEnd
-from workers.launchers.environment import oom_kills, rank_environment
-from workers.launchers.supervised import SILENCE_S, SupervisedRun, exit_code
-from workers.measuring.files import log_path
+from workers.launchers.base import (
+    RENDEZVOUS,
+    SILENCE_S,
+    WATCH_FD,
+    Job,
+    RankEnd,
+    SupervisedRun,
+    exit_code,
+    oom_kills,
+    rank_environment,
+)
+from workers.measuring.records import log_path
 from workers.probe.orders import SPEC
 
 # Seconds that a killed rank may take to be gone; longer means that a driver holds it.
@@ -24,11 +32,7 @@ class LocalLauncher:
     """Starts ranks on this machine."""
 
     def start(self, job: Job) -> "LocalRun":
-        """Starts all ranks of ``job``, which is of one node.
-
-        Raises:
-            OSError: a rank could not be started; none is left.
-        """
+        """Starts all ranks of ``job``, which is of one node."""
         assert job.nodes == 1, job.nodes
         run = LocalRun(job)
         try:

@@ -48,18 +48,10 @@ class Site(Protocol):
         """Seconds until it is taken away; infinite where that is not known."""
 
     def machines(self) -> tuple[Machine, ...]:
-        """The machines that are there now, each found on itself; the first is rank 0's.
-
-        Raises:
-            ProbeError: it cannot be found out.
-        """
+        """The machines that are there now, each found on itself; the first is rank 0's."""
 
     def devices(self) -> tuple[Device, ...]:
-        """All devices of all machines, each name once.
-
-        Raises:
-            ProbeError: it cannot be found out.
-        """
+        """All devices of all machines, each name once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +120,6 @@ class Facts:
         return (*(gpu.uuid for gpu in self.machine.gpus), self.cores)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return {
             "machine": self.machine.as_dict(),
             "cores": self.cores,
@@ -137,7 +128,6 @@ class Facts:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
-        """The reverse of :meth:`as_dict`."""
         return cls(**{**values, "machine": Machine.from_dict(values["machine"])})
 
 

@@ -19,13 +19,11 @@ from pathlib import Path
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine
 from workers.devices import Device
-from workers.launchers.base import Job, RankEnd, Why
-from workers.launchers.environment import kept_environment
+from workers.launchers.base import Job, RankEnd, SupervisedRun, Why, kept_environment
 from workers.launchers.site import Facts, devices_of
 from workers.launchers.slurm_watch import POLL_S, NodeState, NoJobError, Watch
-from workers.launchers.supervised import SupervisedRun
 from workers.launchers.task import ALIVE, STOP, read_end
-from workers.measuring.files import (
+from workers.measuring.records import (
     end_path,
     log_path,
     log_tail,
@@ -67,12 +65,7 @@ class SlurmLauncher:
     """Names of each node's devices, where they are known."""
 
     def start(self, job: Job) -> "SlurmRun":
-        """Starts all ranks of ``job``.
-
-        Raises:
-            OSError: srun could not be started.
-            ProbeError: the allocation has not enough nodes.
-        """
+        """Starts all ranks of ``job``."""
         nodes = self.watch.nodes
         if len(nodes) < job.nodes:
             up = f"{len(nodes)} of {self.watch.name} {'is' if len(nodes) == 1 else 'are'} up"
@@ -127,11 +120,7 @@ class SlurmRun(SupervisedRun):
                 yield found[0]
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """Tells that a node is gone, or that somebody else ends the step.
-
-        Raises:
-            ProbeError: srun does not start the ranks.
-        """
+        """Tells that a node is gone, or that somebody else ends the step."""
         has_begun = log_path(self._job.directory, 0).exists()  # rank 0's, even if it cannot start
         if not has_begun and time.monotonic() - self._started > START_S:
             words = self._first_words() or "it says nothing"
@@ -255,7 +244,6 @@ class SlurmSite:
     is_here = False
 
     def __init__(self, job_id: str, watch: Watch, facts: Mapping[str, Facts]) -> None:
-        """A site."""
         self.name = watch.name
         devices = {name: node.devices for name, node in facts.items()}
         self.launcher = SlurmLauncher(job_id=job_id, watch=watch, devices=devices)

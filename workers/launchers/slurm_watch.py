@@ -62,12 +62,7 @@ class NoJobError(ProbeError):
 
 
 def job_state(job_id: str) -> JobState:
-    """The state of a job.
-
-    Raises:
-        NoJobError: there is none of that number, any more.
-        ProbeError: the controller does not answer.
-    """
+    """The state of a job."""
     try:
         lines = _ask("squeue", "--noheader", "--all", f"--jobs={job_id}", f"--format={JOB_FORMAT}")
     except NoJobError:
@@ -82,11 +77,7 @@ def job_state(job_id: str) -> JobState:
 
 
 def node_states(nodes: str) -> dict[str, NodeState]:
-    """The state of nodes, by name, in Slurm's own order.
-
-    Raises:
-        ProbeError: the controller does not answer.
-    """
+    """The state of nodes, by name, in Slurm's own order."""
     names = _ask("scontrol", "show", "hostnames", nodes)
     found: dict[str, NodeState] = {}
     which = ("--all", "--Node", f"--nodes={nodes}")  # all: also those of hidden partitions
@@ -97,7 +88,6 @@ def node_states(nodes: str) -> dict[str, NodeState]:
 
 
 def _ask(*argv: str) -> Sequence[str]:
-    """The lines of an answer."""
     # without what changes whom the commands ask, or the answer
     others = ("SQUEUE_", "SINFO_", "SLURM_CLUSTERS", "SLURM_JSON")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(others)}
@@ -138,11 +128,7 @@ class Watch:
     """
 
     def __init__(self, job_id: str, stop: StopRequest, *, poll_s: float = POLL_S) -> None:
-        """Looks at the allocation once.
-
-        Raises:
-            ProbeError: Slurm does not answer, or the allocation is over.
-        """
+        """Looks at the allocation once."""
         self.name = f"Slurm job {job_id}"
         self._job_id = job_id
         self.stop = stop

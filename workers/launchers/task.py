@@ -18,10 +18,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workers.launchers.base import Job, RankEnd
-from workers.launchers.environment import oom_kills, rank_environment
-from workers.launchers.supervised import exit_code
-from workers.measuring.files import end_path, log_path, write_json
+from workers.launchers.base import Job, RankEnd, exit_code, oom_kills, rank_environment
+from workers.measuring.records import end_path, log_path, write_json
 
 # From the supervisor: it is there.
 ALIVE = b"."
@@ -38,7 +36,6 @@ class RankTask:
     """One rank of a job as a child of this process, in a process group of its own."""
 
     def __init__(self, job: Job, rank: int, *, address: str = "") -> None:
-        """A rank that is not started yet."""
         self._job = job
         self._rank = rank
         self._address = address
@@ -137,11 +134,7 @@ def first_visible(visible: str | None, count: int) -> str:
 
 
 def read_end(directory: Path, rank: int) -> tuple[RankEnd, int] | None:
-    """How a rank ended, and its node's kills for memory meanwhile; ``None`` while it is not told.
-
-    Raises:
-        ValueError: the file is not one of a task's.
-    """
+    """How a rank ended, and its node's kills for memory meanwhile; ``None`` until it is told."""
     try:
         values = json.loads(end_path(directory, rank).read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -33,7 +33,9 @@ CLOCK_SPREAD = 0.05
 # Of a rank's record, that a measurement has too.
 FINDINGS = (
     "collectives", "tracked_accumulation", "reducing_micro_batches", "recomputed_layers",
-    "attention", "optimizer_steps", "expected_optimizer_steps", "versions", "hardware",
+    "recomputed_products", "whole_logits", "attention", "optimizer_steps",
+    "expected_optimizer_steps", "versions",
+    "hardware",
 )  # fmt: skip
 # Characters; the whole message is in the log's tail.
 LONGEST_DETAIL = 400

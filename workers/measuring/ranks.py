@@ -19,17 +19,20 @@ from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Ended, Job, Launcher, RankEnd, Run, Why
 from workers.launchers.local import LocalLauncher, series_argv
-from workers.measuring.files import (
+from workers.measuring.merge import merge
+from workers.measuring.records import (
+    BadRecord,
+    RankRecord,
+    Record,
     default_probes_folder,
     log_path,
     log_tail,
     make_folder,
+    read_records,
     record_path,
     remove_folder,
     write_spec,
 )
-from workers.measuring.merge import merge
-from workers.measuring.records import BadRecord, RankRecord, Record, read_records
 from workers.probe.orders import END, SPENT, header
 
 # Without a probe, after which ranks are ended: longer than planning takes, and soon enough for
@@ -75,12 +78,10 @@ class CheckedDevices:
     _at: dict[object, float] = field(default_factory=dict)
 
     def are_well(self, devices: object) -> bool:
-        """True if they were so a short while ago."""
         at = self._at.get(devices)
         return at is not None and time.monotonic() - at < HOLDS_S
 
     def note(self, devices: object) -> None:
-        """Remembers that they are well now."""
         self._at[devices] = time.monotonic()
 
 
@@ -139,7 +140,6 @@ class WarmRanks:
 
     @property
     def alive(self) -> bool:
-        """True while there are ranks."""
         return self._run is not None
 
     def measure(

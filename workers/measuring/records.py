@@ -1,18 +1,126 @@
-"""The records that the ranks of a probe wrote, read back as typed values that may be trusted.
+"""The folders and files of probes, and what ranks wrote there, read back as values to be trusted.
 
-The fields are those of :mod:`workers.probe.record`, whose writer may run in another version.
+Each run of ranks has a folder of its own, and in it one for each probe that is ordered; it is
+removed when its result is in the store. Fields of records are those of :mod:`workers.probe.record`,
+whose writer may run in another version.
 """
 
 import json
+import os
+import re
+import shutil
+import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
+import psutil
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
 from tuner.core.measurement import RAN, Collective, Outcome
-from workers.measuring.files import record_path
+from tuner.errors import ProbeError
+from workers.probe.orders import SPEC
+
+RESULT = "result.json"
+# About 40 lines: a traceback and what came before it.
+TAIL_BYTES = 4000
+
+_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def default_probes_folder() -> Path:
+    """The place of this user's probes' folders while they run.
+
+    Each machine has its own: a home may be shared, and process numbers are a machine's.
+    """
+    from platformdirs import user_cache_path  # not needed when a folder is named
+
+    return user_cache_path("tuner") / "probes" / socket.gethostname()
+
+
+def probes_folder(parent: Path | None) -> Path:
+    """The place of a worker's probes' folders: in ``parent``, each machine with its own."""
+    return default_probes_folder() if parent is None else parent.absolute() / socket.gethostname()
+
+
+def make_folder(parent: Path, name: str) -> Path:
+    """A new folder that only this user can read; its name starts with this process's number.
+
+    Raises:
+        ProbeError: it cannot be made.
+    """
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{name}-", dir=parent)).resolve()
+    except OSError as error:
+        raise ProbeError(f"cannot make a folder for a probe in {parent}: {error}") from error
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes a probe's folder, as far as it can be."""
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def keep_folder(folder: Path) -> Path:
+    """Renames a folder so that no worker removes it; its new path."""
+    return folder.rename(folder.with_name(f"kept-{folder.name}"))
+
+
+def remove_leftovers(parent: Path) -> None:
+    """Removes the folders of processes that are no more."""
+    for folder in parent.glob("*-*-*"):
+        owner = folder.name.split("-")[0]
+        if owner.isdecimal() and not psutil.pid_exists(int(owner)):
+            remove_folder(folder)
+
+
+def record_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.json"
+
+
+def log_path(directory: Path, rank: int) -> Path:
+    return directory / f"rank-{rank:05d}.log"
+
+
+def end_path(directory: Path, rank: int) -> Path:
+    """The end of a rank, told by whatever started it on its node."""
+    return directory / f"rank-{rank:05d}.end.json"
+
+
+def write_spec(directory: Path, spec: Mapping[str, Any]) -> Path:
+    return write_json(directory / SPEC, spec)
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> Path:
+    """Writes JSON at once or not at all."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        json.dump(values, file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return path
+
+
+def log_tail(path: Path, most: int = TAIL_BYTES) -> str:
+    """The last ``most`` bytes of a log as text; empty when there is none.
+
+    Bytes that are not UTF-8 are replaced; escape sequences and control characters are removed.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - most))
+            raw = file.read(most)
+    except FileNotFoundError:
+        return ""
+    text = raw.decode("utf-8", errors="replace")
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")  # a progress bar's states, too
+    return _CONTROL.sub("", _ANSI.sub("", lines))
+
 
 FORMAT = 1
 # Of a record; a whole one has some kilobytes.
@@ -127,6 +235,10 @@ class RankRecord:
     reducing_micro_batches: Count = 0  # micro-batches of that step that reduced gradients
     recomputed_layers: Count | None = None
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    whole_logits: bool | None = None
+    """Whether the output head returned logits; ``None`` where not looked at."""
+    recomputed_products: Count | None = None
+    """Matrix products in them that were computed again; ``None`` where not counted."""
     attention: Mapping[str, Count] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with."""
     losses: tuple[float, ...] = ()
@@ -143,7 +255,9 @@ class RankRecord:
     """Sequences that a user's script trained in one optimizer step, where it told."""
 
 
-OLDER_RECORDS_LACK = {"recomputed_layers", "attention", "sequences"}
+OLDER_RECORDS_LACK = {
+    "recomputed_layers", "recomputed_products", "whole_logits", "attention", "sequences",
+}  # fmt: skip
 _NEEDED = {"format", *(one.name for one in fields(RankRecord))} - OLDER_RECORDS_LACK
 _RECORD = TypeAdapter(RankRecord)
 
@@ -160,12 +274,10 @@ Record = RankRecord | BadRecord
 
 
 def read_records(directory: Path, ranks: int) -> tuple[Record, ...]:
-    """The record of every rank, by rank."""
     return tuple(_read(record_path(directory, rank), rank) for rank in range(ranks))
 
 
 def parse_record(text: str, rank: int) -> Record:
-    """One rank's record from its JSON."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

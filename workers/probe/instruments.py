@@ -72,6 +72,21 @@ class Recomputed:
 
 
 @contextmanager
+def watching(head: nn.Module) -> Iterator[list[bool]]:
+    """Note, under this, whether the output head returns logits, and not a loss; by call."""
+    found: list[bool] = []
+
+    def look(_: nn.Module, __: object, output: object) -> None:
+        found.append(not (torch.is_tensor(output) and output.dim() == 0))
+
+    hook = head.register_forward_hook(look)
+    try:
+        yield found
+    finally:
+        hook.remove()
+
+
+@contextmanager
 def recomputing(layers: Sequence[nn.Module], phase: Phase) -> Iterator[Recomputed]:
     """Count, under this, the layers whose forward is run in backward: activation checkpointing.
 

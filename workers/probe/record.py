@@ -35,6 +35,8 @@ class Record:
     tracked_accumulation: int = 0
     reducing_micro_batches: int = 0
     recomputed_layers: int | None = None
+    whole_logits: bool | None = None
+    recomputed_products: int | None = None
     attention: dict[str, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)

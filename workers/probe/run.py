@@ -26,7 +26,7 @@ from workers.probe.group import (
     one_copy_gathers,
     wait_for_watchdog,
 )
-from workers.probe.instruments import recomputing, total_gradient_norm
+from workers.probe.instruments import recomputing, total_gradient_norm, watching
 from workers.probe.model import micro_batches
 from workers.probe.record import Record, recording
 from workers.probe.spec import Spec, read_spec
@@ -128,7 +128,9 @@ class Rank:
         stack.set_accumulation(count)
         self.device.start_steps()
         losses = []
-        with recomputing(stack.decoder_layers(), self.phase) as recomputed:
+        products = tracker.recomputed_products
+        layers, head = stack.decoder_layers(), stack.output_head()
+        with recomputing(layers, self.phase) as recomputed, watching(head) as logits:
             for _ in range(self.spec.tracked_steps):
                 tracker.calls.clear()
                 tracker.attention.clear()
@@ -136,6 +138,9 @@ class Rank:
                 calls = list(tracker.calls)
                 self.device.end_step()
         record.recomputed_layers = recomputed.calls // self.spec.tracked_steps
+        record.whole_logits = any(logits)
+        products = tracker.recomputed_products - products
+        record.recomputed_products = products // self.spec.tracked_steps
         self._note_losses(losses)
         record.attention = dict(tracker.attention)
         record.tracked_accumulation = count

@@ -18,9 +18,11 @@ class Knobs:
     micro_batch_size: int  # sequences of one forward pass of one data-parallel rank
     gradient_accumulation_steps: int  # micro-batches in one optimizer step of one rank
     sync_each_batch: bool  # true: gradients are reduced after every micro-batch
-    activation_checkpointing: str  # none or full
+    activation_checkpointing: str  # none, selective, every_2 or full
     cpu_offload: bool  # true: sharded state lives in host memory
     pp_size: int = 1  # pipeline stages; the probe program runs one
+    fused_loss: bool = False  # true: logits and loss part by part
+    defer_all_reduce: bool = False  # true: replicas of shards reduce after the last micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,8 @@ class Spec:
     give_up_above_s: float | None = None
     """Seconds of an optimizer step at the configuration's own accumulation: one that takes more is
     not timed further. ``None`` where all steps are to be timed."""
+
+    loss: str = "hf"  # hf, fp32 or own_dtype: what is done with whole logits
 
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,

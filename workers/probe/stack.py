@@ -29,9 +29,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 
 from workers.probe import tensor_parallel
+from workers.probe.checkpointing import checkpoint_layers
 from workers.probe.ddp import DdpAlone
 from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
+from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
@@ -63,6 +65,13 @@ class Stack:
         self.accelerator.gradient_accumulation_steps = count
         self.accelerator.step = 0
 
+    def defer_all_reduce(self) -> None:
+        """Where that is asked for, reduce the next micro-batch's gradients over replicas only if it
+        is the step's last. To be called inside of ``accumulate``, which counts micro-batches."""
+        if self.spec.settings.defer_all_reduce:
+            model: Any = self.model
+            model.set_requires_all_reduce(self.accelerator.sync_gradients)
+
     @contextlib.contextmanager
     def compute(self) -> Iterator[None]:
         """The number format of forward: autocast where nothing else casts."""
@@ -80,6 +89,11 @@ class Stack:
     def decoder_layers(self) -> list[nn.Module]:
         inner: Any = getattr(self.model, "module", self.model)  # inside of DDP, or its stand-in
         return decoder_layers(inner)
+
+    def output_head(self) -> nn.Module:
+        inner: Any = getattr(self.model, "module", self.model)
+        head: nn.Module = inner.get_output_embeddings()
+        return head
 
     def state_tensors(self) -> list[torch.Tensor]:
         states = self.optimizer.state.values()
@@ -128,12 +142,15 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     # autocast passes over a grouped product of experts, FSDP2 casts what it is made of
     casts = spec.is_sharded and spec.precision == "bf16_mixed"
     check_experts(model, torch.bfloat16 if casts else weights)
-    if spec.settings.activation_checkpointing == "full":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint_layers(model, spec.settings.activation_checkpointing)
     if spec.settings.tp_size > 1:
         assert mesh is not None
         recompute = spec.settings.tp_recompute_allgather
-        tensor_parallel.parallelize(model, mesh["tp"], recompute_allgather=recompute)
+        tensor_parallel.parallelize(
+            model, mesh["tp"], recompute_allgather=recompute, widens=spec.loss != "own_dtype"
+        )
+    else:
+        set_loss(model, spec.loss, fused=spec.settings.fused_loss)
     shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0
     filler = WeightFiller(
         model,

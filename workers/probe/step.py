@@ -24,6 +24,7 @@ def optimizer_step(
     total = torch.zeros((), device=batches[0].device)
     for batch in batches:
         with stack.accelerator.accumulate(stack.model):
+            stack.defer_all_reduce()
             enter("forward")
             with stack.compute():
                 loss = stack.model(input_ids=batch, labels=batch, use_cache=False).loss

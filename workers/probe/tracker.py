@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from workers.probe.checkpointing import products
 from workers.probe.collectives import Call, call_of, kind_of, tensors_of
 
 # The CUDA caching allocator rounds every request up to this, so the count does too
@@ -68,6 +69,7 @@ class StorageTracker(TorchDispatchMode):
         over_gloo: whether nothing is sent, where gloo would send it.
 
     Attributes:
+        recomputed_products: matrix products that were computed again in backward so far.
         attention: kernels that torch has computed attention with in forward of a step's first
             micro-batch, and how often, once ``clear`` was called before the step.
     """
@@ -86,6 +88,8 @@ class StorageTracker(TorchDispatchMode):
         self.peak_by_phase: Counter[str] = Counter()
         self.calls: list[Call] = []
         self.attention: Counter[str] = Counter()
+        self.recomputed_products = 0
+        self._products = frozenset(products())
         self._phase = phase
         self._count_storages = count_storages
         self._limit_bytes = limit_bytes
@@ -203,6 +207,9 @@ class StorageTracker(TorchDispatchMode):
         return kind_of(func)
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+        # backward itself goes without gradients of its own
+        if self._phase.name == "backward" and func in self._products and torch.is_grad_enabled():
+            self.recomputed_products += 1
         # not where backward runs forward again, nor in micro-batches after the first
         if self._phase.name == "forward" and self._phase.micro_batch == 1:
             backend = ATTENTION.get(func)

@@ -25,7 +25,7 @@ import psutil
 
 from tuner.errors import ProbeError
 from tuner.integrations.reporting import PROBE
-from workers.measuring.files import write_json
+from workers.measuring.records import write_json
 from workers.probe.orders import SUPERVISOR_GONE
 
 # What is to be run.
@@ -80,7 +80,6 @@ class _Watch:
 
 
 def main() -> int:
-    """Runs the launcher; its exit code."""
     parser = argparse.ArgumentParser(prog="python -m workers.scripts.host", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="the probe's folder")
     parser.add_argument("--watch-fd", type=int, required=True, help="pipe to the supervisor")
@@ -124,7 +123,6 @@ class BoundedLog:
     """
 
     def __init__(self, fd: int, kept_bytes: int = KEPT_BYTES) -> None:
-        """A log."""
         self._fd, self._kept = fd, kept_bytes
         self._begun = self._left_out = 0
         self._end = bytearray()

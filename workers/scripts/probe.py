@@ -21,13 +21,18 @@ from tuner.errors import ProbeError
 from tuner.integrations.reporting import PLAN, PROBE, seen_path
 from tuner.launchfiles import why_not
 from tuner.launchfiles.accelerate import configuration
-from tuner.script.launching import CONFIGURATION, Command, command_of
-from workers.launchers.base import WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
-from workers.launchers.supervised import SILENCE_S
-from workers.measuring.files import make_folder, remove_folder, write_json
+from tuner.script import CONFIGURATION, Command, command_of
+from workers.launchers.base import SILENCE_S, WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
 from workers.measuring.measure import MEASURED_STEPS, MINIMUM_STEPS, TIME_BUDGET_S, WARMUP_STEPS
 from workers.measuring.merge import merge
-from workers.measuring.records import RankRecord, Record, read_records
+from workers.measuring.records import (
+    RankRecord,
+    Record,
+    make_folder,
+    read_records,
+    remove_folder,
+    write_json,
+)
 from workers.scripts.host import end_all, write_order
 
 # Between two looks at a probe.
@@ -63,7 +68,7 @@ class ScriptRun:
     visible: tuple[str, ...]  # GPUs that ranks see; empty for all
     deadline_s: float
     argv: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
-    """The launcher's command, as of :meth:`tuner.script.launching.Command.as_run`."""
+    """The launcher's command, as of :meth:`tuner.script.Command.as_run`."""
     peer_grace_s: float = PEER_GRACE_S
     """Seconds that the other ranks get for their own records when one has failed."""
 

@@ -85,7 +85,6 @@ class _Row:
 
     @property
     def end(self) -> float:
-        """The beginning of the next row."""
         return self.top + _ROW_PX + (_NOTE_PX if self.note and self.speed else 0.0)
 
 

@@ -2,15 +2,13 @@
 
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
 
 import uvicorn
-from fastapi import FastAPI
 
 
 @contextmanager
-def serving(app: FastAPI) -> Iterator[str]:
+def serving(app):
     config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)

@@ -8,12 +8,10 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -29,7 +27,7 @@ WITHIN_S = 120
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path):
     """Of a user of one's own, with a database and no other setting."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     return {
@@ -48,18 +46,16 @@ class Service:
     url: str
     log: Path
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def end(self, number=signal.SIGTERM):
         self.process.send_signal(number)
         return self.process.wait(timeout=WITHIN_S)
 
-    def lines(self) -> list[dict[str, Any]]:
+    def lines(self):
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
 
 @contextmanager
-def serving(
-    environment: Mapping[str, str], folder: Path, *options: str, command: list[str] = SERVE
-) -> Iterator[Service]:
+def serving(environment, folder, *options, command=SERVE):
     log = folder / "log"
     with log.open("w") as stderr:
         process = subprocess.Popen(
@@ -70,7 +66,6 @@ def serving(
         )  # fmt: skip
     with process:
         try:
-            assert process.stdout is not None
             said = json.loads(process.stdout.readline() or f'{{"error": {log.read_text()!r}}}')
             assert said["pid"] == process.pid
             yield Service(process, said["url"], log)
@@ -78,13 +73,13 @@ def serving(
             process.kill()
 
 
-def run(environment: Mapping[str, str], *options: str) -> subprocess.CompletedProcess[str]:
+def run(environment, *options):
     return subprocess.run(
         [*SERVE, *options], env=environment, capture_output=True, text=True, timeout=WITHIN_S
     )
 
 
-def get(url: str, **headers: str) -> tuple[int, Any]:
+def get(url, **headers):
     request = urllib.request.Request(url, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=WITHIN_S) as answer:
@@ -94,7 +89,7 @@ def get(url: str, **headers: str) -> tuple[int, Any]:
 
 
 @pytest.fixture
-def study_id(environment: dict[str, str]) -> str:
+def study_id(environment):
     workload = Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8)
     question = Question(
         workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("torch", {})
@@ -104,7 +99,7 @@ def study_id(environment: dict[str, str]) -> str:
 
 
 @pytest.mark.smoke
-def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: Path) -> None:
+def test_serves_logs_and_ends_by_sigterm(environment, tmp_path):
     with serving(environment, tmp_path) as service:
         assert get(f"{service.url}/healthz") == (200, {"status": "ok"})
         assert get(f"{service.url}/readyz") == (200, {"status": "ready"})
@@ -125,8 +120,8 @@ def test_serves_logs_and_ends_by_sigterm(environment: dict[str, str], tmp_path: 
 
 
 def test_the_command_line_becomes_the_service_and_ends_though_somebody_waits(
-    environment: dict[str, str], tmp_path: Path, study_id: str
-) -> None:
+    environment, tmp_path, study_id
+):
     """The process that was started is the service: signals and ``kill -9`` mean it."""
     (tmp_path / ".env").write_text("TUNER_HOST=127.0.0.9\nPOSTGRES_PASSWORD=x\n")
     command = [sys.executable, "-c", "import sys; from tuner.cli import main; sys.exit(main())"]
@@ -147,7 +142,7 @@ def test_the_command_line_becomes_the_service_and_ends_though_somebody_waits(
     assert not any("exceeded" in line["message"] for line in service.lines())
 
 
-def test_what_cannot_be_served_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_one_line(environment, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         for options, more, code, said in (

@@ -4,9 +4,7 @@ None may find a mistake of ours: no status, header or body that the document doe
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +32,7 @@ STEPS = 10
 
 
 @contextmanager
-def checked(folder: Path) -> Iterator[tuple[Any, str, Callable[[], None]]]:
+def checked(folder):
     """The document as schemathesis reads it, what a caller's key says, and how to empty the
     database."""
     with open_store(f"sqlite:///{folder}/studies.db") as store:
@@ -70,7 +68,7 @@ def checked(folder: Path) -> Iterator[tuple[Any, str, Callable[[], None]]]:
         yield schema, bearer, forget
 
 
-def explore(folder: Path, sequences: int) -> Counter[int]:
+def explore(folder, sequences):
     """Sends sequences of requests; the statuses that were answered."""
     sent: Counter[int] = Counter()
     with checked(folder) as (schema, key, forget):
@@ -81,7 +79,6 @@ def explore(folder: Path, sequences: int) -> Counter[int]:
 
             def before_call(self, case: Case) -> None:
                 """Of the questions that were made up, most are replaced by some that make sense."""
-                assert case.meta is not None
                 number = len(repr(case.body))
                 is_valid = case.meta.generation.mode is GenerationMode.POSITIVE
                 if is_valid and case.method == "POST" and number % 4:
@@ -112,14 +109,9 @@ def explore(folder: Path, sequences: int) -> Counter[int]:
 @pytest.mark.hypothesis
 @pytest.mark.parametrize(
     ("sequences", "count", "statuses"),
-    [
-        (10, 50, {202, 422}),
-        pytest.param(250, 2000, {200, 202, 404, 422}, marks=pytest.mark.long),
-    ],
+    [(10, 50, {202, 422}), pytest.param(250, 2000, {200, 202, 404, 422}, marks=pytest.mark.long)],
 )
-def test_requests_find_no_mistake(
-    tmp_path: Path, sequences: int, count: int, statuses: set[int]
-) -> None:
+def test_requests_find_no_mistake(tmp_path, sequences, count, statuses):
     sent = explore(tmp_path, sequences)
     assert sent.total() >= count
     assert sent.keys() >= statuses

@@ -3,13 +3,11 @@
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
 from api.app import create_app
 from api.events import EventSent
@@ -19,7 +17,6 @@ from api.settings import Settings
 from tests.process.api.live import serving
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import Limits, StudyState
-from tuner.store import Store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope as Allows
 
@@ -28,17 +25,17 @@ WITHIN_S = 90
 
 
 @pytest.fixture
-def live(app: FastAPI) -> Iterator[str]:
+def live(app):
     with serving(app) as url:
         yield url
 
 
 @pytest.fixture
-def study_id(store: Store) -> str:
+def study_id(store):
     return store.ask(question_of(MEASURED), Limits(max_probes=50)).id
 
 
-def blocks(response: httpx.Response) -> Iterator[dict[str, str]]:
+def blocks(response):
     block: dict[str, str] = {}
     for line in response.iter_lines():
         if not line and block:
@@ -49,12 +46,12 @@ def blocks(response: httpx.Response) -> Iterator[dict[str, str]]:
             block[name] = value
 
 
-def stream(url: str, study_id: str, **headers: str) -> Any:
+def stream(url, study_id, **headers):
     path = f"{url}/tune/{study_id}/events"
     return httpx.stream("GET", path, headers=headers, timeout=60)
 
 
-def test_events_come_as_they_happen_until_the_end(live: str, store: Store, study_id: str) -> None:
+def test_events_come_as_they_happen_until_the_end(live, store, study_id):
     with stream(live, study_id) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         assert response.headers["x-accel-buffering"] == "no"
@@ -77,23 +74,18 @@ def test_events_come_as_they_happen_until_the_end(live: str, store: Store, study
             assert next(blocks(response)) == later
 
 
-# -- of a key that is revoked, or a session that is over
-
-
 @pytest.fixture
-def keys(store: Store) -> Keys:
+def keys(store):
     return Keys(store.transactions)
 
 
 @pytest.fixture
-def watches() -> list[Revocation]:
+def watches():
     return []
 
 
 @pytest.fixture
-def service(
-    store: Store, watches: list[Revocation], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def service(store, watches, monkeypatch):
 
     def watch(keys: Keys, sessions: Sessions) -> Revocation:
         watches.append(Revocation(keys, sessions, look_s=LOOK_S))
@@ -105,7 +97,7 @@ def service(
         yield address
 
 
-def wait_until_open(watches: list[Revocation], count: int) -> None:
+def wait_until_open(watches, count):
     """Wait until so many requests were let in and are being answered."""
     until = time.monotonic() + WITHIN_S
     while sum(len(watch._open) for watch in watches) < count:
@@ -114,8 +106,8 @@ def wait_until_open(watches: list[Revocation], count: int) -> None:
 
 
 def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(
-    store: Store, keys: Keys, service: str, watches: list[Revocation]
-) -> None:
+    store, keys, service, watches
+):
     study_id = store.ask(question_of(MEASURED), Limits()).id
     (lost, text), (_, other) = keys.create("a", Allows.READ), keys.create("b", Allows.READ)
     owner, _ = keys.create("c", Allows.READ)

@@ -1,21 +1,19 @@
 """A disk that is full, a database that is read-only, or gone: a clear error, and on it goes."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 from fastapi import FastAPI
-from sqlalchemy import Engine, event
+from sqlalchemy import event
 from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.studies import MEASURED
-from tuner.store import Store
 
 
-def asked(number: int) -> Any:
+def asked(number):
     body = deepcopy(MEASURED)
     body["workload"] |= {
         "sequence_length": 8 * (1 + number % 32),
@@ -25,19 +23,19 @@ def asked(number: int) -> Any:
 
 
 @contextmanager
-def calling(store: Store, **more: Any) -> Iterator[TestClient]:
+def calling(store, **more):
     app: FastAPI = create_app(store, Settings(_env_file=None, poll_s=0.02, **more))
     with TestClient(app, base_url="http://localhost", raise_server_exceptions=False) as client:
         yield client
 
 
-def ask(client: TestClient, number: int) -> Any:
+def ask(client, number):
     answer = client.post("/tune", json=asked(number))
     assert answer.status_code == 202
     return client.get(answer.headers["location"]).json()
 
 
-def refused(answer: Any) -> None:
+def refused(answer):
     """It is the database's trouble, said without a word about this machine."""
     assert answer.status_code == 503
     assert answer.headers["content-type"] == "application/problem+json"
@@ -46,7 +44,7 @@ def refused(answer: Any) -> None:
 
 
 @contextmanager
-def pragma(engine: Engine, begin: str, end: str) -> Iterator[None]:
+def pragma(engine, begin, end):
     """Sets something for every connection, those that are open too, until left."""
     now = [begin]
 
@@ -65,14 +63,14 @@ def pragma(engine: Engine, begin: str, end: str) -> Iterator[None]:
 
 
 @contextmanager
-def full(store: Store) -> Iterator[None]:
+def full(store):
     with pragma(
         store.transactions.engine, "PRAGMA max_page_count = 1", "PRAGMA max_page_count = 1000000"
     ):
         yield
 
 
-def fill(client: TestClient) -> None:
+def fill(client):
     for number in range(100, 400):
         answer = client.post("/tune", json=asked(number))
         if answer.status_code != 202:
@@ -80,7 +78,7 @@ def fill(client: TestClient) -> None:
     raise AssertionError("it never did")
 
 
-def test_a_full_disk(store: Store) -> None:
+def test_a_full_disk(store):
     with calling(store) as client:
         first = ask(client, 1)
         with full(store):

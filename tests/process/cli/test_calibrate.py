@@ -1,11 +1,10 @@
 """``tuner calibrate``, with cases that take no time, and where its rates are used."""
 
 import json
-from pathlib import Path
 
 import pytest
 
-from tuner.cli import calibrate, main
+from tuner.cli import machine, main
 from tuner.core.cluster import Cluster
 
 CPU = ("--cluster", "cpu:2")
@@ -16,25 +15,25 @@ CASE = (
 
 
 @pytest.fixture
-def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def db(tmp_path, monkeypatch):
     """An absent database; calibrations time small cases only."""
-    usual = calibrate.calibrate_argv
+    usual = machine.calibrate_argv
 
     def quick(cluster: Cluster) -> list[str]:
         return [*usual(cluster), "--quick"]
 
-    monkeypatch.setattr(calibrate, "calibrate_argv", quick)
+    monkeypatch.setattr(machine, "calibrate_argv", quick)
     return f"sqlite:///{tmp_path}/tuner.db"
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+def run(capsys, *arguments):
     code = main(list(arguments))
     out, err = capsys.readouterr()
     return code, out, err
 
 
 @pytest.mark.long
-def test_rates_are_measured_shown_and_used(db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rates_are_measured_shown_and_used(db, capsys):
     predict = ("predict", *CASE, "--dry-runs", "none", "--json", "--db", db)
     code, out, _ = run(capsys, *predict)
     assert code == 0

@@ -6,10 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -18,11 +16,11 @@ import yaml
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
-from tuner.core.study import ProbeState, Question
+from tuner.core.study import ProbeState
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.faults import replicas_of
 from tuner.guard.replica import family_of
-from tuner.planner.wrong import replicas_of
 from tuner.space import check_settings
 from tuner.store import open_store
 
@@ -34,7 +32,7 @@ Command = Callable[..., list[str]]
 
 
 @pytest.fixture
-def command(tiny: str) -> Command:
+def command(tiny):
     """The argv of a command about the tiny model; two settings are legal."""
 
     def argv(name: str, *options: str) -> list[str]:
@@ -44,6 +42,7 @@ def command(tiny: str) -> Command:
             *("--model", tiny),
             *("--cluster", "cpu:2"),
             *("--framework", "accelerate"),
+            *("--precision", "bf16"),
             *("--global-batch-size", "4"),
             *("--sequence-length", "32"),
             *("--knob", "sharding=ddp,full_shard"),
@@ -56,7 +55,7 @@ def command(tiny: str) -> Command:
 
 
 @pytest.fixture
-def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
+def judged(question, environment):
     """Verdicts on the replicas of both settings, kept: no ranks are started to train them."""
     question = replace(question, workload=replace(question.workload, global_batch_size=4))
     versions = installed_versions()
@@ -76,13 +75,13 @@ def judged(question: Question, environment: dict[str, str]) -> Collection[str]:
         return store.checks().keys()
 
 
-def run(argv: list[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+def run(argv, environment):
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
     )
 
 
-def until(found: Callable[[], Any]) -> Any:
+def until(found):
     """Wait until something is found."""
     end = time.monotonic() + LONGEST_S
     while not (value := found()):
@@ -93,9 +92,7 @@ def until(found: Callable[[], Any]) -> Any:
 
 @pytest.mark.usefixtures("judged")
 @pytest.mark.smoke
-def test_suggest_probes_answers_and_is_continued(
-    command: Command, environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_suggest_probes_answers_and_is_continued(command, environment, tmp_path):
     path = tmp_path / "accelerate.yaml"
     first = run(
         command("suggest", "--max-probes", "2", "--json", "--write", f"accelerate={path}"),
@@ -129,9 +126,7 @@ def test_suggest_probes_answers_and_is_continued(
 
 
 @pytest.mark.long
-def test_probe_measures_repeats_and_runs_out_of_memory(
-    command: Command, environment: dict[str, str]
-) -> None:
+def test_probe_measures_repeats_and_runs_out_of_memory(command, environment):
     settings = ("--settings", "sharding=full_shard,micro_batch_size=2", "--json")
     first = run(command("probe", *settings), environment)
     assert first.returncode == 0, first.stderr
@@ -174,7 +169,7 @@ sys.meta_path.insert(0, Holds())
 
 
 @pytest.fixture
-def held(environment: dict[str, str], tmp_path: Path) -> Path:
+def held(environment, tmp_path):
     """A folder where each rank that waits leaves a file, until ``let-go`` is there."""
     folder = tmp_path / "held"
     folder.mkdir()
@@ -187,12 +182,8 @@ def held(environment: dict[str, str], tmp_path: Path) -> Path:
     "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_an_ended_command_leaves_no_process_and_is_continued(
-    command: Command,
-    environment: dict[str, str],
-    judged: Collection[str],
-    held: Path,
-    number: signal.Signals,
-) -> None:
+    command, environment, judged, held, number
+):
     argv = command("suggest", "--max-probes", "1")
     with subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment
@@ -201,7 +192,6 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
         family = psutil.Process(process.pid).children(recursive=True)
         assert len(family) >= 3  # the worker and its two ranks
         os.kill(process.pid, number)
-        assert process.stderr is not None
         told = process.stderr.read()
     until(lambda: not any(alive(one) for one in family))
     if number is signal.SIGINT:
@@ -222,7 +212,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     assert [probe.state for probe in study.probes] == [ProbeState.DONE]
 
 
-def alive(process: psutil.Process) -> bool:
+def alive(process):
     """Whether it runs; one that waits to be reaped by its parent does not."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -234,9 +224,7 @@ PREDICTED = ("--cluster", "2xa100-80gb", "--fidelity", "predicted")
 """A cluster that is not here; given last, it wins over the command's own."""
 
 
-def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(
-    command: Command, environment: dict[str, str]
-) -> None:
+def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(command, environment):
     first = run(command("suggest", *PREDICTED, "--json"), environment)
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)

@@ -7,7 +7,6 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
 
 
 @pytest.fixture
-def case(tiny: str) -> dict[str, Any]:
+def case(tiny):
     """A case with a whole configuration."""
     return {
         "workload": {
@@ -30,9 +29,7 @@ def case(tiny: str) -> dict[str, Any]:
     }
 
 
-def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(
-    case: dict[str, Any], environment: dict[str, str]
-) -> None:
+def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(case, environment):
     process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
     with process:
         assert process.stdin
@@ -46,9 +43,7 @@ def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(
     assert process.returncode == 0
 
 
-def test_a_closed_stdout_ends_it_quietly(
-    case: dict[str, Any], tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_closed_stdout_ends_it_quietly(case, tmp_path, environment):
     path = tmp_path / "many.jsonl"
     path.write_text((json.dumps(case) + "\n") * 3000)
     process = _start("predict", "--cases", str(path), "--dry-runs", "none", env=environment)
@@ -61,7 +56,7 @@ def test_a_closed_stdout_ends_it_quietly(
     assert process.returncode == 128 + signal.SIGPIPE
 
 
-def test_ctrl_c_leaves_what_was_answered(case: dict[str, Any], environment: dict[str, str]) -> None:
+def test_ctrl_c_leaves_what_was_answered(case, environment):
     process = _start("predict", "--cases", "-", "--dry-runs", "none", env=environment)
     with process:
         assert process.stdin
@@ -74,7 +69,7 @@ def test_ctrl_c_leaves_what_was_answered(case: dict[str, Any], environment: dict
         assert process.wait(120) == 130
 
 
-def _start(*arguments: str, env: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(*arguments, env):
     pipe = subprocess.PIPE
     argv = [sys.executable, "-P", "-c", MAIN, *arguments]
     return subprocess.Popen(

@@ -3,9 +3,8 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,20 +18,18 @@ from tuner.client import remote
 from tuner.client.answered import PlainLines
 from tuner.core.measurement import Measurement
 from tuner.core.study import Study, StudyState
-from tuner.store import Store, open_store
+from tuner.store import open_store
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
+def store(tmp_path):
     """The service's own, not the caller's."""
     with open_store(f"sqlite:///{tmp_path}/service.db") as opened:
         yield opened
 
 
 @pytest.fixture
-def url(
-    store: Store, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(store, environment, monkeypatch):
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
     monkeypatch.delenv("TUNER_KEY", raising=False)
     with serving(create_app(store, Settings(_env_file=None, poll_s=0.02))) as address:
@@ -40,7 +37,7 @@ def url(
 
 
 @pytest.fixture
-def asked(tiny: str, url: str) -> list[str]:
+def asked(tiny, url):
     """The question as it is written."""
     return [
         "suggest", "--server", url, "--model", tiny, "--cluster", "cpu:2", "--framework",
@@ -50,7 +47,7 @@ def asked(tiny: str, url: str) -> list[str]:
 
 
 @pytest.fixture
-def working(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def working(store, monkeypatch):
     """Has a thread do a worker's work once a study is followed: ``working(ends, measurement)``."""
     threads, followed, watch = [], threading.Event(), remote.watch
 
@@ -77,8 +74,8 @@ def working(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[
 
 
 def test_a_service_s_answer_is_shown_and_its_files_written(
-    cli: Any, asked: list[str], store: Store, working: Any, tmp_path: Path, database: Path
-) -> None:
+    cli, asked, store, working, tmp_path, database
+):
     working(lambda study_id: finish(store, study_id))
     path = tmp_path / "a.yaml"
     found = cli(*asked, "--write", f"accelerate={path}")
@@ -95,9 +92,7 @@ def test_a_service_s_answer_is_shown_and_its_files_written(
     assert not database.exists()  # nothing is written here
 
 
-def test_an_answer_on_another_s_terms_is_refused(
-    cli: Any, asked: list[str], store: Store, working: Any, database: Path
-) -> None:
+def test_an_answer_on_another_s_terms_is_refused(cli, asked, store, working, database):
     def ask_otherwise_and_finish(study_id: str) -> None:
         study = store.study(study_id)
         store.ask(study.question, replace(study.limits, headroom=0.25))
@@ -110,9 +105,7 @@ def test_an_answer_on_another_s_terms_is_refused(
     assert not found.out
 
 
-def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
-    cli: Any, asked: list[str], store: Store, working: Any
-) -> None:
+def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(cli, asked, store, working):
     working(lambda study_id: finish(store, study_id))
     assert cli(*asked).code == 0
     study = store.study(store.studies()[0].id)
@@ -132,9 +125,7 @@ def test_what_is_open_on_another_s_terms_is_replaced_only_when_asked_to(
     assert "replace: " in here.err
 
 
-def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(
-    cli: Any, asked: list[str], store: Store, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_leaves_the_study_and_says_how_to_cancel_it(cli, asked, store, url, monkeypatch):
     """Once its first event has come, so that it is read again."""
     shown: list[Study] = []
     show = PlainLines.show

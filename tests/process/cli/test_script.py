@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from tests.process.cli.test_end_to_end import LONGEST_S, PROGRAM
-from tests.unit.conftest import Cli
 
 SCRIPTS = Path(__file__).parents[1] / "workers" / "scripts"
 BATCH = ("--micro", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}")
 
 
-def asked(tiny: str | None, *more: str, script: str = "plain.py") -> tuple[str, ...]:
+def asked(tiny, *more, script="plain.py"):
     return (
         *(("--model", tiny) if tiny else ()),
         *("--cluster", "cpu:2", "--global-batch-size", "4"),
@@ -38,7 +37,7 @@ def asked(tiny: str | None, *more: str, script: str = "plain.py") -> tuple[str, 
         ),
     ],
 )
-def test_what_is_refused(cli: Cli, tiny: str, more: tuple[str, ...], said: str) -> None:
+def test_what_is_refused(cli, tiny, more, said):
     result = cli("suggest", *asked(tiny, *more))
     assert result.code == 2, result
     assert said in result.err
@@ -46,7 +45,7 @@ def test_what_is_refused(cli: Cli, tiny: str, more: tuple[str, ...], said: str) 
 
 
 @pytest.mark.slow
-def test_a_script_is_tuned_and_its_command_told(tiny: str, tmp_path: Path) -> None:
+def test_a_script_is_tuned_and_its_command_told(tiny, tmp_path):
     more = ("--max-probes", "2", "--db", f"sqlite:///{tmp_path / 'studies.db'}", "--json")
     done = subprocess.run(
         [*PROGRAM, "suggest", *asked(tiny, *more, "--", *BATCH)],

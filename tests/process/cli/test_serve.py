@@ -2,7 +2,6 @@
 
 import os
 import sys
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ class BecameError(Exception):
 
 
 @pytest.fixture
-def became(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> list[list[str]]:
+def became(monkeypatch, environment):
     """What the process became, instead of becoming it."""
     commands = []
 
@@ -27,7 +26,7 @@ def became(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> list
     return commands
 
 
-def test_options_are_handed_on(cli: Any, became: list[list[str]]) -> None:
+def test_options_are_handed_on(cli, became):
     with pytest.raises(BecameError):
         cli("serve", "--host", "0.0.0.0", "--port", "80", "--require-keys", "--json")
     (argv,) = became
@@ -37,9 +36,7 @@ def test_options_are_handed_on(cli: Any, became: list[list[str]]) -> None:
     assert became[1] == [*SERVICE, "--no-require-keys"]
 
 
-def test_a_database_with_its_password_is_no_argument(
-    cli: Any, became: list[list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_with_its_password_is_no_argument(cli, became, monkeypatch):
     monkeypatch.setenv("TUNER_DB", "sqlite:///other.db")
     with pytest.raises(BecameError):
         cli("serve", "--db", "postgresql://user:secret@host/tuner")

@@ -28,7 +28,7 @@ RAY, SLURM, LOCAL = LauncherName.RAY, LauncherName.SLURM, LauncherName.LOCAL
          ["--launcher=ray", "--ray=10.0.0.1:6379"]),
     ],
 )  # fmt: skip
-def test_the_command_of_a_worker(asked: WorkerAsked, words: list[str]) -> None:
+def test_the_command_of_a_worker(asked, words):
     assert worker_argv(asked) == [*SERVES, *words]
 
 
@@ -41,19 +41,18 @@ def test_the_command_of_a_worker(asked: WorkerAsked, words: list[str]) -> None:
         (WorkerAsked(launcher=LOCAL, slurm="-N2"), "launcher: got 'local'; must be slurm with"),
     ],
 )
-def test_what_is_refused(asked: WorkerAsked, refused: str) -> None:
+def test_what_is_refused(asked, refused):
     with pytest.raises(UsageError, match=refused):
         worker(asked)
 
 
-def test_a_worker_is_the_process_that_was_started(tmp_path: Path) -> None:
+def test_a_worker_is_the_process_that_was_started(tmp_path):
     """Signals that the command gets are the worker's; the database stands in no argument."""
     url = f"sqlite:///{tmp_path}/new.db"
     command = "import sys; from tuner.cli import main; sys.exit(main())"
     argv = [sys.executable, "-P", "-c", command, "worker", "--db", url, "--name", "w1"]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     try:
-        assert process.stderr is not None
         assert '"serving any study as w1"' in process.stderr.readline()
         assert url not in Path(f"/proc/{process.pid}/cmdline").read_text()
         process.terminate()

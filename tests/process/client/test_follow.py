@@ -1,17 +1,14 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.client.local import follow
 from tuner.client.worker_process import Signals
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.study import Limits, Study, StudyState
 from tuner.errors import ProbeError, StoppedError
-from tuner.store import Store, open_store
+from tuner.store import open_store
 
 WAITS = """\
 import sys, time
@@ -34,51 +31,51 @@ with open_store() as store:
 class Watching:
     """A caller at a terminal, and a progress that remembers what it was shown."""
 
-    def __init__(self, also: Callable[[Study], object] = lambda study: None) -> None:
+    def __init__(self, also=lambda study: None):
         """``also`` is shown everything too."""
         self._also = also
         self.shown: list[Study] = []
         self.notes: list[str] = []
         self.closed = False
 
-    def progress_of(self, study: Study) -> "Watching":
+    def progress_of(self, study):
         return self
 
-    def signals(self) -> Signals:
+    def signals(self):
         return Signals()
 
-    def __enter__(self) -> "Watching":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.closed = True
 
-    def show(self, study: Study) -> None:
+    def show(self, study):
         self.shown.append(study)
         self._also(study)
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.notes.append(text)
 
 
 @pytest.fixture
-def store(environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(environment, monkeypatch):
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
     with open_store() as opened:
         yield opened
 
 
 @pytest.fixture
-def study(store: Store, question: Question) -> Study:
+def study(store, question):
     return store.ask(question, Limits())
 
 
-def script(text: str) -> list[str]:
+def script(text):
     return [sys.executable, "-P", "-c", text]
 
 
 @pytest.mark.smoke
-def test_what_happens_is_shown_and_returned(store: Store, study: Study) -> None:
+def test_what_happens_is_shown_and_returned(store, study):
     watching = Watching()
     text = MOVES.format(then="store.move(study, StudyState.DONE, 'enough')")
     found = follow(store, study, watching, script(text))
@@ -88,9 +85,7 @@ def test_what_happens_is_shown_and_returned(store: Store, study: Study) -> None:
     assert watching.closed
 
 
-def test_a_study_is_read_again_only_when_something_happened(
-    store: Store, study: Study, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_study_is_read_again_only_when_something_happened(store, study, monkeypatch, tmp_path):
     reads = []
     whole = store.study
     monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
@@ -101,7 +96,7 @@ def test_a_study_is_read_again_only_when_something_happened(
     assert len(reads) == 1
 
 
-def test_a_failing_worker_is_an_error_with_its_last_words(store: Store, study: Study) -> None:
+def test_a_failing_worker_is_an_error_with_its_last_words(store, study):
     words = "2026-11-21 06:00:00,123 worker: the disk is full"
     text = f"import sys; print('...', {words!r}, sep='\\n', file=sys.stderr); sys.exit(1)"
     match = r"^the disk is full$"
@@ -110,9 +105,7 @@ def test_a_failing_worker_is_an_error_with_its_last_words(store: Store, study: S
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_the_worker_and_keeps_the_probes(
-    store: Store, answered: Study, lab: SimpleNamespace, number: signal.Signals
-) -> None:
+def test_a_signal_ends_the_worker_and_keeps_the_probes(store, answered, lab, number):
     study = store.ask(lab.question, Limits())
     sent = []
 

@@ -6,10 +6,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,8 +17,8 @@ from tests.process.api.live import serving
 from tests.unit.api.studies import finish, probe
 from tuner.client.worker_process import Signals, Worker
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Study, StudyState
-from tuner.store import Store, open_store
+from tuner.core.study import StudyState
+from tuner.store import open_store
 
 SLEEPS = """\
 import time
@@ -34,21 +31,20 @@ with open_store() as store:
 
 
 @pytest.fixture
-def asked(tiny: str, environment: dict[str, str]) -> dict[str, Any]:
+def asked(tiny, environment):
     """The question of the studies that are made by hand."""
     return {
-        "model": tiny, "cluster": "cpu:2", "framework": "accelerate", "global_batch_size": 8,
-        "sequence_length": 32, "max_probes": 5,
+        "model": tiny, "cluster": "cpu:2", "framework": "accelerate", "precision": "bf16",
+        "global_batch_size": 8, "sequence_length": 32, "max_probes": 5,
     }  # fmt: skip
 
 
-def test_what_is_stored_is_answered(asked: dict[str, Any], answered: Study, tmp_path: Path) -> None:
+def test_what_is_stored_is_answered(asked, answered, tmp_path):
     lines: list[str] = []
     path = tmp_path / "a.yaml"
     found = tuner.suggest(**asked, write={"accelerate": path}, progress=lines.append)
     assert isinstance(found, tuner.Suggestion)
     assert found.study_id == answered.id
-    assert found.best is not None
     assert found.best.settings.micro_batch_size == 4
     assert found.best.tokens_per_s_per_gpu.provenance is tuner.Provenance.MEASURED
     assert found.launch["files"][str(path)] == path.read_text()
@@ -56,15 +52,14 @@ def test_what_is_stored_is_answered(asked: dict[str, Any], answered: Study, tmp_
     assert "answered from what is stored, 2 probes since" in lines[0]
 
 
-def test_the_same_is_the_command_s_answer(asked: dict[str, Any], answered: Study, cli: Any) -> None:
+def test_the_same_is_the_command_s_answer(asked, answered, cli):
     command = ["--max-probes", "5", "--global-batch-size", "8", "--sequence-length", "32"]
     place = ["--model", asked["model"], "--cluster", "cpu:2", "--framework", "accelerate"]
+    place += ["--precision", "bf16"]
     assert cli("suggest", *command, *place, "--json").json == tuner.suggest(**asked).as_dict()
 
 
-def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(
-    asked: dict[str, Any], answered: Study
-) -> None:
+def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(asked, answered):
     found = tuner.suggest(**asked)
     assert isinstance(found, tuner.Answer)
     shown = f"Answer(study_id='{answered.id}', settings='sharding=full_shard,"
@@ -73,19 +68,18 @@ def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_no_answer_is_an_error_with_what_is_known(asked: dict[str, Any], tmp_path: Path) -> None:
+def test_no_answer_is_an_error_with_what_is_known(asked, tmp_path):
     path = tmp_path / "a.yaml"
     place = {"cluster": "2xa100-80gb", "fidelity": "predicted", "memory_limit_gib": 0.001}
     with pytest.raises(tuner.NothingFitsError, match="nothing fits") as caught:
         tuner.suggest(**{**asked, **place}, write={"accelerate": path})
-    assert caught.value.suggestion is not None
     assert caught.value.suggestion.best is None
     assert caught.value.suggestion.legal > 0
     assert not path.exists()
 
 
 @pytest.fixture
-def own_ctrl_c() -> Iterator[None]:
+def own_ctrl_c():
     """Ctrl-C as Python has it, also where a shell has it ignored, as for what runs behind it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
@@ -95,9 +89,7 @@ def own_ctrl_c() -> Iterator[None]:
 # one that comes while something is finalized is dropped, and told so; another is sent
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.usefixtures("own_ctrl_c")
-def test_ctrl_c_is_python_s_own_and_ends_the_worker(
-    asked: dict[str, Any], made: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tmp_path):
     mark = tmp_path / "up"
     text = f"open({str(mark)!r}, 'w').write(str(__import__('os').getpid()))\n{SLEEPS}"
     argv = [sys.executable, "-P", "-c", text]
@@ -131,9 +123,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(
 
 
 @pytest.fixture
-def service(
-    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[tuple[str, Store]]:
+def service(tmp_path, environment, monkeypatch):
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
     monkeypatch.delenv("TUNER_KEY", raising=False)
     with open_store(f"sqlite:///{tmp_path}/service.db") as store:
@@ -142,9 +132,7 @@ def service(
             yield url, store
 
 
-def test_a_service_answers(
-    asked: dict[str, Any], service: tuple[str, Store], database: Path
-) -> None:
+def test_a_service_answers(asked, service, database):
     url, store = service
     lines: list[str] = []
     wanted = {**asked, "global_batch_size": 16, "fidelity": "measured", "max_probes": 2}

@@ -3,8 +3,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +15,12 @@ PATIENT = (
 """A worker that takes no hint."""
 
 
-def script(text: str) -> list[str]:
+def script(text):
     """The command of a stand-in worker."""
     return [sys.executable, "-P", "-c", f"import os, sys\n{text}"]
 
 
-def until(done: Callable[[], object], seconds: float = 120.0) -> None:
+def until(done, seconds=120.0):
     """Wait until ``done``."""
     end = time.monotonic() + seconds
     while not done():
@@ -30,7 +28,7 @@ def until(done: Callable[[], object], seconds: float = 120.0) -> None:
         time.sleep(0.02)
 
 
-def test_the_command_of_a_worker() -> None:
+def test_the_command_of_a_worker():
     argv = [sys.executable, "-P", "-m", "workers", "--study", "st-1"]
     assert worker_argv("st-1") == argv
     queued = [*argv, "--queued-only", "--fidelity", "predicted"]
@@ -38,7 +36,7 @@ def test_the_command_of_a_worker() -> None:
     assert worker_argv("st-1", probe_deadline_s=1800.0) == [*argv, "--probe-deadline=1800"]
 
 
-def test_a_worker_has_a_session_and_an_environment_of_its_own() -> None:
+def test_a_worker_has_a_session_and_an_environment_of_its_own():
     text = (
         "assert os.getsid(0) == os.getpid() and sys.stdin.read() == ''\n"
         "assert os.environ['TUNER_DB'] == 'sqlite:///x.db' and 'PATH' in os.environ\n"
@@ -50,7 +48,7 @@ def test_a_worker_has_a_session_and_an_environment_of_its_own() -> None:
         assert worker.poll() == 7, worker.last_words()
 
 
-def test_a_worker_is_told_every_second_that_we_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_is_told_every_second_that_we_are_here(monkeypatch):
     monkeypatch.setattr("tuner.client.worker_process.FEED_S", 0.05)
     text = "fd = int(sys.argv[-1])\nsys.exit(sum(len(os.read(fd, 1)) for _ in range(3)))"
     with Worker(script(text), {}) as worker:
@@ -58,7 +56,7 @@ def test_a_worker_is_told_every_second_that_we_are_here(monkeypatch: pytest.Monk
         assert worker.poll() == 3
 
 
-def test_a_worker_is_asked_to_end() -> None:
+def test_a_worker_is_asked_to_end():
     text = (
         "import signal, time\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(5))\n"
         "print('up', file=sys.stderr, flush=True)\ntime.sleep(60)"
@@ -69,7 +67,7 @@ def test_a_worker_is_asked_to_end() -> None:
         assert worker.poll() == 5
 
 
-def test_a_second_signal_kills() -> None:
+def test_a_second_signal_kills():
     with Signals() as signals, Worker(script(PATIENT), {}) as worker:
         until(worker.last_words)
         before = signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
@@ -79,7 +77,7 @@ def test_a_second_signal_kills() -> None:
         assert worker.poll() == -signal.SIGKILL
 
 
-def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_ends(monkeypatch):
     monkeypatch.setattr("tuner.client.worker_process.STOP_S", 0.2)
     with Worker(script(PATIENT), {}) as worker:
         until(worker.last_words)
@@ -87,13 +85,13 @@ def test_patience_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         assert worker.poll() == -signal.SIGKILL
 
 
-def test_no_worker_is_left_behind() -> None:
+def test_no_worker_is_left_behind():
     with pytest.raises(RuntimeError, match="trouble"), Worker(script(PATIENT), {}) as worker:
         raise RuntimeError("trouble")
     assert worker.poll() == -signal.SIGKILL
 
 
-def test_its_pipe_closes_when_we_are_killed(tmp_path: Path) -> None:
+def test_its_pipe_closes_when_we_are_killed(tmp_path):
     """Whatever ends this process: the worker's end of the pipe says so."""
     mark = tmp_path / "closed"
     child = f"while os.read(int(sys.argv[-1]), 1): pass\nopen({str(mark)!r}, 'w').close()"
@@ -102,7 +100,6 @@ def test_its_pipe_closes_when_we_are_killed(tmp_path: Path) -> None:
         f"worker = Worker({script(child)!r}, {{}}); print('up', flush=True); time.sleep(60)"
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE)
-    assert process.stdout is not None
     with process, process.stdout:
         assert process.stdout.readline() == b"up\n"
         process.kill()

@@ -10,7 +10,7 @@ import sys
 import time
 
 
-def main() -> None:
+def main():
     held = []
     for line in sys.stdin:
         request = json.loads(line)

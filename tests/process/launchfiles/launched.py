@@ -2,9 +2,9 @@
 
     accelerate launch --config_file FILE launched.py MODEL [--fsdp-on-cpu] FILE...
 
-The files differ in their code only: the launcher has read one of them. For each file the main
-process prints one line. With ``--fsdp-on-cpu`` accelerate is made to shard on a CPU, which it
-would pass over.
+The files differ in their code, and in who checkpoints: the launcher has read one of them. For each
+file the main process prints one line. With ``--fsdp-on-cpu`` accelerate is made to shard on a CPU,
+which it would pass over.
 """
 
 import contextlib
@@ -17,10 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ParallelismConfig
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from workers.probe.tracker import Phase, StorageTracker
 
 COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
 SEQUENCES, TOKENS = 16, 8
@@ -42,9 +45,30 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@contextlib.contextmanager
+def seen_at_backward(tracker: StorageTracker) -> Iterator[list[int]]:
+    """Bytes of live tensors as each backward begins."""
+    found: list[int] = []
+    original = Accelerator.backward
+
+    def backward(self: Accelerator, loss: torch.Tensor, **kwargs: Any) -> None:
+        found.append(tracker.current_bytes)
+        original(self, loss, **kwargs)
+
+    Accelerator.backward = backward
+    try:
+        yield found
+    finally:
+        Accelerator.backward = original
+
+
 def code_of(file: str) -> str:
     """The code between the fences in the file's comments."""
-    lines = Path(file).read_text(encoding="utf-8").splitlines()
+    text = Path(file).read_text(encoding="utf-8")
+    fsdp = yaml.safe_load(text).get("fsdp_config", {})
+    name = "fsdp_activation_checkpointing"  # as the launcher hands it on
+    os.environ[name.upper()] = str(fsdp.get(name, False)).lower()
+    lines = text.splitlines()
     start, end = lines.index("# ```python"), lines.index("# ```")
     return "\n".join(line[2:] for line in lines[start + 1 : end])
 
@@ -57,9 +81,10 @@ def run(file: str, model: str) -> dict[str, Any]:
     tokens = torch.randint(0, 64, (SEQUENCES, TOKENS))
     dataset = [{"input_ids": row, "labels": row} for row in tokens]
     names = {"MODEL": model, "DATASET": dataset, "LEARNING_RATE": 1e-3}
-    with Collectives() as collectives:
+    tracker = StorageTracker(Phase())
+    with seen_at_backward(tracker) as held, tracker, Collectives() as collectives:
         exec(compile(code_of(file), file, "exec"), names)
-    return {**in_force(names), "collectives": dict(collectives.counts)}
+    return {**in_force(names), "collectives": dict(collectives.counts), "held_bytes": held[1]}
 
 
 def in_force(names: dict[str, Any]) -> dict[str, Any]:

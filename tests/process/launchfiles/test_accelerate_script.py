@@ -2,17 +2,20 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
-from tests.unit.launchfiles.cases import ABOUT, CASES, Case
+from tests.unit.launchfiles.cases import ABOUT, CASES, STATED, Case
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Precision, ReduceDtype
 from tuner.launchfiles import export
 from tuner.launchfiles.accelerate import script
 
+ACCELERATE = FrameworkName.ACCELERATE
 SCRIPT = Path(__file__).parent / "launched.py"
 
 
@@ -91,10 +94,28 @@ def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_mo
 
 
 def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
-    """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded."""
-    file = tmp_path / "full_shard_cpu.yaml"
-    file.write_text(export("accelerate", *CASES["full_shard_cpu"].parts(), ABOUT))
-    (found,) = _launch(file, tiny_model, "--fsdp-on-cpu", file)
+    """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded.
+
+    FSDP's option keeps what the script's own checkpointing keeps, which is the probe's, and which
+    the file has the script do where the option does something else.
+    """
+    own, before = CASES["full_shard_cpu"], {**STATED, "accelerate": "1.14.0"}
+    cases = {
+        "own": own,
+        "by_script": replace(own, framework=Framework(name=ACCELERATE, versions=before)),
+        "nothing": replace(own, settings=own.settings.replace("pointing=full", "pointing=none")),
+    }
+    files = [tmp_path / f"{name}.yaml" for name in cases]
+    for file, case in zip(files, cases.values(), strict=True):
+        file.write_text(export("accelerate", *case.parts(), ABOUT))
+    found, by_script, nothing = _launch(files[0], tiny_model, "--fsdp-on-cpu", *files)
+    assert ("fsdp_activation_checkpointing: true" in files[0].read_text()) is True
+    assert ("fsdp_activation_checkpointing: true" in files[1].read_text()) is False
+    assert by_script["checkpointed"] == 2
+    assert by_script["loss"] == found["loss"]
+    one = 2 * 8 * 32 * 2  # bytes of a tensor of a micro-batch's tokens and hidden size
+    assert abs(found["held_bytes"] - by_script["held_bytes"]) < one
+    assert nothing["held_bytes"] > found["held_bytes"] + 10 * one
     expected = {
         "processes": 2,
         "distributed_type": "FSDP",

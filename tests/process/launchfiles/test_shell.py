@@ -1,6 +1,7 @@
 """Scripts for shells: started by a shell, with real processes."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tests.process.launchfiles.launching import all_json, launched, save_tiny_ll
 from tests.unit.launchfiles.cases import ABOUT, Case, trainer
 from tests.unit.launchfiles.readers import variables_in
 from tuner.core.workload import Precision
-from tuner.launchfiles import export
+from tuner.launchfiles import FORMATS, export
 
 RANK = """\
 import json, os, sys
@@ -23,9 +24,13 @@ sys.stdout.write(json.dumps({**place, **told, "arguments": sys.argv[1:]}) + "\\n
 DDP = "sharding=ddp,gradient_accumulation_steps=4"
 
 
-def _text(name: str, cluster: str, settings: str = DDP, **more: Any) -> str:
+def _case(cluster: str, settings: str, **more: Any) -> Case:
     given = {"model": "stories15m", "sequence_length": 128, **more}
-    return export(name, *Case(cluster=cluster, settings=settings, **given).parts(), ABOUT)
+    return Case(cluster=cluster, settings=settings, **given)
+
+
+def _text(name: str, cluster: str, settings: str = DDP, **more: Any) -> str:
+    return export(name, *_case(cluster, settings, **more).parts(), ABOUT)
 
 
 def test_torchrun_starts_the_ranks_with_the_settings(tmp_path: Path) -> None:
@@ -61,8 +66,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 TRAINING = """\
 import importlib.util, json, os, sys
-from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, HfArgumentParser, Trainer, TrainerCallback
+from transformers import TrainingArguments
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 folder, *rest = sys.argv[1:]
 parser = HfArgumentParser(TrainingArguments)
@@ -80,6 +87,10 @@ model = AutoModelForCausalLM.from_pretrained(folder + "/model", dtype=torch.floa
 arguments.num_train_epochs, arguments.report_to, arguments.save_strategy = 1, [], "no"
 arguments.disable_tqdm = True
 trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+class Begun(TrainerCallback):
+    def on_train_begin(self, *given, **named):
+        eval(os.environ.get("ON_TRAIN_BEGIN", "None"))
+trainer.add_callback(Begun())
 with launched.Collectives() as collectives:
     trainer.train()
 if arguments.process_index == 0:
@@ -97,9 +108,16 @@ def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model", tied=True)
     (tmp_path / "launched.py").symlink_to(Path(__file__).parent / "launched.py")
     (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
-    more = {"framework": trainer(), "workload": {"precision": Precision.FP32}}
-    for name, sync, reductions in (("trainer", "true", 8), ("trainer-flags", "false", 2)):
+    for name, sync, reductions, precision, reduced in (
+        ("trainer", "true", 8, Precision.FP32, "float32"),
+        ("trainer-flags", "false", 2, Precision.FP32, "float32"),
+        ("trainer", "true", 8, Precision.BF16_MIXED, "bfloat16"),
+    ):
+        more = {"framework": trainer(), "workload": {"precision": precision}}
         text = _text(name, "cpu:2", f"{DDP},sync_each_batch={sync}", **more)
+        said = FORMATS[name].beside(*_case("cpu:2", DDP, **more).parts())
+        hook = re.search(r" calls (trainer\..*\)), with", " ".join(said))
+        own = {"ON_TRAIN_BEGIN": hook[1]} if hook else {}
         if name == "trainer":
             values = {**json.loads(text), "output_dir": str(tmp_path / "out")}
             (tmp_path / "args.json").write_text(json.dumps(values), encoding="utf-8")
@@ -108,6 +126,6 @@ def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
         else:
             (tmp_path / "trainer.sh").write_text(text, encoding="utf-8")
             command = ["sh", "trainer.sh", "train.py", str(tmp_path)]
-        found = all_json(launched(command, cwd=tmp_path))[-1]
+        found = all_json(launched(command, cwd=tmp_path, **own))[-1]
         assert found["steps"] == 2
-        assert found["collectives"]["allreduce torch.float32"] == reductions
+        assert found["collectives"][f"allreduce torch.{reduced}"] == reductions

@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.launchfiles.launching import ROOT, all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, Case
-from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import export, why_not
 from tuner.launchfiles.accelerate import script
 from tuner.launchfiles.torch_module import module
@@ -21,12 +21,15 @@ HERE = Path(__file__).parent
 def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
     """That of modules for torch's own loop, and that in files for accelerate."""
     makers = {"torch": module, "accelerate": script}
-    kinds = ("ddp", "full_shard", "hybrid_shard,cpu_offload=true", "full_shard,tp_size=2")
+    kinds = ("ddp", "full_shard", "hybrid_shard,cpu_offload=true", "full_shard,tp_size=2",
+             "full_shard,fused_loss=true")  # fmt: skip
     every = itertools.product(
         makers.items(), ("cpu:2", "2x2xl4", "l4"), kinds, ("true", "false"), ("none", "full"),
         Precision,
     )  # fmt: skip
     for number, ((name, make), cluster, kind, sync, full, precision) in enumerate(every):
+        if "tp_size" not in kind and number % 2:
+            full = "selective" if full == "none" else "every_2"
         question, settings = Case(
             model="stories15m",
             cluster=cluster if "tp_size" not in kind else "2x2xl4",
@@ -37,6 +40,7 @@ def test_the_code_has_no_unknown_or_unused_names(tmp_path: Path) -> None:
                 "precision": precision,
                 "reduce_dtype": list(ReduceDtype)[number % 2],
                 "optimizer": list(Optimizer)[number % len(Optimizer)],
+                "loss": list(Loss)[number % len(Loss)],
             },
         ).parts()
         if why_not(name, question, settings) is None:
@@ -64,10 +68,19 @@ def test_what_it_takes_of_the_probe_program_is_there() -> None:
     assert 'parallelize(model, mesh["tp"], recompute_allgather=' in module(*parts)
     assert "reduce_partial_gradients(model.parameters())" in module(*parts)
     arguments = inspect.signature(tensor_parallel.parallelize).parameters
-    assert list(arguments) == ["model", "mesh", "recompute_allgather"]
+    assert list(arguments) == ["model", "mesh", "recompute_allgather", "widens"]
     assert list(inspect.signature(tensor_parallel.reduce_partial_gradients).parameters) == [
         "parameters"
     ]
+
+
+def test_selective_checkpointing_keeps_what_the_probe_keeps() -> None:
+    from workers.probe.checkpointing import ATTENTION, PRODUCTS
+
+    parts = Case(settings="sharding=ddp,activation_checkpointing=selective").parts()
+    for code in (module(*parts), script(*parts)):
+        named = [line.strip(" ,") for line in code.splitlines() if "torch.ops.aten." in line]
+        assert named == [f"torch.ops.{operator}" for operator in (*PRODUCTS, *ATTENTION)]
 
 
 # ---- launched: the package's other tests see the calls, these that they train the same ---------
@@ -107,14 +120,20 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         ("cpu:2", f"sharding=full_shard,{DEFERRED}"),
         ("cpu:2", f"sharding=shard_grad_op,{EACH},activation_checkpointing=full"),
         ("cpu:2", f"sharding=ddp,{DEFERRED}"),
+        ("cpu:2", f"sharding=full_shard,{EACH},fused_loss=true"),
+        ("cpu:2", f"sharding=full_shard,{EACH},activation_checkpointing=selective"),
+        ("cpu:2", f"sharding=ddp,{DEFERRED},activation_checkpointing=every_2"),
+        loss=Loss.OWN_DTYPE,  # in fp32 the same as transformers' own
     )
-    assert len(found) == 3
+    assert len(found) == 6
     for both in found:
         assert both["losses"] == pytest.approx(alone["losses"], rel=1e-5)
     counts = [both["collectives"] for both in found]
     assert counts[0]["reduce_scatter_base torch.float32"] == 2 * 4
     assert counts[1]["reduce_scatter_base torch.float32"] == 2 * 2 * 4
-    assert counts[2] == {"allreduce torch.float32": 2}
+    assert counts[2] == counts[5] == {"allreduce torch.float32": 2}
+    for each in counts[3:5]:
+        assert each["reduce_scatter_base torch.float32"] == 2 * 2 * 4
 
 
 @pytest.mark.long
@@ -131,6 +150,21 @@ def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> No
     assert len(found) == 3
     for one in found:
         assert one["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+
+
+@pytest.mark.long
+def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path: Path) -> None:
+    """Two steps of two micro-batches in four units: on each of them, or on the last alone."""
+    save_tiny_llama(tmp_path / "model", tied=False, std=0.2)
+    (alone,) = _trained(tmp_path, ALONE)
+    hybrid = "sharding=hybrid_shard,micro_batch_size=1,gradient_accumulation_steps=2"
+    kinds = [("2x2xcpu", f"{hybrid},defer_all_reduce={defers}") for defers in ("false", "true")]
+    found = _trained(tmp_path, *kinds)
+    assert len(found) == 2
+    for one, all_reduces in zip(found, (2 * 2 * 4, 2 * 4), strict=True):
+        assert one["losses"] == pytest.approx(alone["losses"], rel=1e-5)
+        assert one["collectives"]["reduce_scatter_base torch.float32"] == 2 * 2 * 4
+        assert one["collectives"]["allreduce torch.float32"] == all_reduces
 
 
 @pytest.mark.long

@@ -39,7 +39,8 @@ MODELS: dict[str, dict[str, Any]] = {
 KNOBS = {
     "sharding": "ddp", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
     "micro_batch_size": 2, "gradient_accumulation_steps": 2, "sync_each_batch": True,
-    "activation_checkpointing": "none", "cpu_offload": False,
+    "activation_checkpointing": "none", "cpu_offload": False, "defer_all_reduce": False,
+    "fused_loss": False,
 }  # fmt: skip
 FIELDS = {
     "format": 1, "sequence_length": 32, "optimizer": "adamw", "precision": "fp32",

@@ -49,6 +49,7 @@ NEAR = 0.01
 KNOBS = (
     "sharding", "sync_each_batch", "tp_size", "tp_recompute_allgather", "activation_checkpointing",
 )  # fmt: skip
+DEFERRED = {"sharding": "hybrid_shard", "sync_each_batch": True, "defer_all_reduce": True}
 SPLIT = {"tp_size": 2, "tp_recompute_allgather": True, "activation_checkpointing": "full"}
 MIXED: list[dict[str, Any]] = [SPLIT, {"sharding": "full_shard"}]
 
@@ -158,6 +159,7 @@ def test_two_ranks_train_what_one_process_trains(
     tied = {str(case): training_spec("tied", 2, **named(case)) for case in cases}
     tied["split"] = training_spec("tied", 2, **SPLIT)
     tied["offload"] = training_spec("tied", 2, sharding="full_shard", cpu_offload=True)
+    tied["fused"] = training_spec("tied", 2, sharding="full_shard", fused_loss=True)
     by_model = {"tied": tied}
     by_model |= {
         model: {"split": training_spec(model, 2, **SPLIT)} for model in alone.keys() - by_model
@@ -178,11 +180,12 @@ def test_two_axes_train_what_one_process_trains(
 ) -> None:
     """Of four ranks: replicas of shards, and shards of split layers, of experts."""
     cases = [
-        ("hybrid_shard", False, 1, False, "none"),
+        ("hybrid_shard", False, 1, False, "selective"),
         ("full_shard", False, 2, True, "full"),
-        ("shard_grad_op", True, 2, False, "none"),
+        ("shard_grad_op", True, 2, False, "every_2"),
     ]
     specs = {str(case): training_spec("mixtral", 4, **named(case)) for case in cases}
+    specs["all-reduce put off"] = training_spec("mixtral", 4, **DEFERRED)
     records = measure(preloaded, tmp_path, list(specs.values()))
     hold_training("mixtral", specs, records, alone["mixtral"])
 
@@ -215,9 +218,15 @@ def test_all_models_with_a_plan_train_what_one_process_trains(
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
     "checkpointing": {"sharding": "full_shard", "activation_checkpointing": "full"},
+    "selective": {
+        "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
+    },
+    "every_2": {"model": "tied", "activation_checkpointing": "every_2"},
     "tp": {"model": "tied", **SPLIT},
+    "own loss": {"sharding": "full_shard", "precision": "bf16", "loss": "own_dtype"},
+    "fused loss": {"sharding": "full_shard", "precision": "bf16", "fused_loss": True},
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
-}
+}  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
     "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
@@ -226,6 +235,14 @@ MORE: dict[str, dict[str, Any]] = {
         "sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",
         "sync_each_batch": False,
     },
+}  # fmt: skip
+NUMBERS = (("bf16", "bf16"), ("bf16", "fp32"), ("bf16_mixed", "bf16"))
+PUT_OFF: dict[str, dict[str, Any]] = {
+    f"{precision} reduced in {reduce}": {
+        "ranks": 4, "precision": precision, "reduce_dtype": reduce,
+        "gradient_accumulation_steps": 3, **DEFERRED,
+    }
+    for precision, reduce in NUMBERS
 }  # fmt: skip
 
 
@@ -240,6 +257,7 @@ def test_memory_of_two_ranks_is_that_of_a_dry_run_and_of_rank_0_alone(
     "specs",
     [
         lambda: of_cases(MORE),
+        lambda: of_cases(PUT_OFF),
         *(
             lambda ranks=ranks, model=model: combinations(ranks, model, memory_spec)
             for ranks, model in itertools.product((2, 4), ("llama", "mixtral"))
@@ -317,7 +335,8 @@ def check_data_parallel(model: str, knobs: Mapping[str, Any], record: Record) ->
     kept = 1 if knobs["sharding"] != "shard_grad_op" else groups  # the head's group always
     regathered = (groups - kept) * ACCUMULATION
     assert calls(record, "all_gather", "dp_shard", "backward") == regathered
-    replicas = groups * synced if knobs["sharding"] == "hybrid_shard" else 0
+    replicas = groups if knobs["sharding"] == "hybrid_shard" else 0
+    replicas *= 1 if knobs["defer_all_reduce"] else synced
     assert calls(record, "all_reduce", "dp_replicate") == replicas
 
 
@@ -334,5 +353,6 @@ def check_tensor_parallel(model: str, knobs: Mapping[str, Any], record: Record) 
     inside = LAYERS + {"mixtral": 0, "qwen3_moe": 1}.get(model, LAYERS)
     per_micro_batch = 2 * (inside + 1)
     per_micro_batch += inside + 1 if knobs["tp_recompute_allgather"] else 0
-    per_micro_batch += inside if knobs["activation_checkpointing"] == "full" else 0
+    share = {"none": 0.0, "every_2": 0.5, "full": 1.0}[knobs["activation_checkpointing"]]
+    per_micro_batch += int(inside * share)
     assert calls(record, "all_gather", "tp") == per_micro_batch * ACCUMULATION

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 from tests.process.preloaded import Preloaded
@@ -15,13 +16,17 @@ from workers.probe.dry import server
 from workers.probe.dry.ledger import packed_operator
 def answer(line, progress):
     what = json.loads(line)["id"]
-    what = what.partition(":")[0]
+    what, _, path = what.partition(":")
     progress.enter("backward")
     progress.run(packed_operator("aten." + what))
     if what == "abort": os.abort()
     if what == "sleep": time.sleep(600)
-    until = time.process_time() + (0.35 if what == "slow" else 0.0)
+    if what == "once" and not os.path.exists(path):
+        open(path, "x").close()
+        time.sleep(600)
+    until = time.process_time() + (0.35 if what in ("slow", "tired") else 0.0)
     while what == "spin" or time.process_time() < until: pass
+    if what == "tired": time.sleep(600)
     return {"trace": {"line": line}}
 server.answer = answer
 """
@@ -92,6 +97,18 @@ def test_a_dry_run_that_waits_for_ever_leaves_the_others_alone(preloaded: Preloa
         if "trace" in found["first"]:
             break
     hold(found, bad={"sleep": ("time_limit", 0.0)}, good=["first"])
+
+
+def test_a_dry_run_that_waits_once_is_tried_again(preloaded: Preloaded, tmp_path: Path) -> None:
+    name = f"once:{tmp_path / 'begun'}"
+    found = served(preloaded, lines(name), limit_s=1.0, wall_s=5.0, jobs=1)
+    assert (tmp_path / "begun").exists()
+    hold(found, bad={}, good=[name])
+
+
+def test_the_second_trial_has_the_cpu_time_that_the_first_left(preloaded: Preloaded) -> None:
+    found = served(preloaded, lines("tired"), limit_s=0.5, wall_s=5.0, jobs=1)
+    hold(found, bad={"tired": ("time_limit", 0.5)}, good=[])
 
 
 def test_the_dry_runs_of_a_class_share_their_cpu_time(preloaded: Preloaded) -> None:

@@ -4,10 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from workers.probe.checkpointing import checkpoint_layers
 from workers.probe.collectives import Call, overlaps
 from workers.probe.instruments import recomputing, total_gradient_norm
 from workers.probe.model import build_on_meta, decoder_layers
-from workers.probe.tracker import Phase
+from workers.probe.tracker import Phase, StorageTracker
 
 
 def with_gradient(gradient: Tensor) -> nn.Parameter:
@@ -34,23 +35,27 @@ def test_the_norm_of_all_gradients_together(gradients: list[Tensor | None], norm
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-@pytest.mark.parametrize("checkpoints", [True, False])
-def test_transformers_checkpointing_is_seen(checkpoints: bool) -> None:
+@pytest.mark.parametrize(
+    ("how", "layers", "products"),
+    [("none", 0, 0), ("selective", 3, 0), ("every_2", 2, 2 * 6), ("full", 3, 3 * 6)],
+)
+def test_transformers_checkpointing_is_seen(how: str, layers: int, products: int) -> None:
+    """A layer has seven products, of which torch does not come to the last one again."""
     config = {
         "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
         "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32,
     }  # fmt: skip
     model, phase = build_on_meta(config, torch.float32), Phase()
-    if checkpoints:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpoint_layers(model, how)
     model._apply(lambda t: torch.full(t.shape, 0.02) if t.is_meta else t)
     tokens = torch.arange(8).view(1, 8)
-    with recomputing(decoder_layers(model), phase) as found:
+    tracker = StorageTracker(phase)
+    with recomputing(decoder_layers(model), phase) as found, tracker:
         phase.name = "forward"
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         phase.name = "backward"
         loss.backward()
-    assert found.calls == (3 if checkpoints else 0)
+    assert (found.calls, tracker.recomputed_products) == (layers, products)
 
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"

@@ -6,6 +6,11 @@ import pytest
 import torch
 
 from tests.process.probe import specs
+from tuner.cost.memory import step as memory_step
+from workers.probe import fused_loss
+from workers.probe.fused_loss import fuse_loss
+from workers.probe.instruments import watching
+from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
     build_on_meta,
@@ -30,6 +35,7 @@ MODELS = {
     "gemma": {**SMALL, "head_dim": 8},
     "gemma2": {**SMALL, "head_dim": 8},
     "gemma3_text": {**SMALL, "head_dim": 8},
+    "phi": SMALL,
     "phi3": {**SMALL, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
 }
@@ -65,11 +71,58 @@ def test_every_model_trains_a_step(model_type: str) -> None:
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
+@pytest.mark.parametrize("model_type", ["llama", "gemma2", "phi"])
+def test_a_fused_loss_and_its_gradients_are_the_models_own(model_type: str) -> None:
+    """Plain logits, capped ones, and ones with a bias; and two losses that are not fused."""
+    tokens = torch.randint(0, 96, (3, 17), generator=torch.Generator().manual_seed(0))
+    labels = tokens.masked_fill(tokens < 9, -100)
+    found = []
+    for kind, fused in (("hf", False), ("hf", True), ("fp32", False), ("own_dtype", False)):
+        model: Any = build(model_type)
+        set_loss(model, kind, fused=fused)
+        fill(model)
+        with watching(model.get_output_embeddings()) as logits:
+            output = model(input_ids=tokens, labels=labels, use_cache=False)
+        assert logits == [not fused]
+        (output.loss / 3).backward()
+        norms = [float(p.grad.norm()) for p in model.parameters()]
+        assert output.loss.dtype is torch.float32
+        found.append([float(output.loss.detach()), *norms])
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], rel=1e-4, abs=1e-7)
+
+
+def test_a_fused_loss_leaves_the_rest_of_the_model_alone() -> None:
+    """What is saved keeps its cap, also after a forward that fails; without labels, logits."""
+    tokens = torch.randint(0, 96, (2, 17), generator=torch.Generator().manual_seed(0))
+    own: Any = fill(build("gemma2"))
+    model: Any = fill(build("gemma2"))
+    fuse_loss(model)
+    config = own.config.to_dict()
+    assert config["final_logit_softcapping"]
+    assert model.config.to_dict() == config
+    loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
+    assert model.config.to_dict() == config
+    with pytest.raises(IndexError):
+        model(input_ids=tokens + 96, labels=tokens, use_cache=False)
+    assert model.config.to_dict() == config
+    with torch.no_grad():
+        logits = own(input_ids=tokens, use_cache=False).logits
+        assert torch.equal(model(input_ids=tokens, use_cache=False).logits, logits)
+        by_place = model(tokens, None, None, None, None, tokens, use_cache=False)
+    assert torch.equal(by_place.logits, logits)
+    assert float(by_place.loss) == pytest.approx(float(loss.detach()), rel=1e-4)
+
+
 def test_weights_depend_on_the_seed_alone() -> None:
     first, again, other = fill(build("mistral")), fill(build("mistral")), fill(build("mistral"), 2)
     same = [torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True)]
     assert all(same)
     assert not torch.equal(first.lm_head.weight, other.lm_head.weight)
+
+
+def test_a_fused_loss_is_predicted_in_the_parts_that_it_has() -> None:
+    assert memory_step.LOSS_PARTS == fused_loss.LOSS_PARTS
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The fixtures of the store's tests, on a PostgreSQL server that is started for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -14,7 +14,7 @@ NewUrl = Callable[[], str]
 
 
 @pytest.fixture(scope="session")
-def new_postgresql() -> Iterator[NewUrl]:
+def new_postgresql():
     """Makes empty databases in a PostgreSQL server that is started for the tests."""
     with postgresql_server() as server:
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
@@ -35,7 +35,7 @@ def new_postgresql() -> Iterator[NewUrl]:
 
 
 @pytest.fixture(scope="session")
-def shared_postgresql(new_postgresql: NewUrl) -> str:
+def shared_postgresql(new_postgresql):
     """The address of a database at the schema."""
     url = new_postgresql()
     migrate.upgrade(url)
@@ -43,7 +43,7 @@ def shared_postgresql(new_postgresql: NewUrl) -> str:
 
 
 @pytest.fixture
-def url(shared_postgresql: str) -> str:
+def url(shared_postgresql):
     """The address of a database without studies."""
     engine = create_engine(shared_postgresql)
     with engine.begin() as connection:

@@ -1,14 +1,12 @@
 """Connections to PostgreSQL that were idle, and those that a restart has broken."""
 
-from collections.abc import Callable, Iterator
-
 import pytest
 from sqlalchemy import create_engine, text
 
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
-from tuner.store import Store, migrate, open_store
 from tuner.store import engine as engine_module
+from tuner.store import migrate, open_store
 from tuner.store.tables import StudyRow
 
 pytestmark = pytest.mark.xdist_group("postgresql")
@@ -20,7 +18,7 @@ BREAK = text(
 
 
 @pytest.fixture
-def store(new_postgresql: Callable[[], str]) -> Iterator[Store]:
+def store(new_postgresql):
     """A store on a server that nobody else uses."""
     url = new_postgresql()
     migrate.upgrade(url)
@@ -28,7 +26,7 @@ def store(new_postgresql: Callable[[], str]) -> Iterator[Store]:
         yield opened
 
 
-def broken(store: Store) -> int:
+def broken(store):
     """Breaks the store's connections, as a server does that ends; how many they were."""
     admin = create_engine(store.transactions.engine.url)
     with admin.connect() as connection:
@@ -37,7 +35,7 @@ def broken(store: Store) -> int:
     return count
 
 
-def test_those_that_broke_while_idle_are_made_anew(store, monkeypatch) -> None:
+def test_those_that_broke_while_idle_are_made_anew(store, monkeypatch):
     with store.transactions.read() as one, store.transactions.read() as other:
         assert [session.scalar(text("SELECT 1")) for session in (one, other)] == [1, 1]
     monkeypatch.setattr(engine_module, "PING_AFTER_S", 0.0)
@@ -47,7 +45,7 @@ def test_those_that_broke_while_idle_are_made_anew(store, monkeypatch) -> None:
         assert [session.scalar(text("SELECT 1")) for session in (one, other)] == [1, 1]
 
 
-def test_one_that_breaks_between_two_statements_is_an_error_once(store, monkeypatch) -> None:
+def test_one_that_breaks_between_two_statements_is_an_error_once(store, monkeypatch):
     monkeypatch.setattr(engine_module, "PING_AFTER_S", 1000.0)
     assert store.count_open() == 0
     assert broken(store) == 1
@@ -56,7 +54,7 @@ def test_one_that_breaks_between_two_statements_is_an_error_once(store, monkeypa
     assert store.count_open() == 0
 
 
-def test_who_stops_inside_a_transaction_does_not_hold_up_others(store, question) -> None:
+def test_who_stops_inside_a_transaction_does_not_hold_up_others(store, question):
     study = store.ask(question, Limits())
     with (
         open_store(store.url) as sleeper,

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import ProbeRequest, ProbeState, Study
-from tuner.store import Store
+from tuner.core.study import ProbeState
 from tuner.store.tables import AttemptRow, clock
 
 # Five leases: by its own clock either would take the other's for lost.
@@ -56,7 +54,7 @@ with open_store(url) as store:
 
 
 @contextmanager
-def skewed(url: str, study: Study, skew_s: float) -> Iterator[tuple[Any, Callable[[str], Any]]]:
+def skewed(url, study, skew_s):
     """A worker whose clock is wrong: what it says of its claim, and a way to tell it more."""
     argv = [sys.executable, "-P", "-c", WORKER, url, study.id, str(skew_s)]
     pipe = subprocess.PIPE
@@ -76,14 +74,14 @@ def skewed(url: str, study: Study, skew_s: float) -> Iterator[tuple[Any, Callabl
 
 
 @pytest.fixture(autouse=True)
-def probe_id(store: Store, study: Study, requests: Callable[[int], list[ProbeRequest]]) -> int:
+def probe_id(store, study, requests):
     """The study's only probe."""
     probe = store.enter_probe(study.id, study.revision, requests(1)[0], None)
     return probe.id
 
 
 @pytest.mark.parametrize("skew_s", [SKEW_S, -SKEW_S])
-def test_workers_whose_clocks_differ_agree_on_leases(url, store, study, skew_s) -> None:
+def test_workers_whose_clocks_differ_agree_on_leases(url, store, study, skew_s):
     with skewed(url, study, skew_s) as (attempt_id, do):
         for _ in range(2):
             with store.transactions.read() as session:
@@ -100,7 +98,7 @@ def test_workers_whose_clocks_differ_agree_on_leases(url, store, study, skew_s) 
     assert abs(finished - datetime.now(UTC)) < timedelta(seconds=SKEW_S / 2), "the database's"
 
 
-def test_a_worker_whose_clock_is_ahead_takes_nothing_from_others(url, store, study, worker) -> None:
+def test_a_worker_whose_clock_is_ahead_takes_nothing_from_others(url, store, study, worker):
     claim = store.claim(study.id, worker)
     assert claim is not None
     with skewed(url, study, SKEW_S) as (attempt_id, do):

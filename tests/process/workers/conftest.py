@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -15,7 +15,7 @@ from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.model import load_model
-from tuner.store import Store, open_store
+from tuner.store import open_store
 from workers.launchers.base import WATCH_FD, Job
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
@@ -26,7 +26,7 @@ Started = subprocess.Popen[str]
 
 
 @pytest.fixture
-def stand_in_argv() -> Callable[..., tuple[str, ...]]:
+def stand_in_argv():
     """The argv of a stand-in rank: ``stand_in_argv(out, {"0": [...], "*": [...]})``."""
 
     def argv(out: Path, script: dict[str, list[str]], silence_s: float = 120.0) -> tuple[str, ...]:
@@ -37,7 +37,7 @@ def stand_in_argv() -> Callable[..., tuple[str, ...]]:
 
 
 @pytest.fixture
-def make_job(tmp_path: Path, stand_in_argv: Callable[..., tuple[str, ...]]) -> MakeJob:
+def make_job(tmp_path, stand_in_argv):
     """A job of two stand-in ranks: ``make_job({"0": [...]}, deadline_s=...)``.
 
     Its folder is ``name`` in the test's own: a job that follows another one needs its own.
@@ -61,7 +61,7 @@ def make_job(tmp_path: Path, stand_in_argv: Callable[..., tuple[str, ...]]) -> M
 
 
 @pytest.fixture
-def alive() -> Callable[[str], list[psutil.Process]]:
+def alive():
     """Living processes whose command line holds a text; ended ones that nobody reaped are not."""
 
     def find(marker: str) -> list[psutil.Process]:
@@ -76,7 +76,7 @@ def alive() -> Callable[[str], list[psutil.Process]]:
 
 
 @pytest.fixture
-def eventually() -> Callable[..., None]:
+def eventually():
     """Wait until a condition holds; fail after some seconds."""
 
     def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
@@ -89,7 +89,7 @@ def eventually() -> Callable[..., None]:
 
 
 @pytest.fixture
-def question() -> Question:
+def question():
     """Small: stories15m on two CPU ranks."""
     workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
     cluster = parse_cluster("cpu:2")
@@ -97,14 +97,14 @@ def question() -> Question:
 
 
 @pytest.fixture
-def store(make_database: Callable[[Path], str], tmp_path: Path) -> Iterator[Store]:
+def store(make_database, tmp_path):
     """An empty database."""
     with open_store(make_database(tmp_path / "tuner.db")) as opened:
         yield opened
 
 
 @pytest.fixture
-def start_worker(store: Store, tmp_path: Path) -> Iterator[Callable[..., Started]]:
+def start_worker(store, tmp_path):
     """Starts a worker process with stand-in ranks: ``start_worker(study_id, script)``."""
     started: list[Started] = []
 

@@ -11,7 +11,7 @@ from workers.probe.__main__ import main
 from workers.probe.tensor_parallel import sequence
 
 
-def steps_on_every_micro_batch() -> None:
+def steps_on_every_micro_batch():
     """As accelerate 0.28 to 0.30 did under ``sync_each_batch`` (accelerate PR 2790)."""
     accelerator = stack.Accelerator
     usual = accelerator._do_sync
@@ -24,7 +24,7 @@ def steps_on_every_micro_batch() -> None:
     accelerator._do_sync = do_sync
 
 
-def ignores_sync_each_batch() -> None:
+def ignores_sync_each_batch():
     """As the Trainer before transformers PR 43919, or accelerate's state half set."""
     plugin = stack.GradientAccumulationPlugin
     stack.GradientAccumulationPlugin = lambda sync_each_batch, **named: plugin(
@@ -32,7 +32,7 @@ def ignores_sync_each_batch() -> None:
     )
 
 
-def reuses_a_gathered_buffer() -> None:
+def reuses_a_gathered_buffer():
     """One buffer for all gathered activations of a shape, written again before backward reads."""
     buffers: dict[Any, Tensor] = {}
     usual = sequence.all_gather_sequence
@@ -46,18 +46,18 @@ def reuses_a_gathered_buffer() -> None:
     sequence.all_gather_sequence = gather
 
 
-def reuses_buffers() -> None:
+def reuses_buffers():
     """Both faults of buffers: one acts with recomputation only, the other without it only."""
     reuses_a_gathered_buffer()
     overwrites_the_saved_shard()
 
 
-def ignores_checkpointing() -> None:
+def ignores_checkpointing():
     """Nothing is computed again, and all is kept."""
     PreTrainedModel.gradient_checkpointing_enable = lambda *_, **__: None
 
 
-def overwrites_the_saved_shard() -> None:
+def overwrites_the_saved_shard():
     """What recomputation gathers again is a part of a buffer that the next layer has written."""
     buffers: dict[Any, Tensor] = {}
     usual = sequence.GatherLinears.forward

@@ -10,8 +10,6 @@ import psutil
 
 from tuner.core.configuration import Settings
 from tuner.core.script import read_script
-from tuner.core.study import Question
-from tuner.script.launching import Command
 
 STAND_IN = Path(__file__).parent / "stand_in_torchrun.py"
 SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
@@ -25,14 +23,14 @@ REPORTS = """
 """
 
 
-def as_torchrun(command: Command, logs: Path) -> tuple[str, ...]:
+def as_torchrun(command, logs):
     """The command of the stand-in."""
     name, _, _, ranks, *script = command.argv
     assert name == "torchrun"
     return (sys.executable, str(STAND_IN), ranks, *script)
 
 
-def asking_script(question, folder, step="pass", *, whole="", **more) -> Question:
+def asking_script(question, folder, step="pass", *, whole="", **more):
     """The question about a script in a folder: one that does ``step`` in each, or the whole."""
     text = textwrap.dedent(whole or REPORTS.format(step=step))
     (folder / "train.py").write_text(text)
@@ -40,7 +38,7 @@ def asking_script(question, folder, step="pass", *, whole="", **more) -> Questio
     return replace(question, script=read_script("train.py", folder=folder, **known))
 
 
-def left(folder: Path) -> list[psutil.Process]:
+def left(folder):
     """Processes of the script in a folder."""
     return [
         process
@@ -50,7 +48,7 @@ def left(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def waiting(seconds: float) -> str:
+def waiting(seconds):
     """Nobody gives up."""
     time.sleep(seconds)
     return ""

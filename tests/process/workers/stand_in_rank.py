@@ -14,7 +14,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
@@ -26,17 +25,17 @@ RANK = int(os.environ["RANK"])
 OUT = Path(sys.argv[1])
 
 
-def record(out: Path, outcome: str) -> None:
+def record(out, outcome):
     partial = record_path(out).with_suffix(".partial")
     partial.write_text(json.dumps(rank_record(RANK, outcome)))
     partial.replace(record_path(out))
 
 
-def record_path(out: Path) -> Path:
+def record_path(out):
     return out / f"rank-{RANK:05d}.json"
 
 
-def act(word: str, out: Path) -> None:
+def act(word, out):
     name, _, argument = word.partition(":")
     if name == "say":
         print(argument, flush=True)
@@ -65,7 +64,7 @@ def act(word: str, out: Path) -> None:
             follow_no_more(out, 10)
 
 
-def leave(name: str, out: Path) -> None:
+def leave(name, out):
     if name == "ready":
         (out / f"ready-{RANK}").touch()
     else:
@@ -74,14 +73,14 @@ def leave(name: str, out: Path) -> None:
             file.write(json.dumps({**note, "pid": os.getpid()}) + "\n")
 
 
-def follow_no_more(place: Path, code: int) -> None:
+def follow_no_more(place, code):
     """Leave the last record where the launcher looks for it, and end."""
     if place != OUT:
         (OUT / record_path(place).name).write_bytes(record_path(place).read_bytes())
     os._exit(code)
 
 
-def main() -> None:
+def main():
     _, watch_fd, silence_s, script = sys.argv[1:]
     if int(watch_fd) >= 0:
         watch_supervisor(int(watch_fd), float(silence_s))
@@ -102,7 +101,7 @@ def main() -> None:
         follow_no_more(place, 0)
 
 
-def places() -> Iterator[Path]:
+def places():
     """Where records go: beside each order, or in OUT."""
     if not list(OUT.glob(f"*/{SPEC}")):
         yield OUT

@@ -9,7 +9,7 @@ import sys
 import time
 
 
-def main() -> int:
+def main():
     """Start the ranks; 1 if one fails, else 0."""
     _, count, *script = sys.argv
     ranks = [

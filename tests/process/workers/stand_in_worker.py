@@ -12,7 +12,6 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tuner.core import lease
 from tuner.dryrun import DryRunner
@@ -33,7 +32,7 @@ STAND_IN_DRY = Path(__file__).parent / "stand_in_dry.py"
 ENDS = {"--serve": "stopped", "--once": "once", "--drain": "drained"}
 
 
-def made_up(gpus: str) -> dict[str, Any]:
+def made_up(gpus):
     """WorkerOptions for a machine with GPUs that are not there."""
     if not gpus:
         return {}
@@ -42,7 +41,7 @@ def made_up(gpus: str) -> dict[str, Any]:
     return {"site": LocalSite(find_devices=lambda: (*devices, Device(name="here/cpu")))}
 
 
-def main() -> int:
+def main():
     url, study, folder, script, *watch_fd = sys.argv[1:]
     logging.basicConfig(level=logging.INFO)
     lease.LEASE_S = float(os.environ.get("STAND_IN_LEASE_S", lease.LEASE_S))

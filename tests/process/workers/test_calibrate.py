@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ FAILING = (
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+def options(tmp_path, monkeypatch):
     """Small cases, for which a busy machine has time enough."""
     monkeypatch.setattr(program, "BUDGET_S", 900.0)
     monkeypatch.setattr(program, "DEADLINE_S", 1000.0)
@@ -37,7 +36,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     "name",
     ["cpu:2", *(pytest.param(name, marks=pytest.mark.long) for name in ("cpu:1", "2x1xcpu"))],
 )
-def test_cpu_ranks_are_calibrated(name, options) -> None:
+def test_cpu_ranks_are_calibrated(name, options):
     found = calibrate(parse_cluster(name), StopRequest(), options=options)
     links = {"cpu:1": set(), "2x1xcpu": {"inter"}, "cpu:2": {"intra"}}
     assert set(found.links) == links[name]
@@ -50,23 +49,23 @@ def test_cpu_ranks_are_calibrated(name, options) -> None:
     assert DeviceLocks(options.lock, [d.name for d in devices_here()]).acquire()
 
 
-def test_a_cluster_that_is_not_here_is_refused(options) -> None:
+def test_a_cluster_that_is_not_here_is_refused(options):
     with pytest.raises(ProbeError, match="8xh100-80gb is asked about"):
         calibrate(parse_cluster("8xh100-80gb"), StopRequest(), options=options)
 
 
-def failing_argv(folder: Path) -> tuple[str, ...]:
+def failing_argv(folder):
     return (sys.executable, "-c", FAILING, str(folder))
 
 
-def test_the_failure_of_a_rank_is_told(options, monkeypatch) -> None:
+def test_the_failure_of_a_rank_is_told(options, monkeypatch):
     monkeypatch.setattr(program, "probe_argv", failing_argv)
     with pytest.raises(ProbeError, match="rank 1 failed in copy elements=1: RuntimeError: no such"):
         calibrate(parse_cluster("cpu:2"), StopRequest(), options=options)
     assert not list(options.folder.iterdir())
 
 
-def test_a_stop_ends_the_ranks_and_frees_the_machine(options, monkeypatch) -> None:
+def test_a_stop_ends_the_ranks_and_frees_the_machine(options, monkeypatch):
     sleep = (sys.executable, "-c", "import time; time.sleep(60)")
     monkeypatch.setattr(program, "probe_argv", lambda folder: sleep)
     read, write = os.pipe()

@@ -19,7 +19,7 @@ time.sleep(60)
 WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
 
 
-def test_a_lock_ends_with_the_process_that_has_it(tmp_path) -> None:
+def test_a_lock_ends_with_the_process_that_has_it(tmp_path):
     argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"taken\n"
@@ -31,7 +31,7 @@ def test_a_lock_ends_with_the_process_that_has_it(tmp_path) -> None:
     lock.release()
 
 
-def test_a_waiter_that_dies_waits_no_more(tmp_path) -> None:
+def test_a_waiter_that_dies_waits_no_more(tmp_path):
     lock = DeviceLocks(tmp_path / "lock", ONE)
     assert lock.acquire()
     argv = [sys.executable, "-P", "-c", WAIT, str(tmp_path / "lock")]

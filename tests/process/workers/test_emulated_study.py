@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Limits, ProbeRequest, Question, Study, StudyState
 from tuner.explain.known import answer
-from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.launchers.local import series_argv
 from workers.stop import StopRequest
@@ -32,13 +30,13 @@ CLUSTER = {
 
 
 @pytest.fixture
-def asked(question: Question) -> Question:
+def asked(question):
     workload = replace(question.workload, global_batch_size=16)
     return replace(question, workload=workload, cluster=Cluster.from_dict(CLUSTER))
 
 
 @pytest.fixture
-def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
+def emulate(store, preloaded, tmp_path):
     """Probe some settings of a new study of a question, and nothing else."""
 
     def argv(folder: Path) -> tuple[str, ...]:
@@ -64,7 +62,7 @@ def emulate(store: Store, preloaded: Preloaded, tmp_path: Path) -> Emulate:
     return run
 
 
-def test_a_probe_of_eight_ranks_on_two_nodes(emulate, asked) -> None:
+def test_a_probe_of_eight_ranks_on_two_nodes(emulate, asked):
     text = "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2"
     study = emulate(asked, text)
     assert study.state is StudyState.DONE

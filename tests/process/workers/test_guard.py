@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.process.preloaded import Preloaded
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
@@ -29,7 +28,7 @@ Check = Callable[..., list[GuardCheck]]
 pytestmark = pytest.mark.xdist_group("ranks")
 
 
-def question(cluster: str = "8xa100-80gb", optimizer: Optimizer = Optimizer.ADAMW) -> Question:
+def question(cluster="8xa100-80gb", optimizer=Optimizer.ADAMW):
     workload = Workload(
         model=load_model("tinyllama-1.1b"),
         sequence_length=128,
@@ -39,7 +38,7 @@ def question(cluster: str = "8xa100-80gb", optimizer: Optimizer = Optimizer.ADAM
     return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
 
 
-def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:
+def argv_with(fault):
     def argv(directory: Path) -> tuple[str, ...]:
         usual = list(series_argv(directory))
         at = usual.index("-m")
@@ -50,7 +49,7 @@ def argv_with(fault: str) -> Callable[[Path], tuple[str, ...]]:
 
 
 @pytest.fixture
-def check(tmp_path: Path, preloaded: Preloaded) -> Check:
+def check(tmp_path, preloaded):
     """``check(fault, *texts)``: the verdicts on settings in a stack with a fault."""
 
     def run(fault, *texts, precision=Precision.FP32, optimizer=Optimizer.ADAMW) -> list[GuardCheck]:
@@ -79,7 +78,7 @@ def check(tmp_path: Path, preloaded: Preloaded) -> Check:
     return run
 
 
-def test_the_stack_as_it_is_passes(check) -> None:
+def test_the_stack_as_it_is_passes(check):
     checkpoints = f"{SYNC}=true,activation_checkpointing=full"
     verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true", checkpoints)
     # without a detail: the collectives are those of the cost model's list, to the last one
@@ -91,7 +90,7 @@ def test_the_stack_as_it_is_passes(check) -> None:
 
 
 @pytest.mark.long
-def test_bf16_passes_within_its_own_tolerance(check) -> None:
+def test_bf16_passes_within_its_own_tolerance(check):
     for precision in (Precision.BF16, Precision.BF16_MIXED):
         (verdict,) = check("", f"{SYNC}=false", precision=precision)
         assert verdict.ruling is CheckState.PASSED
@@ -100,7 +99,7 @@ def test_bf16_passes_within_its_own_tolerance(check) -> None:
 
 
 @pytest.mark.long
-def test_an_optimizer_that_steps_on_every_micro_batch(check) -> None:
+def test_an_optimizer_that_steps_on_every_micro_batch(check):
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
     assert "the optimizer stepped 18 times instead of 6" in each.detail
@@ -108,7 +107,7 @@ def test_an_optimizer_that_steps_on_every_micro_batch(check) -> None:
 
 
 @pytest.mark.long
-def test_a_knob_that_is_ignored(check) -> None:
+def test_a_knob_that_is_ignored(check):
     each, last = check("ignores_sync_each_batch", f"{SYNC}=true", f"{SYNC}=false")
     assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert each.detail.startswith("sync_each_batch acts as false: ")
@@ -117,7 +116,7 @@ def test_a_knob_that_is_ignored(check) -> None:
 
 
 @pytest.mark.slow
-def test_buffers_that_are_used_again_before_backward_reads_them(check) -> None:
+def test_buffers_that_are_used_again_before_backward_reads_them(check):
     texts = (f"{TENSOR}={recomputes},activation_checkpointing=none" for recomputes in (True, False))
     verdicts = check("reuses_buffers", *texts)
     assert [bool(v.settings["tp_recompute_allgather"]) for v in verdicts] == [True, False]
@@ -134,7 +133,7 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check) -> None:
     ("fault", "recomputes"),
     [("overwrites_the_saved_shard", True), ("reuses_a_gathered_buffer", False)],
 )
-def test_each_fault_of_buffers_is_one_settings_own(check, fault, recomputes) -> None:
+def test_each_fault_of_buffers_is_one_settings_own(check, fault, recomputes):
     off, on = check(fault, *(f"{TENSOR}={value}" for value in (False, True)))
     wrong, right = (on, off) if recomputes else (off, on)
     assert (wrong.ruling, wrong.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
@@ -142,7 +141,7 @@ def test_each_fault_of_buffers_is_one_settings_own(check, fault, recomputes) -> 
 
 
 @pytest.mark.long
-def test_checkpointing_that_does_not_act(check) -> None:
+def test_checkpointing_that_does_not_act(check):
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)
     assert (full.ruling, full.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)

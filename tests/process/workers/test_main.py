@@ -4,7 +4,7 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -16,7 +16,7 @@ Run = Callable[..., tuple[object, str]]
 
 
 @pytest.fixture
-def run(monkeypatch, capsys, caplog) -> Iterator[Run]:
+def run(monkeypatch, capsys, caplog):
     """Runs the program in this process: its exit code, and what it said."""
     monkeypatch.setattr("workers.stop.set_up_logs", lambda *_, **__: None)
     caplog.set_level("INFO", logger="workers")
@@ -35,7 +35,7 @@ def run(monkeypatch, capsys, caplog) -> Iterator[Run]:
         signal.signal(number, handler)
 
 
-def test_what_is_asked_for_wrongly_is_one_line(run, store, tmp_path) -> None:
+def test_what_is_asked_for_wrongly_is_one_line(run, store, tmp_path):
     none = tmp_path / "none.db"
     for words, why in (
         (("--db", store.url, "--study", "st-123456789abc"), "no such study"),
@@ -52,7 +52,7 @@ def test_what_is_asked_for_wrongly_is_one_line(run, store, tmp_path) -> None:
     assert not none.exists()
 
 
-def test_a_finished_study_needs_no_work(run, store, question) -> None:
+def test_a_finished_study_needs_no_work(run, store, question):
     study = store.ask(question, Limits())
     assert store.move(study.id, StudyState.CANCELLED, "by a test")
     code, said = run("--db", store.url, "--study", study.id)
@@ -60,7 +60,7 @@ def test_a_finished_study_needs_no_work(run, store, question) -> None:
     assert "the study is cancelled: by a test" in said
 
 
-def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path) -> None:
+def test_a_service_makes_its_database_and_ends_when_told_to_at_once(tmp_path):
     url = f"sqlite:///{tmp_path}/new.db"
     words = ("--db", url, "--serve", "--drain", "--name", "w1", "--pool", "h100")
     ended = subprocess.run(

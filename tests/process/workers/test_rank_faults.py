@@ -2,17 +2,15 @@
 
 import sys
 import time
-from typing import Any
 
 import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question
 from tuner.dryrun.plan import rank_spec
 from workers.launchers.local import series_argv
-from workers.measuring.ranks import Kind, Probed, WarmRanks
+from workers.measuring.ranks import Kind, WarmRanks
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
 BREAKS = """
@@ -44,13 +42,13 @@ main()
 """The probe program, whose second rank fails in the second step's backward; the first waits."""
 
 
-def in_place(argv: tuple[str, ...], text: str) -> tuple[str, ...]:
+def in_place(argv, text):
     """``argv`` of ``python -P -m workers.probe``, of a changed program."""
     return (sys.executable, "-P", "-c", text, *argv[4:])
 
 
 @pytest.fixture
-def spec(question: Question) -> dict[str, Any]:
+def spec(question):
     settings = parse_settings("sharding=full_shard,micro_batch_size=2")
     return {
         **rank_spec(question.workload, settings, parse_cluster("cpu:2")),
@@ -66,7 +64,7 @@ def spec(question: Question) -> dict[str, Any]:
     }
 
 
-def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -> Probed:
+def measure(ranks, spec, deadline_s=600.0):
     return ranks.measure(
         TWO, spec, deadline_s=deadline_s, pause=lambda seconds: time.sleep(seconds) or ""
     )
@@ -84,7 +82,7 @@ def measure(ranks: WarmRanks, spec: dict[str, Any], deadline_s: float = 600.0) -
 )
 def test_a_rank_that_fails_while_the_other_waits(
     tmp_path, spec, alive, fault, deadline_s, outcome, detail
-) -> None:
+):
     with WarmRanks(
         argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)), folder=tmp_path
     ) as ranks:

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from workers.stop import SIGNALS, StopRequest
 
 
-def test_a_signal_is_noted_and_stays() -> None:
+def test_a_signal_is_noted_and_stays():
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop = StopRequest()
     try:
@@ -21,7 +21,7 @@ def test_a_signal_is_noted_and_stays() -> None:
             signal.signal(number, handler)
 
 
-def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does() -> None:
+def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does():
     read, write = os.pipe()
     stop = StopRequest(read)
     os.write(write, b"..")
@@ -32,7 +32,7 @@ def test_bytes_of_the_starting_command_mean_nothing_and_its_end_does() -> None:
     os.close(read)
 
 
-def test_any_number_of_threads_may_wait() -> None:
+def test_any_number_of_threads_may_wait():
     """Bytes that one of them has read do not hold up another, and the end reaches all."""
     read, write = os.pipe()
     stop = StopRequest(read)
@@ -49,7 +49,7 @@ def test_any_number_of_threads_may_wait() -> None:
     os.close(read)
 
 
-def test_a_request_from_within_is_told_from_others() -> None:
+def test_a_request_from_within_is_told_from_others():
     stop = StopRequest()
     stop.request("first")
     stop.request("second")

@@ -3,13 +3,12 @@
 import os
 import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, ProbeState, Study, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from workers.devices import Device
 from workers.executor import WorkerOptions
 from workers.launchers.site import LocalSite
@@ -21,7 +20,7 @@ GPUS = ("GPU-a", "GPU-b", "GPU-c")
 
 
 @pytest.fixture(params=[3, pytest.param(1, marks=pytest.mark.long)])
-def study(request, store, question, monkeypatch, tmp_path) -> Study:
+def study(request, store, question, monkeypatch, tmp_path):
     """Of two ranks that talk, or of three probes at once on GPUs that are made up."""
     monkeypatch.setenv("STAND_IN_LEASE_S", "600")  # ranks would bear a long silence
     if request.param == 1:
@@ -33,7 +32,7 @@ def study(request, store, question, monkeypatch, tmp_path) -> Study:
     return store.ask(eight, Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, max_probes=4))
 
 
-def ready(tmp_path: Path) -> bool:
+def ready(tmp_path):
     """All ranks hang: two of one probe, or one each of three."""
     try:
         found = list((tmp_path / "probes").glob("*/*/ready-*"))
@@ -45,7 +44,7 @@ def ready(tmp_path: Path) -> bool:
 @pytest.mark.parametrize("end", [signal.SIGTERM, None])
 def test_a_request_to_stop_hands_all_probes_back(
     store, study, start_worker, tmp_path, eventually, alive, end
-) -> None:
+):
     read, write = os.pipe()
     worker = start_worker(study.id, HANG, read)
     os.close(read)
@@ -66,7 +65,7 @@ def test_a_request_to_stop_hands_all_probes_back(
 
 def test_a_kill_leaves_no_process_and_the_next_worker_goes_on(
     store, study, start_worker, stand_in_argv, tmp_path, eventually, alive
-) -> None:
+):
     worker = start_worker(study.id, HANG)
     eventually(lambda: ready(tmp_path))
     assert len(alive(str(tmp_path))) > 1

@@ -1,7 +1,6 @@
 """Real ranks in a stack that trains something else: no answer, prediction or export says it."""
 
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,17 +10,15 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
-from tests.process.preloaded import Preloaded
 from tests.process.workers.test_guard import argv_with
 from tests.unit.api.studies import question_of
 from tuner.cli import main
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, Question, StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.explain.known import answer
 from tuner.planner import Stop, next_probe
-from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.stop import StopRequest
 from workers.worker import Worker
@@ -54,7 +51,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 
 @pytest.fixture
-def options(tmp_path: Path, preloaded: Preloaded) -> Callable[[str], WorkerOptions]:
+def options(tmp_path, preloaded):
     """How a worker works whose ranks have a planted fault."""
 
     def with_fault(fault: str) -> WorkerOptions:
@@ -69,7 +66,7 @@ def options(tmp_path: Path, preloaded: Preloaded) -> Callable[[str], WorkerOptio
 
 
 @pytest.fixture
-def of_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
+def of_store(store, monkeypatch):
     """A service on the same database, which commands use too."""
     monkeypatch.setenv("TUNER_DB", store.url)
     app = create_app(store, Settings(_env_file=None))
@@ -79,12 +76,8 @@ def of_store(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClie
 
 @pytest.mark.long
 def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
-    store: Store,
-    question: Question,
-    options: Callable[[str], WorkerOptions],
-    of_store: TestClient,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    store, question, options, of_store, capsys
+):
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
     asked = replace(question, framework=framework("accelerate"), knobs=knobs)
     study = store.ask(asked, Limits(max_probes=8))
@@ -118,12 +111,8 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
 
 @pytest.mark.long
 def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
-    store: Store,
-    question: Question,
-    options: Callable[[str], WorkerOptions],
-    of_store: TestClient,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+    store, question, options, of_store, capsys
+):
     """Rank 0 alone counts its optimizer's steps, with the others' losses unknown."""
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
     workload = replace(question.workload, global_batch_size=16)
@@ -156,13 +145,7 @@ def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
 
 
 @pytest.mark.long
-def test_a_buffer_that_is_used_again_is_never_suggested(
-    store: Store,
-    question: Question,
-    options: Callable[[str], WorkerOptions],
-    of_store: TestClient,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_buffer_that_is_used_again_is_never_suggested(store, question, options, of_store, capsys):
     """Its steps run, and no count shows it: what closes it are the replicas of the finalists."""
     knobs: dict[str, Any] = {
         "tp_size": [2],

@@ -1,10 +1,9 @@
 """The system's Chromium, driven by Playwright."""
 
 import shutil
-from collections.abc import Iterator
 from contextlib import contextmanager
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -20,12 +19,12 @@ FLAGS = (
 WITHIN_MS = 120_000
 
 
-def find_chromium() -> str | None:
+def find_chromium():
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
 @contextmanager
-def chromium(path: str) -> Iterator[Browser]:
+def chromium(path):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=path, args=list(FLAGS), timeout=WITHIN_MS

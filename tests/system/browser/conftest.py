@@ -1,19 +1,19 @@
 """One browser and two services for all tests of this package; a new profile for each test."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import expect
 
 from api.app import create_app
 from api.settings import Settings
 from tests.process.api.live import serving
 from tests.system.browser.chromium import WITHIN_MS, chromium, find_chromium
-from tests.system.browser.prepared import Prepared, prepare
+from tests.system.browser.prepared import prepare
 from tests.system.browser.tabs import WIDE, Tab, opened
 from tuner.store import Store, open_store
 
@@ -22,7 +22,7 @@ OpenTab = Callable[..., Tab]
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if str(item.path).startswith(HERE):
             item.add_marker(pytest.mark.browser)
@@ -40,7 +40,7 @@ class Service:
 
 
 @contextmanager
-def _serving(database: str, **more: Any) -> Iterator[Service]:
+def _serving(database, **more):
     settings = Settings(_env_file=None, poll_s=0.02, **more)
     with open_store(database) as store:
         app = create_app(store, settings)
@@ -49,7 +49,7 @@ def _serving(database: str, **more: Any) -> Iterator[Service]:
 
 
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
+def browser():
     path = find_chromium()
     if path is None:
         pytest.skip("there is no Chromium on this machine")
@@ -59,22 +59,18 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def service(
-    make_database: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+def service(make_database, tmp_path_factory):
     with _serving(make_database(tmp_path_factory.mktemp("pages") / "studies.db")) as found:
         yield found
 
 
 @pytest.fixture(scope="package")
-def prepared(service: Service) -> Prepared:
+def prepared(service):
     return prepare(service.store)
 
 
 @pytest.fixture(scope="package")
-def guarded(
-    make_database: Callable[..., str], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
+def guarded(make_database, tmp_path_factory):
     """A service that needs keys."""
     database = make_database(tmp_path_factory.mktemp("guarded") / "studies.db")
     with _serving(database, require_keys=True) as found:
@@ -82,7 +78,7 @@ def guarded(
 
 
 @pytest.fixture
-def open_tab(browser: Browser, service: Service) -> Iterator[OpenTab]:
+def open_tab(browser, service):
     """Opens a tab: ``open_tab(path, width=360, theme="dark")``; at the end nothing went wrong."""
     tabs: list[Tab] = []
 

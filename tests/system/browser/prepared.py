@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from tests.unit.api.studies import MEASURED, PREDICTED, question_of
 from tests.unit.api.studies import probe as probed
 from tests.unit.pages.made import crashed, ok, oom, question, stored, study
-from tuner.core.study import Limits, Question, StudyState
-from tuner.store import Store
+from tuner.core.study import Limits, StudyState
 
 GIB = 2**30
 NAMES = {
@@ -30,7 +29,7 @@ class Prepared:
     hostile: dict[str, str]
 
 
-def prepare(store: Store) -> Prepared:
+def prepare(store):
     names = enumerate(NAMES.items(), start=3)
     return Prepared(
         done=_done(store, question(batch=256)),
@@ -42,14 +41,14 @@ def prepare(store: Store) -> Prepared:
     )
 
 
-def running(store: Store, *, batch: int) -> str:
+def running(store, *, batch):
     workload = {**MEASURED["workload"], "global_batch_size": batch}
     asked = store.ask(question_of({**MEASURED, "workload": workload}), Limits(max_probes=4))
     probed(store, asked.id)
     return asked.id
 
 
-def _done(store: Store, asked: Question) -> str:
+def _done(store, asked):
     found = [
         ok(1.0, 1, 30 * GIB),
         oom(log="<b>CUDA</b> out of memory\n" + "y" * 400),
@@ -60,7 +59,7 @@ def _done(store: Store, asked: Question) -> str:
     return stored(store, study(asked, found))
 
 
-def _many(store: Store) -> str:
+def _many(store):
     found = [
         oom() if n % 5 == 4 else ok(0.5 + (n * 37 % 100) / 50, 1, (8 + n * 13 % 60) * GIB)
         for n in range(120)
@@ -68,7 +67,7 @@ def _many(store: Store) -> str:
     return stored(store, study(question(batch=1024), found))
 
 
-def _failed(store: Store) -> str:
+def _failed(store):
     asked = store.ask(question_of(PREDICTED), Limits())
     store.move(asked.id, StudyState.RUNNING)
     reason = "no settings are predicted to fit: the smallest need is 658 GiB on one device"

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, FloatRect, Page
-
 from api.app import create_app
 from api.settings import Settings
 from tests.process.api.live import serving
@@ -68,7 +66,7 @@ class Picture:
     of: str = ""
 
 
-def main() -> int:
+def main():
     found = find_chromium()
     if found is None:
         print("there is no Chromium on this machine: install Debian's chromium", file=sys.stderr)
@@ -84,9 +82,7 @@ def main() -> int:
     return 0
 
 
-def _pictures(
-    browser: Browser, url: str, database: str, made: Path, folder: Path
-) -> Sequence[Path]:
+def _pictures(browser, url, database, made, folder):
     with working(database, made):
         ids = [_asked(browser, url, body) for body in (*PREDICTED, MEASURED)]
         live = _until(browser, url, ids[-1], "Best so far")
@@ -103,7 +99,7 @@ def _pictures(
     return written
 
 
-def _wanted(llama: str, mixtral: str, large: str, measured: str) -> Sequence[Picture]:
+def _wanted(llama, mixtral, large, measured):
     return (
         Picture(name="studies", path="/", height=720),
         Picture(name="study", path=f"/studies/{measured}", height=1290),
@@ -116,7 +112,7 @@ def _wanted(llama: str, mixtral: str, large: str, measured: str) -> Sequence[Pic
     )
 
 
-def _evidence(browser: Browser, url: str, study: str) -> Picture:
+def _evidence(browser, url, study):
     found = _got(browser, f"{url}/tune/{study}")
     best = found["suggestion"]["best"]["settings"]
     probes = _got(browser, f"{url}/tune/{study}/probes")["probes"]
@@ -124,14 +120,14 @@ def _evidence(browser: Browser, url: str, study: str) -> Picture:
     return Picture(name="evidence", path=f"/studies/{study}?probe={number}", height=980)
 
 
-def _opened(browser: Browser, picture: Picture) -> Page:
+def _opened(browser, picture):
     viewport = {"width": picture.width, "height": picture.height}
     page = browser.new_context(viewport=viewport, color_scheme=picture.theme).new_page()
     page.set_default_timeout(WITHIN_MS)
     return page
 
 
-def _taken(page: Page, picture: Picture, folder: Path) -> Path:
+def _taken(page, picture, folder):
     path = folder / f"page-{picture.name}.png"
     page.evaluate("document.activeElement.blur()")
     clip = _around(page, picture.of) if picture.of else None
@@ -141,7 +137,7 @@ def _taken(page: Page, picture: Picture, folder: Path) -> Path:
     return path
 
 
-def _around(page: Page, selector: str) -> FloatRect:
+def _around(page, selector):
     box = page.locator(selector).bounding_box()
     assert box is not None, selector
     return {
@@ -152,11 +148,11 @@ def _around(page: Page, selector: str) -> FloatRect:
     }
 
 
-def _asked(browser: Browser, url: str, body: Any) -> str:
+def _asked(browser, url, body):
     return str(_got(browser, f"{url}/tune", method="POST", data=body)["study_id"])
 
 
-def _got(browser: Browser, address: str, **more: Any) -> Any:
+def _got(browser, address, **more):
     context = browser.new_context()
     answer = context.request.fetch(address, **more)
     assert answer.ok, answer.text()
@@ -165,7 +161,7 @@ def _got(browser: Browser, address: str, **more: Any) -> Any:
     return found
 
 
-def _until(browser: Browser, url: str, study: str, title: str) -> Page:
+def _until(browser, url, study, title):
     """The study's page once its answer is so titled, or the study has ended."""
     page = _opened(browser, Picture(name="", path=""))
     page.goto(f"{url}/studies/{study}")

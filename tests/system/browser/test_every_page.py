@@ -2,8 +2,6 @@
 
 import pytest
 
-from tests.system.browser.conftest import OpenTab, Service
-from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import HUGE, NARROW, THEMES
 from tests.system.browser.views import MOST_LINE_EM, longest_line_em
 
@@ -28,7 +26,7 @@ LIKE_OTHERS = {"choose", "failed", "hostile_compare", "many", "probe", "running"
 
 
 @pytest.fixture
-def paths(prepared: Prepared, service: Service) -> dict[str, str]:
+def paths(prepared, service):
     probe = service.store.study(prepared.done).probes[1].id
     ids = {name: getattr(prepared, name) for name in ("done", "other", "many", "failed", "running")}
     known = {**ids, **prepared.hostile, "probe": probe}
@@ -39,9 +37,7 @@ def paths(prepared: Prepared, service: Service) -> dict[str, str]:
     "name",
     [pytest.param(name, marks=[pytest.mark.long] if name in LIKE_OTHERS else []) for name in PAGES],
 )
-def test_every_page_is_accessible_and_as_wide_as_its_window(
-    open_tab: OpenTab, paths: dict[str, str], name: str
-) -> None:
+def test_every_page_is_accessible_and_as_wide_as_its_window(open_tab, paths, name):
     tab = open_tab()
     tab.expected |= {404} if name == "nothing" else set()
     page = tab.go(paths[name])

@@ -2,14 +2,10 @@
 
 from playwright.sync_api import expect
 
-from tests.system.browser.conftest import OpenTab
-from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import NARROW
 
 
-def test_without_scripts_studies_are_found_and_compared(
-    open_tab: OpenTab, prepared: Prepared
-) -> None:
+def test_without_scripts_studies_are_found_and_compared(open_tab, prepared):
     tab = open_tab("/", java_script_enabled=False, width=NARROW)
     tab.page.get_by_label("State").select_option("failed")
     tab.page.get_by_role("button", name="Show").click()

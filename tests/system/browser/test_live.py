@@ -1,11 +1,8 @@
 """An open study's page moves while somebody looks, and keeps what they have opened and chosen."""
 
-from collections.abc import Iterator
-
 import pytest
 from playwright.sync_api import expect
 
-from tests.system.browser.conftest import OpenTab, Service
 from tests.system.browser.prepared import running
 from tests.unit.api.studies import finish, probe
 from tuner.core.study import OPEN
@@ -19,16 +16,14 @@ PLACES = """() => {
 
 
 @pytest.fixture
-def study(service: Service) -> Iterator[str]:
+def study(service):
     study_id = running(service.store, batch=next(BATCHES))
     yield study_id
     if service.store.study(study_id).state in OPEN:
         finish(service.store, study_id)
 
 
-def test_a_page_follows_its_study_to_the_end(
-    open_tab: OpenTab, service: Service, study: str
-) -> None:
+def test_a_page_follows_its_study_to_the_end(open_tab, service, study):
     tab = open_tab(f"/studies/{study}")
     page = tab.page
     expect(page.locator("#answer-title")).to_have_text("Best so far")
@@ -62,7 +57,7 @@ def test_a_page_follows_its_study_to_the_end(
     assert tab.violations() == []
 
 
-def test_a_study_is_cancelled(open_tab: OpenTab, service: Service, study: str) -> None:
+def test_a_study_is_cancelled(open_tab, service, study):
     watcher = open_tab(f"/studies/{study}").page
     page = open_tab(f"/studies/{study}").page
     button = page.get_by_role("button", name="Yes, cancel it")
@@ -73,9 +68,7 @@ def test_a_study_is_cancelled(open_tab: OpenTab, service: Service, study: str) -
     expect(watcher.locator(".state-cancelled")).to_be_visible()
 
 
-def test_without_scripts_the_page_is_loaded_again(
-    open_tab: OpenTab, service: Service, study: str
-) -> None:
+def test_without_scripts_the_page_is_loaded_again(open_tab, service, study):
     tab = open_tab(f"/studies/{study}", java_script_enabled=False)
     tab.page.get_by_role("link", name="load it again every 10 s").click()
     expect(tab.page.locator("noscript").first).to_be_attached()

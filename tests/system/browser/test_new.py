@@ -1,30 +1,27 @@
 """The form: a question is asked, mended, and put in the place of another's limits."""
 
-from typing import Any
+from playwright.sync_api import expect
 
-from playwright.sync_api import Locator, Page, expect
-
-from tests.system.browser.conftest import OpenTab, Service
 from tests.system.browser.views import focused
 
 
-def fill(page: Page, **more: Any) -> None:
+def fill(page, **more):
     values = {"Model": "stories15m", "GPU": "cpu", "Nodes": "1", "GPUs per node": "2"}
     values |= {"Sequence length": "128", "Global batch size": "8", **more}
     for label, text in values.items():
         field(page, label).fill(text)
 
 
-def field(page: Page, label: str) -> Locator:
+def field(page, label):
     """A field by its label, which a part of the form may have too."""
     return page.get_by_label(label, exact=True).and_(page.locator("input"))
 
 
-def start(page: Page) -> None:
+def start(page):
     page.get_by_role("button", name="Start the study").click()
 
 
-def test_a_study_is_started_and_what_was_decided_is_told_once(open_tab: OpenTab) -> None:
+def test_a_study_is_started_and_what_was_decided_is_told_once(open_tab):
     page = open_tab("/new").page
     fill(page)
     expect(page.locator("#size")).to_have_text("2 CPU ranks, 1,024 tokens in each optimizer step")
@@ -35,7 +32,7 @@ def test_a_study_is_started_and_what_was_decided_is_told_once(open_tab: OpenTab)
     expect(page.locator("#told")).to_have_count(0)
 
 
-def test_errors_have_the_focus_and_lead_to_their_fields(open_tab: OpenTab) -> None:
+def test_errors_have_the_focus_and_lead_to_their_fields(open_tab):
     tab = open_tab("/new")
     tab.expected.add(422)
     fill(tab.page, **{"Sequence length": "many", "Global batch size": "-1"})
@@ -50,7 +47,7 @@ def test_errors_have_the_focus_and_lead_to_their_fields(open_tab: OpenTab) -> No
     assert focused(tab.page)["id"] == "f-workload-global-batch-size"
 
 
-def test_an_open_study_is_put_on_these_terms(open_tab: OpenTab, service: Service) -> None:
+def test_an_open_study_is_put_on_these_terms(open_tab, service):
     tab = open_tab("/new")
     tab.expected.add(409)
     page = tab.page

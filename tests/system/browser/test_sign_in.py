@@ -3,28 +3,25 @@
 import pytest
 from playwright.sync_api import expect
 
-from tests.system.browser.conftest import OpenTab, Service
-from tests.system.browser.tabs import NARROW, THEMES, Tab
+from tests.system.browser.tabs import NARROW, THEMES
 from tuner.store.access import Keys
 from tuner.store.tables import Scope
 
 
 @pytest.fixture(scope="module")
-def keys(guarded: Service) -> dict[Scope, str]:
+def keys(guarded):
     made = Keys(guarded.store.transactions)
     return {scope: made.create(f"{scope}-key", scope)[1] for scope in (Scope.READ, Scope.SUBMIT)}
 
 
-def signed_in(tab: Tab, key: str) -> Tab:
+def signed_in(tab, key):
     tab.page.get_by_label("Key").fill(key)
     tab.page.get_by_role("button", name="Sign in").click()
     expect(tab.page.get_by_role("button", name="Sign out")).to_be_visible()
     return tab
 
 
-def test_who_has_a_key_comes_in_and_goes_out(
-    open_tab: OpenTab, guarded: Service, keys: dict[Scope, str]
-) -> None:
+def test_who_has_a_key_comes_in_and_goes_out(open_tab, guarded, keys):
     tab = open_tab("/new?workload.model=stories15m", base=guarded.url, width=NARROW)
     tab.expected.add(401)
     for theme in THEMES:

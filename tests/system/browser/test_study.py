@@ -1,15 +1,13 @@
 """A study's page under somebody's hands: sorting, choosing, copying, and looking at evidence."""
 
 import pytest
-from playwright.sync_api import Locator, Page, expect
+from playwright.sync_api import expect
 
-from tests.system.browser.conftest import OpenTab
-from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import NARROW
 from tests.system.browser.views import focused
 
 
-def column(page: Page, key: str) -> list[str]:
+def column(page, key):
     """Texts of a column of the table of probes, of the rows that are shown."""
     keys = [head.get_attribute("data-key") for head in page.locator("#probes th[data-key]").all()]
     place = keys.index(key) + 1
@@ -17,15 +15,15 @@ def column(page: Page, key: str) -> list[str]:
     return [text.strip() for text in cells.all_inner_texts()]
 
 
-def numbers(texts: list[str]) -> list[float]:
+def numbers(texts):
     return [float(text.lstrip("> ").replace(",", "")) for text in texts if text != "-"]
 
 
-def head(page: Page, key: str) -> Locator:
+def head(page, key):
     return page.locator(f'#probes th[data-key="{key}"]')
 
 
-def test_the_table_is_sorted_and_filtered_in_place(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_the_table_is_sorted_and_filtered_in_place(open_tab, prepared):
     many = open_tab(f"/studies/{prepared.many}")
     page = many.page
     assert numbers(column(page, "speed")) == sorted(numbers(column(page, "speed")), reverse=True)
@@ -44,7 +42,7 @@ def test_the_table_is_sorted_and_filtered_in_place(open_tab: OpenTab, prepared: 
     assert page.evaluate("performance.getEntriesByType('navigation').length") == 1
 
 
-def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_tabs_show_what_is_copied(open_tab, prepared):
     tab = open_tab(f"/studies/{prepared.done}", permissions=["clipboard-read", "clipboard-write"])
     page = tab.page
     page.get_by_text("command", exact=True).click()
@@ -56,12 +54,7 @@ def test_tabs_show_what_is_copied(open_tab: OpenTab, prepared: Prepared) -> None
     assert page.evaluate("navigator.clipboard.readText()") == shown.text_content()
 
 
-# -- without a mouse --------------------------------------------------------------------------
-
-
-def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(
-    open_tab: OpenTab, prepared: Prepared
-) -> None:
+def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(open_tab, prepared):
     page = open_tab(f"/studies/{prepared.done}").page
     page.keyboard.press("Tab")
     expect(page.locator(".skip")).to_be_focused()
@@ -83,22 +76,14 @@ def test_all_of_a_page_is_reached_by_keyboard_and_is_seen(
     assert sum(one["tag"] == "SUMMARY" for one in seen) == page.locator("summary").count()
 
 
-# -- motion and paper -------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("motion", "moves"), [("no-preference", True), ("reduce", False)])
-def test_what_moves_stands_still_where_that_is_wanted(
-    open_tab: OpenTab, prepared: Prepared, motion: str, moves: bool
-) -> None:
+def test_what_moves_stands_still_where_that_is_wanted(open_tab, prepared, motion, moves):
     tab = open_tab(f"/studies/{prepared.running}", reduced_motion=motion)
     expect(tab.page.locator(".state-running").first).to_be_visible()
     assert (tab.page.evaluate("document.getAnimations().length") > 0) == moves
 
 
-# -- without scripts --------------------------------------------------------------------------
-
-
-def test_without_scripts_links_do_what_scripts_do(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_without_scripts_links_do_what_scripts_do(open_tab, prepared):
     tab = open_tab(f"/studies/{prepared.many}", width=NARROW, java_script_enabled=False)
     page = tab.page
     page.locator('#probes [data-outcome="oom"]').click()

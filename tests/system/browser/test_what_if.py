@@ -2,12 +2,10 @@
 
 from playwright.sync_api import expect
 
-from tests.system.browser.conftest import OpenTab
-from tests.system.browser.prepared import Prepared
 from tests.system.browser.tabs import NARROW
 
 
-def test_a_slider_is_moved_by_keys(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_a_slider_is_moved_by_keys(open_tab, prepared):
     tab = open_tab(f"/studies/{prepared.done}/settings", width=NARROW)
     page = tab.page
     expect(page.locator("#sum")).to_be_in_viewport()
@@ -29,7 +27,7 @@ def test_a_slider_is_moved_by_keys(open_tab: OpenTab, prepared: Prepared) -> Non
     expect(page.locator("#result h2")).to_contain_text("the best settings")
 
 
-def test_without_scripts_the_form_is_sent(open_tab: OpenTab, prepared: Prepared) -> None:
+def test_without_scripts_the_form_is_sent(open_tab, prepared):
     tab = open_tab(f"/studies/{prepared.done}/settings", java_script_enabled=False)
     page = tab.page
     before = page.locator("#result h2").inner_text()

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from playwright.sync_api import Page
-
 MOST_LINE_EM = 52
 """The longest line of running text, in its own type size: some 100 characters."""
 _LINES = """() => {
@@ -31,10 +29,10 @@ _FOCUS = """() => {
 }"""
 
 
-def longest_line_em(page: Page) -> float:
+def longest_line_em(page):
     return float(page.evaluate(_LINES))
 
 
-def focused(page: Page) -> dict[str, Any]:
+def focused(page):
     found: dict[str, Any] = page.evaluate(_FOCUS)
     return found

@@ -2,9 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.system.chaos.processes import environment
 
@@ -13,7 +11,7 @@ END_S = 120
 
 
 @contextmanager
-def working(database: str, folder: Path) -> Iterator[None]:
+def working(database, folder):
     """A worker of the database, with its files in the folder; it ends as SIGTERM has it end."""
     argv = [sys.executable, "-P", "-c", PROGRAM, "worker", "--db", database]
     with (folder / "worker.log").open("w") as log:

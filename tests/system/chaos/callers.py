@@ -2,9 +2,6 @@
 
 import json
 import random
-import threading
-from collections.abc import Sequence
-from typing import Any
 
 import httpx
 
@@ -23,7 +20,7 @@ class GaveUpError(Exception):
 class Caller:
     """Asks one question and follows its study to the end, through whichever service lives."""
 
-    def __init__(self, ports: Sequence[int], seed: int, over: threading.Event) -> None:
+    def __init__(self, ports, seed, over):
         """It gives up when it is ``over``."""
         self._urls = [f"http://127.0.0.1:{port}" for port in ports]
         self._random = random.Random(seed)
@@ -37,7 +34,7 @@ class Caller:
         self.unexpected: list[str] = []
         """Answers that no trouble explains."""
 
-    def run(self, body: Any, key: str) -> "Caller":
+    def run(self, body, key):
         """Ask, and follow the events until the study has ended."""
         with self._client:
             answers = {self._post(body, key) for _ in range(2)}  # the second time it is known
@@ -49,20 +46,20 @@ class Caller:
                 pass
         return self
 
-    def _post(self, body: Any, key: str) -> str:
+    def _post(self, body, key):
         headers = {"Idempotency-Key": key}
         answer = self._ask("POST", "/tune", json=body, headers=headers)
         if answer.status_code != 202:
             raise GaveUpError(f"POST /tune: {answer.status_code} {answer.text}")
         return str(answer.json()["study_id"])
 
-    def _state(self) -> str:
+    def _state(self):
         answer = self._ask("GET", f"/tune/{self.study_id}")
         if answer.status_code != 200:
             raise GaveUpError(f"{self.study_id}: {answer.status_code} {answer.text}")
         return str(answer.json()["state"])
 
-    def _ask(self, method: str, path: str, **more: Any) -> httpx.Response:
+    def _ask(self, method, path, **more):
         while True:
             try:
                 answer = self._client.request(method, self._url(path), **more)
@@ -74,7 +71,7 @@ class Caller:
                 pass
             self._pause(f"{method} {path}")
 
-    def _follow(self) -> bool:
+    def _follow(self):
         """Read events until the stream ends or breaks off; whether it ended."""
         headers = {"Last-Event-ID": str(self.events[-1])} if self.events else {}
         url = self._url(f"/tune/{self.study_id}/events")
@@ -90,10 +87,10 @@ class Caller:
         self._pause(url)
         return False
 
-    def _url(self, path: str) -> str:
+    def _url(self, path):
         return self._random.choice(self._urls) + path
 
-    def _pause(self, what: str) -> None:
+    def _pause(self, what):
         self.breaks += 1
         if self._over.wait(RETRY_S):
             raise GaveUpError(what)

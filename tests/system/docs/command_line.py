@@ -1,9 +1,7 @@
 """What the command line takes, read without running anything, and what variables are read."""
 
 import re
-from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import typer
 
@@ -12,7 +10,7 @@ from tests.system.docs.pages import ROOT
 from tuner.cli.app import app
 
 
-def parsed(words: Sequence[str]) -> Any:
+def parsed(words):
     """The context of a command of ``tuner`` with its options read, as before it runs.
 
     Args:
@@ -27,7 +25,7 @@ def parsed(words: Sequence[str]) -> Any:
     return context
 
 
-def command_of(names: Sequence[str]) -> Any:
+def command_of(names):
     """The context of a command, of which nothing was read.
 
     Args:
@@ -42,7 +40,7 @@ def command_of(names: Sequence[str]) -> Any:
 
 
 @cache
-def known_variables() -> set[str]:
+def known_variables():
     """``TUNER_*`` variables that anything reads: settings, and names in the code."""
     names = {PREFIX + field.upper() for field in Settings.model_fields}
     for package in ("tuner", "workers", "api"):

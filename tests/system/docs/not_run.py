@@ -7,8 +7,6 @@ Commands of ``tuner`` are read by the command line in any case: their options ex
 import re
 from typing import NamedTuple
 
-from tests.system.docs.pages import Command
-
 
 class Rule(NamedTuple):
     """Why commands are not run."""
@@ -70,7 +68,7 @@ NOT_RUN: tuple[Rule, ...] = (
 )
 
 
-def why_not(command: Command) -> Rule | None:
+def why_not(command):
     """The rule by which a command is not run; ``None`` if it is."""
     for rule in NOT_RUN:
         if rule.page in ("*", command.page) and re.fullmatch(rule.pattern, command.text, re.S):

@@ -2,7 +2,6 @@
 
 import re
 import shlex
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -42,24 +41,24 @@ class Command:
     text: str
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """As a shell reads them, after variables that are set; a substitution is one word."""
         return shlex.split(re.sub(r"\$\([^)]*\)", "X", _unset(self.text)))
 
 
 @cache
-def text(page: str) -> str:
+def text(page):
     """A page, by its path from the repository's root."""
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def name_of(path: Path) -> str:
+def name_of(path):
     """A page's path from the repository's root."""
     return path.relative_to(ROOT).as_posix()
 
 
 @cache
-def blocks(page: str) -> tuple[Block, ...]:
+def blocks(page):
     """All fenced blocks of a page."""
     return tuple(
         Block(
@@ -74,7 +73,7 @@ def blocks(page: str) -> tuple[Block, ...]:
 
 
 @cache
-def anchors(path: Path) -> frozenset[str]:
+def anchors(path):
     """Where links into a page may lead: its headings as GitHub names them."""
     tokens = MarkdownIt("commonmark").parse(path.read_text(encoding="utf-8"))
     found: list[str] = []
@@ -86,7 +85,7 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(found)
 
 
-def commands(page: str) -> Iterator[Command]:
+def commands(page):
     """Shell commands in the blocks of a page, in order; scripts are for their own tests."""
     for block in blocks(page):
         if block.language in ("", *SHELLS) and not block.text.startswith("#!"):
@@ -99,12 +98,12 @@ def commands(page: str) -> Iterator[Command]:
                     yield Command(page=page, line=block.line, text=plain)
 
 
-def _unset(line: str) -> str:
+def _unset(line):
     """A command without the variables that are set for it."""
     return re.sub(r"^([A-Z_]+=\S*\s+)+", "", line)
 
 
-def _whole_lines(shown: str) -> Iterator[str]:
+def _whole_lines(shown):
     """Lines with those that continue them: after a backslash, within quotes, of a here-document."""
     waiting, ends = "", ""
     for line in shown.splitlines():
@@ -125,7 +124,7 @@ def _whole_lines(shown: str) -> Iterator[str]:
         yield waiting
 
 
-def _plain(line: str) -> str:
+def _plain(line):
     """Without a prompt, the folder of the program, and a comment at the end."""
     quote, end = "", len(line)
     for place, letter in enumerate(line):

@@ -6,8 +6,6 @@ writes it anew; ``make docs`` does that too.
 """
 
 import re
-from collections.abc import Iterator
-from typing import Any
 
 from tests.system.docs.command_line import command_of
 from tests.system.docs.pages import ROOT
@@ -18,7 +16,7 @@ BEGIN, END = "<!-- commands: begin -->\n", "<!-- commands: end -->\n"
 ASKING = ("tuner suggest", "tuner predict", "tuner check")
 
 
-def page() -> str:
+def page():
     """The whole page, as it has to be.
 
     Raises:
@@ -29,7 +27,7 @@ def page() -> str:
     return before + BEGIN + "\n" + commands() + END + after
 
 
-def commands() -> str:
+def commands():
     """What is said of every command."""
     context = command_of(())
     sections = list(_sections(context, "tuner"))
@@ -40,7 +38,7 @@ def commands() -> str:
     )
 
 
-def _sections(group: Any, name: str) -> Iterator[tuple[str, Any]]:
+def _sections(group, name):
     """Every command with its whole name; those of groups after the others."""
     children = [
         command_of([*name.split()[1:], child]) for child in group.command.list_commands(group)
@@ -53,11 +51,11 @@ def _sections(group: Any, name: str) -> Iterator[tuple[str, Any]]:
             yield whole, child
 
 
-def _is_group(context: Any) -> bool:
+def _is_group(context):
     return hasattr(context.command, "list_commands")
 
 
-def _section(name: str, context: Any, shown: dict[str, str]) -> str:
+def _section(name, context, shown):
     """Describes a command.
 
     Args:
@@ -95,7 +93,7 @@ def _section(name: str, context: Any, shown: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-def _text(text: str) -> Iterator[str]:
+def _text(text):
     """Paragraphs of a help text; examples become a block."""
     for paragraph in text.strip().split("\n\n"):
         lines = paragraph.strip("\b\n").splitlines()
@@ -107,7 +105,7 @@ def _text(text: str) -> Iterator[str]:
         yield from (head.strip(), "", "```sh", *(line[indent:] for line in shown), "```", "")
 
 
-def _row(option: Any) -> str:
+def _row(option):
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     if option.metavar and not option.is_flag:
         names = names[:-1] + f" {option.metavar}`"
@@ -118,7 +116,7 @@ def _row(option: Any) -> str:
     return f"| {names.replace('|', chr(92) + '|')} | {default} | {_cell(option.help or '')} |"
 
 
-def _cell(text: str) -> str:
+def _cell(text):
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
 
 

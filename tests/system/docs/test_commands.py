@@ -11,7 +11,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +60,7 @@ class Place:
     own: Mapping[str, str]
     """What is put in, by a pattern of what stands there."""
 
-    def run(self, shown: str) -> tuple[int, str]:
+    def run(self, shown):
         """Run a command, with what is one's own put in; its exit code, and what it said."""
         for pattern, own in self.own.items():
             shown = re.sub(pattern, own, shown)
@@ -76,9 +76,7 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory, make_database: Callable[[Path], str]
-) -> Iterator[Place]:
+def place(tmp_path_factory, make_database):
     """A folder with what pages take to be there, and a service over its database."""
     folder = tmp_path_factory.mktemp("shown")
     url = make_database(folder / "studies.db")
@@ -105,7 +103,7 @@ def place(
         )
 
 
-def _fill(folder: Path) -> None:
+def _fill(folder):
     """Put files there that pages tell the reader to make."""
     (folder / "backup").mkdir()
     (case,) = [one.text for one in blocks("docs/quickstart.md") if one.language == "json"]
@@ -114,7 +112,7 @@ def _fill(folder: Path) -> None:
     (folder / "show.py").write_text(script)
 
 
-def _question(folder: Path) -> Question:
+def _question(folder):
     """Of a tiny model on two CPU ranks."""
     path = folder / "tiny.json"
     path.write_text(json.dumps(TINY))
@@ -124,7 +122,7 @@ def _question(folder: Path) -> Question:
     )
 
 
-def _environment(folder: Path, url: str) -> dict[str, str]:
+def _environment(folder, url):
     """That of a user of one's own, who has nothing but what is installed here."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     return {
@@ -138,7 +136,7 @@ def _environment(folder: Path, url: str) -> dict[str, str]:
     }
 
 
-def _nanotron(folder: Path) -> str:
+def _nanotron(folder):
     """The id of a study for GPUs, whose answer is predicted without a dry run, and its file."""
     argv = ["suggest", "--model", "llama-3.1-8b", "--cluster", "8xh100-80gb", "--framework",
             "nanotron", "--fidelity", "predicted", "--global-batch-size", "64",
@@ -148,7 +146,7 @@ def _nanotron(folder: Path) -> str:
         return store.studies()[0].id
 
 
-def check_names(words: list[str]) -> None:
+def check_names(words):
     """A command of which some words are left out exists, and so do the options that are not."""
     names = [words[0]] if words[0] in COMMANDS or len(words) == 1 else words[:2]
     context = command_of(names)
@@ -158,7 +156,7 @@ def check_names(words: list[str]) -> None:
     assert named <= options, named - options
 
 
-def check(shown: str, place: Place) -> None:
+def check(shown, place):
     if shown.startswith("curl") and shutil.which("curl") is None:
         return
     code, said = place.run(shown)
@@ -169,7 +167,7 @@ def check(shown: str, place: Place) -> None:
 
 
 @pytest.mark.xdist_group("docs")
-def test_what_is_shown_runs(place: Place) -> None:
+def test_what_is_shown_runs(place):
     for command in RUN:
         if not SLOW.fullmatch(command.text):
             check(command.text, place)
@@ -180,11 +178,11 @@ def test_what_is_shown_runs(place: Place) -> None:
 @pytest.mark.parametrize(
     "shown", [one.text for one in RUN if SLOW.fullmatch(one.text)], ids=lambda text: text[:60]
 )
-def test_what_imports_torch_runs(shown: str, place: Place) -> None:
+def test_what_imports_torch_runs(shown, place):
     check(shown, place)
 
 
-def test_commands_have_the_options_that_are_shown() -> None:
+def test_commands_have_the_options_that_are_shown():
     for command in SHOWN:
         words = command.words
         if words[0] == "tuner":
@@ -200,5 +198,5 @@ def test_commands_have_the_options_that_are_shown() -> None:
                 check_names(shlex.split(shown.split(" -- ")[0]))
 
 
-def test_every_reason_is_one_of_a_command() -> None:
+def test_every_reason_is_one_of_a_command():
     assert set(NOT_RUN) == {why_not(one) for one in SHOWN} - {None}

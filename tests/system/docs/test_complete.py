@@ -1,10 +1,7 @@
 """What there is, is told; and what is told, there is."""
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 
-from fastapi import FastAPI
 from starlette.routing import Match
 
 from api.app import create_app
@@ -23,7 +20,7 @@ PAGES_OF_PEOPLE = {"/", "/new", "/studies/{id}", "/compare", "/sign-in", "/sign-
 """Paths that are no part of the interface, and of which the OpenAPI document does not tell."""
 
 
-def rows(page: str, title: str = "") -> list[str]:
+def rows(page, title=""):
     """The first cells of a page's tables, or of those under one heading; without code's marks."""
     found = text(page)
     if title:
@@ -31,20 +28,18 @@ def rows(page: str, title: str = "") -> list[str]:
     return re.findall(r"^\| `([^`|]+)`[ ,|]", found, flags=re.M)
 
 
-def test_every_outcome_is_explained_and_no_other() -> None:
+def test_every_outcome_is_explained_and_no_other():
     assert rows(TROUBLE, "Outcomes") == [str(outcome) for outcome in Outcome]
 
 
-def test_states_fidelities_and_provenances_are_explained_in_their_order() -> None:
+def test_states_fidelities_and_provenances_are_explained_in_their_order():
     assert rows(CONCEPTS, "The study") == [str(state) for state in StudyState]
     assert rows(CONCEPTS, "Three fidelities") == [str(one) for one in Fidelity]
     told = rows(CONCEPTS, "A number, and what stands behind it")
     assert told == [str(one) for one in Provenance]
 
 
-def test_routes_are_those_of_the_service(
-    make_database: Callable[[Path], str], tmp_path: Path
-) -> None:
+def test_routes_are_those_of_the_service(make_database, tmp_path):
     with open_store(make_database(tmp_path / "s.db")) as store:
         app = create_app(store, Settings(_env_file=None))
         document = app.openapi()
@@ -60,19 +55,19 @@ def test_routes_are_those_of_the_service(
     assert not _leads(app, "/nowhere")
 
 
-def _leads(app: FastAPI, path: str) -> bool:
+def _leads(app, path):
     """Whether anything answers there; what is below ``/static`` in its place."""
     asked = {"type": "http", "method": "GET", "headers": [], "root_path": ""}
     scope = {**asked, "path": "/static/x/y" if path == "/static" else path}
     return any(route.matches(dict(scope))[0] is not Match.NONE for route in app.routes)
 
 
-def _nameless(path: str) -> str:
+def _nameless(path):
     """A path whose parameters have no names."""
     return re.sub(r"\{[^}]*\}", "{}", path)
 
 
-def test_variables_that_are_named_are_read() -> None:
+def test_variables_that_are_named_are_read():
     examples = "".join(
         path.read_text(encoding="utf-8")
         for path in (ROOT / "examples").rglob("*")
@@ -84,7 +79,7 @@ def test_variables_that_are_named_are_read() -> None:
         assert named <= read, page
 
 
-def test_exports_shows_every_format_and_knob_with_golden_files() -> None:
+def test_exports_shows_every_format_and_knob_with_golden_files():
     page = text("docs/exports.md")
     rows = re.findall(r"^\| `([a-z-]+)` \| \[`([^`]+)`\]\(([^)]+)\) \|", page, flags=re.M)
     assert [(name, file) for name, file, _ in rows] == [

@@ -30,7 +30,7 @@ IS_SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|KEY")
 HARDENED = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
 
 
-def instructions() -> list[tuple[str, str]]:
+def instructions():
     """The Dockerfile's, each with its arguments in one line."""
     lines = (ROOT / "Dockerfile").read_text().splitlines()
     text = "\n".join(line for line in lines if not line.lstrip().startswith("#"))
@@ -38,18 +38,15 @@ def instructions() -> list[tuple[str, str]]:
     return [(line.split()[0], line.split(maxsplit=1)[1]) for line in whole if line.strip()]
 
 
-def of(instruction: str) -> list[str]:
+def of(instruction):
     return [arguments for name, arguments in instructions() if name == instruction]
 
 
-def ours() -> list[str]:
+def ours():
     return [name for name, service in SERVICES.items() if "build" in service]
 
 
-# The compose file
-
-
-def test_no_secret_has_a_default() -> None:
+def test_no_secret_has_a_default():
     text = (ROOT / "docker-compose.yml").read_text()
     used = dict(re.findall(r"\$\{(\w+)(:?[-?]?)", text))
     assert {name for name in used if IS_SECRET.search(name)} == {"POSTGRES_PASSWORD"}
@@ -61,13 +58,7 @@ def test_no_secret_has_a_default() -> None:
                 assert "${POSTGRES_PASSWORD:?" in value, f"{name}: {variable}"
 
 
-# The image
-
-
-# docs/deploy.md
-
-
-def test_every_setting_is_in_the_table_with_its_default() -> None:
+def test_every_setting_is_in_the_table_with_its_default():
     rows = dict(re.findall(r"^\| `(TUNER_\w+)` \| (.*?) \|", PAGE, flags=re.M))
     fields = {PREFIX + name.upper(): field for name, field in Settings.model_fields.items()}
     assert set(rows) == {*fields, "TUNER_LOG"}
@@ -76,7 +67,7 @@ def test_every_setting_is_in_the_table_with_its_default() -> None:
             assert float(rows[name]) == field.default, name
 
 
-def test_every_metric_is_in_the_table() -> None:
+def test_every_metric_is_in_the_table():
     figures = Figures(
         studies={StudyState.DONE: 1}, probes={}, attempts={}, outcomes={Outcome.OK: 1},
         probe_s={Outcome.OK: 1.0}, oldest_beat_s=0.0, devices_held=0, workers_living=0,
@@ -96,7 +87,7 @@ def test_every_metric_is_in_the_table() -> None:
     assert set(alerts) <= shown | {"tuner_outside"}
 
 
-def unit() -> configparser.SectionProxy:
+def unit():
     """The service of the unit of systemd."""
     block = (ROOT / "examples" / "deploy" / "tuner-serve.service").read_text()
     found = configparser.ConfigParser()
@@ -105,7 +96,7 @@ def unit() -> configparser.SectionProxy:
     return found["Service"]
 
 
-def test_services_name_what_exists_and_have_no_more_rights_than_they_need() -> None:
+def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
     assert of("ENTRYPOINT") == ['["tuner"]']
     assert of("EXPOSE") == [str(PORT)]

@@ -1,7 +1,6 @@
 """Every link of the documentation leads somewhere, and every page can be reached."""
 
 import re
-from pathlib import Path
 
 from tests.system.docs.pages import PAGES, ROOT, anchors, name_of, text
 
@@ -9,7 +8,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 INDEX = ROOT / "docs" / "index.md"
 
 
-def targets(page: Path) -> list[str]:
+def targets(page):
     """Of all links, but not those in code."""
     without_code = re.sub(
         r"^```.*?^```$|`[^`\n]*`(?!\])", "", text(name_of(page)), flags=re.M | re.S
@@ -17,7 +16,7 @@ def targets(page: Path) -> list[str]:
     return [link for link in LINK.findall(without_code) if not link.startswith(("http:", "https:"))]
 
 
-def test_links_and_their_anchors_lead_somewhere() -> None:
+def test_links_and_their_anchors_lead_somewhere():
     for page, target in ((one, target) for one in PAGES for target in targets(one)):
         path, _, anchor = target.partition("#")
         there = page.parent / path if path else page

@@ -7,11 +7,11 @@ from tests.system.docs.pages import text
 from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, UsageError
 
 
-def test_it_is_what_the_command_line_says_now() -> None:
+def test_it_is_what_the_command_line_says_now():
     assert text("docs/cli.md") == reference.page(), "make docs writes it anew"
 
 
-def test_every_exit_code_is_told() -> None:
+def test_every_exit_code_is_told():
     told = re.findall(r"^\| (\d|128 \+ N) \|", text("docs/troubleshooting.md"), flags=re.M)
     errors = ProbeError, UsageError, NothingFitsError, TrainsWronglyError
     known = {0, *(error.exit_code for error in errors)}

@@ -5,7 +5,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -47,7 +47,7 @@ class Service:
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(tmp_path_factory):
     """On this machine, and nevertheless with keys."""
     folder = tmp_path_factory.mktemp("service")
     with open_store(f"sqlite:///{folder}/studies.db") as store:
@@ -61,7 +61,7 @@ Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path):
     """A user's folder with the scripts, and a question of its own."""
     where = tmp_path / "job"
     where.mkdir()
@@ -71,7 +71,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def question(folder: Path) -> Path:
+def question(folder):
     """A question that no other test asks."""
     path = folder / "question.json"
     workload = {**BUDGET["workload"], "sequence_length": next(LENGTHS)}
@@ -80,7 +80,7 @@ def question(folder: Path) -> Path:
 
 
 @pytest.fixture
-def environment(service: Service, tmp_path: Path) -> dict[str, str]:
+def environment(service, tmp_path):
     """Of a user who has a key in a file."""
     key = tmp_path / "key"
     key.write_text(f"{service.key}\n")
@@ -93,7 +93,7 @@ def environment(service: Service, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-def working(service: Service, question: Path) -> Iterator[Callable[..., None]]:
+def working(service, question):
     """Has a thread do a worker's work once this test's question is asked, or cancel it."""
     threads: list[threading.Thread] = []
     length = json.loads(question.read_text())["workload"]["sequence_length"]
@@ -129,7 +129,7 @@ def working(service: Service, question: Path) -> Iterator[Callable[..., None]]:
 
 
 @pytest.fixture
-def run(folder: Path, environment: dict[str, str]) -> Ask:
+def run(folder, environment):
     """Runs a command in the folder; ``more`` is added to the environment."""
 
     def run(*argv: str, **more: Any) -> subprocess.CompletedProcess[str]:

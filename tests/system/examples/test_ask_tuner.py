@@ -3,21 +3,19 @@
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.system.examples.conftest import EXAMPLES, Ask, Service
+from tests.system.examples.conftest import EXAMPLES
 from tuner.client.answered import WRITTEN_BY_US
 
 ASK = ("./ask-tuner.sh", "answer", "question.json", "env", "tuned.env")
 
 
 @pytest.fixture
-def seen_curl(folder: Path, environment: dict[str, str]) -> tuple[Path, str]:
+def seen_curl(folder, environment):
     """Where a curl writes its arguments down before it is curl, and the path with it."""
     programs = folder / "bin"
     programs.mkdir()
@@ -27,9 +25,7 @@ def seen_curl(folder: Path, environment: dict[str, str]) -> tuple[Path, str]:
     return folder / "argv", f"{programs}:{environment['PATH']}"
 
 
-def test_an_answer_is_written(
-    run: Ask, service: Service, folder: Path, working: Callable[..., None]
-) -> None:
+def test_an_answer_is_written(run, service, folder, working):
     working()
     found = run(*ASK, "200")
     assert found.returncode == 0, found.stderr
@@ -54,7 +50,7 @@ def test_an_answer_is_written(
         ('x" --output /x', "the key is none"),
     ],
 )
-def test_a_key_that_is_wrong(run: Ask, tmp_path: Path, key: str, said: str) -> None:
+def test_a_key_that_is_wrong(run, tmp_path, key, said):
     wrong = tmp_path / "wrong"
     wrong.write_text(key)
     found = run(*ASK, "200", TUNER_KEY_FILE=str(wrong))
@@ -68,9 +64,7 @@ def test_a_key_that_is_wrong(run: Ask, tmp_path: Path, key: str, said: str) -> N
 
 
 @pytest.mark.usefixtures("question")
-def test_the_key_is_on_no_command_line(
-    run: Ask, seen_curl: tuple[Path, str], environment: dict[str, str], service: Service
-) -> None:
+def test_the_key_is_on_no_command_line(run, seen_curl, environment, service):
     argv, path = seen_curl
     more = {"PATH": path, "TUNER_KEY_FILE": "", "TUNER_KEY": service.key}
     found = run("./ask-tuner.sh", "submit", "question.json", **more)
@@ -94,17 +88,17 @@ class Between(BaseHTTPRequestHandler):
     states: list[Reply]
     exports: list[Reply]
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         """The question."""
         self.rfile.read(int(self.headers["Content-Length"]))
         self.reply((202, b'{"study_id": "st-1", "terms_id": "2"}', 0))
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         """A study's state, and its export."""
         replies = self.exports if "/export/" in self.path else self.states
         self.reply(replies.pop(0) if len(replies) > 1 else replies[0])
 
-    def reply(self, reply: Reply) -> None:
+    def reply(self, reply):
         """Answer so, and no more."""
         status, body, missing = reply
         self.send_response(status)
@@ -112,12 +106,12 @@ class Between(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *words):
         """Nothing."""
 
 
 @pytest.fixture
-def between() -> Iterator[Callable[[list[Reply], list[Reply]], str]]:
+def between():
     """Starts a server with these replies to a study's state and to its export; its URL."""
     servers = []
 
@@ -145,15 +139,7 @@ def between() -> Iterator[Callable[[list[Reply], list[Reply]], str]]:
     ],
     ids=["cut short", "a page", "nothing", "a page all the time", "an error"],
 )
-def test_what_is_no_answer_is_not_written(
-    run: Ask,
-    folder: Path,
-    between: Any,
-    states: list[Reply],
-    exports: list[Reply],
-    within_s: tuple[int, ...],
-    why: str,
-) -> None:
+def test_what_is_no_answer_is_not_written(run, folder, between, states, exports, within_s, why):
     (folder / "tuned.env").write_text("of before")
     url = between(states, exports)
     for wait_s in within_s:  # until it leaves time to ask
@@ -167,7 +153,7 @@ def test_what_is_no_answer_is_not_written(
 
 
 @pytest.mark.usefixtures("question")
-def test_what_passes_is_waited_for(run: Ask, folder: Path, between: Any) -> None:
+def test_what_passes_is_waited_for(run, folder, between):
     states = [(502, SIGN_IN, 0), (200, SIGN_IN, 0), (200, STATE, 50), (200, STATE, 0)]
     exports = [(503, SIGN_IN, 0), (200, ANSWER, 900), (200, ANSWER, 0)]
     found = run(*ASK, "200", TUNER_URL=between(states, exports))
@@ -175,12 +161,12 @@ def test_what_passes_is_waited_for(run: Ask, folder: Path, between: Any) -> None
     assert (folder / "tuned.env").read_bytes() == ANSWER
 
 
-def test_what_is_written_by_tuner_is_told_as_the_command_line_does() -> None:
+def test_what_is_written_by_tuner_is_told_as_the_command_line_does():
     (pattern,) = re.findall(r"^WRITTEN_BY='(.*?)'", (EXAMPLES / ASK[0]).read_text(), re.M)
     assert pattern.encode() == WRITTEN_BY_US.pattern
 
 
-def test_usage_and_what_is_wrong_with_a_question(run: Ask, question: Path) -> None:
+def test_usage_and_what_is_wrong_with_a_question(run, question):
     for arguments in (
         [], ["submit"], ["ask", "question.json"], ["answer", "question.json", "env", "x"],
         ["answer", "question.json", "env", "x", "soon"], ["submit", "nowhere.json"],

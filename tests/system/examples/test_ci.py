@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,7 +29,7 @@ num_processes: 8
 
 
 @pytest.fixture
-def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+def check(tmp_path):
     """Runs the step in a repository with a configuration."""
     tuner = tmp_path / "bin" / "tuner"
     tuner.parent.mkdir()
@@ -53,7 +52,7 @@ def check(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 
 
 @pytest.mark.long
-def test_the_step_as_it_stands(check: Callable[..., subprocess.CompletedProcess[str]]) -> None:
+def test_the_step_as_it_stands(check):
     found = check(CONFIG.format(checkpointing="true"))
     assert found.returncode == 0, found.stderr
     assert "by dry run" in found.stdout

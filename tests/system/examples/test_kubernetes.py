@@ -3,13 +3,12 @@
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.system.examples.conftest import EXAMPLES, WITHIN_S, Service
+from tests.system.examples.conftest import EXAMPLES, WITHIN_S
 
 PARTS = list(yaml.safe_load_all((EXAMPLES / "kubernetes" / "trainjob.yaml").read_text()))
 RUNTIME, JOB = PARTS
@@ -20,7 +19,7 @@ Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def volumes(question: Path, environment: dict[str, str], tmp_path: Path) -> dict[str, Path]:
+def volumes(question, environment, tmp_path):
     """The pod's volumes, by name."""
     made = {name: tmp_path / f"volume-{name}" for name in ("tuned", "question", "key")}
     for path in made.values():
@@ -32,7 +31,7 @@ def volumes(question: Path, environment: dict[str, str], tmp_path: Path) -> dict
 
 
 @pytest.fixture
-def start(volumes: dict[str, Path], environment: dict[str, str], tmp_path: Path) -> Start:
+def start(volumes, environment, tmp_path):
     """Runs a container's command, with the places of its mounts in the place of their paths."""
     (tmp_path / "bin").mkdir()
     torchrun = tmp_path / "bin" / "torchrun"
@@ -57,7 +56,7 @@ def start(volumes: dict[str, Path], environment: dict[str, str], tmp_path: Path)
 
 
 @pytest.fixture
-def pod(start: Start, service: Service) -> Callable[..., tuple[str, str]]:
+def pod(start, service):
     """Runs the pod: what it says on stdout and stderr."""
 
     def run(**more: str) -> tuple[str, str]:
@@ -71,7 +70,7 @@ def pod(start: Start, service: Service) -> Callable[..., tuple[str, str]]:
     return run
 
 
-def test_a_pod_trains_with_its_own_settings_otherwise(pod: Callable[..., tuple[str, str]]) -> None:
+def test_a_pod_trains_with_its_own_settings_otherwise(pod):
     out, err = pod(TUNER_WAIT_S="3", TUNER_URL="http://127.0.0.1:9")
     assert "does not answer" in err
     assert "the job's own settings are used" in err

@@ -3,12 +3,10 @@
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from tests.system.examples.conftest import EXAMPLES, WITHIN_S, Ask, Service
+from tests.system.examples.conftest import EXAMPLES, WITHIN_S
 from tests.system.examples.test_ci import CONFIG
 
 ROOT = EXAMPLES.parent
@@ -21,14 +19,9 @@ SAYS = ("adamw", "full_shard", "nothing fits")
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        pytest.param(0, marks=pytest.mark.slow),
-        1,
-        pytest.param(2, marks=pytest.mark.long),
-    ],
+    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.long)]
 )
-def test_python_runs_as_it_is_shown(number: int, tmp_path: Path) -> None:
+def test_python_runs_as_it_is_shown(number, tmp_path):
     found = subprocess.run(
         [sys.executable, "-P", "-W", "error", "-c", BLOCKS[number]], capture_output=True, text=True,
         timeout=WITHIN_S, check=False, cwd=tmp_path, env={
@@ -43,16 +36,14 @@ def test_python_runs_as_it_is_shown(number: int, tmp_path: Path) -> None:
         assert len(found.stdout.splitlines()) == 4
 
 
-def test_every_example_is_named() -> None:
+def test_every_example_is_named():
     named = set(re.findall(r"^\| `examples/(\S+)`", SCHEDULERS, re.M))
     files = {str(one.relative_to(EXAMPLES)) for one in EXAMPLES.rglob("*") if one.is_file()}
     others = {name for name in files if name.startswith("deploy/")}  # docs/deploy.md has them
     assert named | others | {"slurm/question.json", "optuna_study.py"} == files
 
 
-def test_the_command_that_asks_does(
-    run: Ask, service: Service, working: Callable[..., None], folder: Path
-) -> None:
+def test_the_command_that_asks_does(run, service, working, folder):
     (command,) = re.findall(r"^```\n(TUNER_URL=.*?)\n```", SCHEDULERS, re.M | re.S)
     working()
     (folder / "scheduler.key").write_text(service.key)
@@ -63,7 +54,7 @@ def test_the_command_that_asks_does(
     assert "TUNED_SHARDING=" in (folder / "tuned.env").read_text()
 
 
-def test_the_command_that_checks_does(tmp_path: Path) -> None:
+def test_the_command_that_checks_does(tmp_path):
     (command,) = re.findall(r"^```\n(tuner check.*?)\n```", CHECK, re.M | re.S)
     (tmp_path / "accelerate.yaml").write_text(CONFIG.format(checkpointing="true"))
     main = "import sys; from tuner.cli import main; sys.exit(main())"

@@ -3,13 +3,11 @@
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S, Ask, Service
-from tests.system.slurm.cluster import SlurmCluster, missing, slurm_cluster
+from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S
+from tests.system.slurm.cluster import missing, slurm_cluster
 
 TRAIN = """\
 import os
@@ -23,14 +21,14 @@ SRUN = '#!/bin/sh\nshift\nexec "$@"\n'
 
 
 @pytest.fixture
-def job(folder: Path, question: Path) -> Path:
+def job(folder, question):
     """The folder, with a script that says what it trains with."""
     (folder / "train.py").write_text(TRAIN)
     return folder
 
 
 @pytest.fixture
-def by_hand(job: Path, run: Ask, environment: dict[str, str]) -> Ask:
+def by_hand(job, run, environment):
     """Runs the job as Slurm would, without it."""
     srun = job / "bin" / "srun"
     srun.parent.mkdir()
@@ -45,9 +43,7 @@ def by_hand(job: Path, run: Ask, environment: dict[str, str]) -> Ask:
     return start
 
 
-def test_a_job_trains_with_the_answer(
-    by_hand: Ask, service: Service, working: Callable[..., None]
-) -> None:
+def test_a_job_trains_with_the_answer(by_hand, service, working):
     working()
     found = by_hand()
     assert found.returncode == 0, found.stderr
@@ -58,7 +54,7 @@ def test_a_job_trains_with_the_answer(
     assert f"settings of study {study.id}, micro-batches of {trained[3]}" in found.stdout
 
 
-def test_a_job_trains_with_its_own_settings_otherwise(by_hand: Ask, tmp_path: Path) -> None:
+def test_a_job_trains_with_its_own_settings_otherwise(by_hand, tmp_path):
     wrong = tmp_path / "wrong"
     wrong.write_text("tuner_wrong")
     for why, tries in {
@@ -84,16 +80,14 @@ real = [
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def slurm(tmp_path_factory):
     """A real one."""
     with slurm_cluster(tmp_path_factory.mktemp("examples-slurm")) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def submit(
-    slurm: SlurmCluster, job: Path, environment: dict[str, str], tmp_path: Path
-) -> Callable[..., str]:
+def submit(slurm, job, environment, tmp_path):
     """Submits the job, as a site with the hook has it; the job's log at its end."""
     site = tmp_path / "site"
     site.mkdir()
@@ -123,9 +117,7 @@ class TestSlurm:
 
     pytestmark = real
 
-    def test_a_job_asks_when_it_is_submitted(
-        self, submit: Callable[..., str], service: Service, tmp_path: Path
-    ) -> None:
+    def test_a_job_asks_when_it_is_submitted(self, submit, service, tmp_path):
         """Held, it would wait for hours: its question is asked nevertheless."""
         before = len(service.store.studies())
         log = submit("--comment=tuner:question.json", TUNER_WAIT_S="1")

@@ -10,7 +10,6 @@ With the end of its input it ends all of them.
 
 import os
 import sys
-from typing import Any
 
 from ray.cluster_utils import Cluster
 
@@ -18,7 +17,7 @@ GPUS = 2
 """Of each node, and made up: no driver shows them."""
 
 
-def add_node(cluster: Cluster) -> Any:
+def add_node(cluster):
     number = len(cluster.list_all_nodes()) + 2
     return cluster.add_node(
         num_cpus=2,
@@ -29,7 +28,7 @@ def add_node(cluster: Cluster) -> Any:
     )
 
 
-def main() -> None:
+def main():
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # Ray prints there
     cluster = Cluster()

@@ -1,18 +1,17 @@
 """One Ray cluster of two nodes for all tests here, and a connection to it."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
 from tests.process.workers.launchers.contract import mark_long
-from tests.system.ray.running import RayCluster, missing, ray_cluster
-from workers.launchers.ray.launcher import RaySite, ray_site
+from tests.system.ray.running import missing, ray_cluster
+from workers.launchers.ray.launcher import ray_site
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(items):
     """All need one Ray. Marks are set before pytest-xdist looks for groups."""
     here, why = Path(__file__).parent, missing()
     for item in items:
@@ -25,14 +24,14 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+def cluster(tmp_path_factory):
     """Two nodes that nothing happens to."""
     with ray_cluster(tmp_path_factory.mktemp("ray"), 2) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
-def site(cluster: RayCluster) -> Iterator[RaySite]:
+def site(cluster):
     """The connection's process keeps the environment that it was started with."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in cluster.environment.items():
@@ -42,7 +41,7 @@ def site(cluster: RayCluster) -> Iterator[RaySite]:
 
 
 @pytest.fixture
-def in_ray(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> RayCluster:
+def in_ray(cluster, monkeypatch):
     """Processes that are started here may use the cluster."""
     for name, value in cluster.environment.items():
         monkeypatch.setenv(name, value)

@@ -4,7 +4,6 @@ import os
 import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,7 +20,7 @@ QUICK_TO_FIND_OUT = {
 once. One that is only held up gets longer to answer."""
 
 
-def missing() -> str:
+def missing():
     """Why there can be no Ray here; empty if there can."""
     return "" if find_spec("ray") else "Ray is not installed: pip install 'tuner[ray]'"
 
@@ -29,33 +28,31 @@ def missing() -> str:
 class RayCluster:
     """A cluster that runs."""
 
-    def __init__(self, process: subprocess.Popen[str], environment: dict[str, str]) -> None:
+    def __init__(self, process, environment):
         self._process = process
         self.environment = environment
         """Of processes that may use it."""
         self.address = self._answer()
 
-    def kill_node(self) -> None:
+    def kill_node(self):
         """The last node's raylet is gone without a word."""
         self._say("kill")
 
-    def add_node(self) -> None:
+    def add_node(self):
         """Another node joins."""
         self._say("add")
 
-    def _say(self, line: str) -> None:
-        assert self._process.stdin is not None
+    def _say(self, line):
         self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         assert self._answer() == "done"
 
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
+    def _answer(self):
         return self._process.stdout.readline().strip()
 
 
 @contextmanager
-def ray_cluster(folder: Path, nodes: int, **environment: str) -> Iterator[RayCluster]:
+def ray_cluster(folder, nodes, **environment):
     """A cluster of so many nodes; it asks for a token unless ``environment`` says otherwise.
 
     Its sockets are in a folder of their own: a test's path is too long for them.
@@ -64,7 +61,7 @@ def ray_cluster(folder: Path, nodes: int, **environment: str) -> Iterator[RayClu
         yield from _running(folder, nodes, {"RAY_TMPDIR": short, **environment})
 
 
-def _running(folder: Path, nodes: int, more: dict[str, str]) -> Iterator[RayCluster]:
+def _running(folder, nodes, more):
     own = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),

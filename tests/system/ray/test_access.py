@@ -3,12 +3,12 @@
 import psutil
 import pytest
 
-from tests.system.ray.running import RayCluster, ray_cluster
+from tests.system.ray.running import ray_cluster
 from tuner.errors import UsageError
 from workers.launchers.ray.launcher import ray_site
 
 
-def test_a_wrong_token(in_ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_token(in_ray, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
     monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "1")  # Ray tries for 20 s otherwise
     wrong = pytest.raises(UsageError, match="is not there, or has another token than there is here")
@@ -17,7 +17,7 @@ def test_a_wrong_token(in_ray: RayCluster, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.long
-def test_a_cluster_that_asks_for_no_token_is_not_used(tmp_path, monkeypatch) -> None:
+def test_a_cluster_that_asks_for_no_token_is_not_used(tmp_path, monkeypatch):
     with ray_cluster(tmp_path, 1, RAY_AUTH_MODE="disabled") as cluster:
         for name, value in cluster.environment.items():
             monkeypatch.setenv(name, value)
@@ -28,9 +28,7 @@ def test_a_cluster_that_asks_for_no_token_is_not_used(tmp_path, monkeypatch) -> 
 
 
 @pytest.mark.long
-def test_a_cluster_of_our_own_is_this_machine_and_listens_to_it_alone(
-    in_ray: RayCluster, eventually
-) -> None:
+def test_a_cluster_of_our_own_is_this_machine_and_listens_to_it_alone(in_ray, eventually):
     with ray_site() as site:
         assert site.name.startswith("the Ray cluster at 127.0.0.1:")
         assert len(site.machines()) == 1

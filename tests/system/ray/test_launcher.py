@@ -9,12 +9,10 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import codes, finish, wait_for_ready
-from tests.system.ray.running import RayCluster
 from tuner.core.measurement import Measurement, Outcome
 from tuner.errors import ProbeError
-from workers.launchers.base import Job, Launcher, Run, Why
+from workers.launchers.base import Launcher, Run, Why
 from workers.launchers.ray import launcher as launcher_module
-from workers.launchers.ray.launcher import RayLauncher, RaySite
 from workers.measuring.ranks import Kind, WarmRanks
 
 
@@ -25,30 +23,30 @@ class Noting:
     launcher: Launcher
     runs: list[Run] = field(default_factory=list)
 
-    def start(self, job: Job) -> Run:
+    def start(self, job):
         self.runs.append(self.launcher.start(job))
         return self.runs[-1]
 
 
 @pytest.fixture
-def launcher(site: RaySite) -> RayLauncher:
+def launcher(site):
     return site.launcher
 
 
 @pytest.fixture
-def nodes() -> int:
+def nodes():
     return 2
 
 
 @pytest.fixture
-def supervisor(in_ray: RayCluster) -> str:
+def supervisor(in_ray):
     return (
         "from workers.launchers.ray.launcher import RayDriver, RayLauncher\n"
         f"launcher = RayLauncher(RayDriver({in_ray.address!r}))"
     )
 
 
-def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None:
+def test_machines_are_the_nodes_and_made_up_gpus_are_none(site):
     machines = site.machines()
     assert len(machines) == 2
     assert all(machine.cores == os.cpu_count() and not machine.gpus for machine in machines)
@@ -57,7 +55,7 @@ def test_machines_are_the_nodes_and_made_up_gpus_are_none(site: RaySite) -> None
 
 
 @pytest.mark.long
-def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> None:
+def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job):
     script = {"*": ["environment:CUDA_VISIBLE_DEVICES", "ok"]}
     run = launcher.start(make_job(script, nodes=2, ranks=4, device="cuda"))
     finish(run)
@@ -65,7 +63,7 @@ def test_ranks_see_the_gpus_that_ray_gave_to_their_node(launcher, make_job) -> N
         assert '"CUDA_VISIBLE_DEVICES": "0,1"' in log
 
 
-def test_a_place_that_there_is_not(launcher, make_job) -> None:
+def test_a_place_that_there_is_not(launcher, make_job):
     with pytest.raises(ProbeError, match="3 Ray nodes of one kind are needed, and 2 are there"):
         launcher.start(make_job({}, nodes=3, ranks=3))
     with pytest.raises(ProbeError, match="1 Ray nodes with 4 GPUs are needed, and 0 are there"):
@@ -73,7 +71,7 @@ def test_a_place_that_there_is_not(launcher, make_job) -> None:
 
 
 @pytest.mark.long
-def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch) -> None:
+def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch):
     run = launcher.start(make_job({"*": ["say:ready", "hang"]}, nodes=2))
     wait_for_ready(run)
     monkeypatch.setattr(launcher_module, "PLACE_S", 0.5)
@@ -85,9 +83,7 @@ def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch) -> 
 
 
 @pytest.mark.long
-def test_an_actor_that_is_killed_is_a_rank_that_is_lost(
-    launcher, make, marker, alive, eventually
-) -> None:
+def test_an_actor_that_is_killed_is_a_rank_that_is_lost(launcher, make, marker, alive, eventually):
     run = launcher.start(make({"*": ["say:ready", "hang"]}))
     wait_for_ready(run)
     alive(marker)[0].parent().kill()
@@ -99,7 +95,7 @@ def test_an_actor_that_is_killed_is_a_rank_that_is_lost(
 
 def test_a_node_that_is_gone_in_the_midst_of_a_probe(
     cluster, site, stand_in_argv, tmp_path, marker, alive, eventually
-) -> None:
+):
     kind = Kind(ranks=2, world_size=2, device="cpu", nodes=2)
     script = {"*@1": ["ready", "hang"], "*": ["ok"], marker: []}
     folder = tmp_path / "probes"
@@ -121,7 +117,6 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
     ) as ranks:
         lost = measure()
         ended = launcher.runs[0].poll()
-        assert ended is not None
         assert ended.lost_nodes in ((0,), (1,)), "Ray places them in any order"
         assert ended.node_devices == (cores, cores)
         assert lost.lost_devices == (), "the other node has them too"
@@ -137,7 +132,7 @@ def test_a_node_that_is_gone_in_the_midst_of_a_probe(
 
 
 @pytest.mark.long
-def test_a_connection_that_is_lost_is_told_and_made_anew(site, launcher, make) -> None:
+def test_a_connection_that_is_lost_is_told_and_made_anew(site, launcher, make):
     run = launcher.start(make({"*": ["say:ready", "hang"]}))
     wait_for_ready(run)
     site.launcher._driver._process.kill()

@@ -1,7 +1,5 @@
 """A study of two nodes to its answer, by a worker on a Ray cluster."""
 
-from pathlib import Path
-
 import pytest
 
 from tuner.core.cluster import parse_cluster
@@ -12,15 +10,13 @@ from tuner.core.study import Limits, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.store import Store
 from workers.executor import WorkerOptions
-from workers.launchers.ray.launcher import RaySite
 from workers.stop import StopRequest
 from workers.worker import Worker
 
 
 @pytest.fixture
-def question() -> Question:
+def question():
     """Small: stories15m on one CPU rank of each of two nodes."""
     workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
     cluster = parse_cluster("2x1xcpu")
@@ -29,9 +25,7 @@ def question() -> Question:
 
 
 @pytest.mark.long
-def test_a_worker_answers_a_study_of_the_two_nodes(
-    site: RaySite, store: Store, question: Question, tmp_path: Path
-) -> None:
+def test_a_worker_answers_a_study_of_the_two_nodes(site, store, question, tmp_path):
     study = store.ask(question, Limits(max_probes=2))
     options = WorkerOptions(
         site=site, folder=tmp_path / "probes", guards=False
@@ -44,6 +38,5 @@ def test_a_worker_answers_a_study_of_the_two_nodes(
     assert {one.outcome for one in found} <= RAN, found
     assert all(len(one.memory.per_rank_bytes) == 2 for one in found if one.memory)
     best = answer(study).best
-    assert best is not None
     assert best.step_time_s.provenance is Provenance.MEASURED
     assert not list((tmp_path / "probes").iterdir())

@@ -9,7 +9,6 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +53,7 @@ PartitionName=test Nodes=ALL Default=YES MaxTime=60 State=UP OverSubscribe=NO
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=2 State=UNKNOWN\n"
 
 
-def missing() -> str:
+def missing():
     """Why there can be no Slurm here; empty if there can."""
     if os.getuid() != 0:
         return "Slurm's daemons are started as root"
@@ -73,18 +72,18 @@ class SlurmCluster:
     """Of commands that mean this cluster."""
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
-    def start(self, name: str, *argv: str) -> None:
+    def start(self, name, *argv):
         """Start a daemon in the foreground."""
         with (self.root / f"{name}.out").open("ab") as log:
             self.daemons[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment
             )
 
-    def start_node(self, name: str) -> None:
+    def start_node(self, name):
         """Start a node's daemon."""
         self.start(name, "/usr/sbin/slurmd", "-D", "-N", name)
 
-    def cut_power(self, name: str) -> None:
+    def cut_power(self, name):
         """All that runs on a node is gone at once: its daemon, and what that has started."""
         self.daemons[name].kill()
         self.daemons.pop(name).wait()
@@ -97,14 +96,14 @@ class SlurmCluster:
                     for one in (*steps, task):
                         one.kill()
 
-    def run(self, *argv: str) -> str:
+    def run(self, *argv):
         """What a command of Slurm's prints."""
         done = subprocess.run(
             argv, env=self.environment, capture_output=True, text=True, timeout=120, check=True
         )
         return done.stdout
 
-    def wait_for(self, text: str, *argv: str, seconds: float = START_S) -> None:
+    def wait_for(self, text, *argv, seconds=START_S):
         """Wait until a command prints this."""
         until, seen = time.monotonic() + seconds, ""
         while text not in seen:
@@ -113,7 +112,7 @@ class SlurmCluster:
                 seen = self.run(*argv)
             time.sleep(0.1)
 
-    def mend(self) -> None:
+    def mend(self):
         """Have both nodes idle again, whatever was done to them."""
         for name in NODES:
             if name not in self.daemons:
@@ -125,11 +124,11 @@ class SlurmCluster:
                 self.run("scontrol", "update", f"nodename={','.join(NODES)}", "state=resume")
             time.sleep(0.2)
 
-    def logs(self) -> str:
+    def logs(self):
         """The ends of the daemons' logs."""
         return "\n".join(p.read_text()[-2000:] for p in sorted(self.root.glob("*.[lo][ou][gt]")))
 
-    def stop(self) -> None:
+    def stop(self):
         """End what runs, and the daemons, the first one last."""
         with suppress(subprocess.SubprocessError):
             self.run("scancel", "--quiet", "--user=root")
@@ -145,7 +144,7 @@ class SlurmCluster:
 
 
 @contextmanager
-def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
+def slurm_cluster(root):
     """Two idle nodes."""
     root.chmod(0o755)
     (root / "state").mkdir()
@@ -171,14 +170,14 @@ def slurm_cluster(root: Path) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-def _variables(process: psutil.Process, name: str) -> str:
+def _variables(process, name):
     try:
         return process.environ().get(name, "")
     except psutil.Error:
         return ""
 
 
-def munged(root: Path) -> Sequence[str]:
+def munged(root):
     """A munge daemon of its own, which needs none of the system's folders."""
     files = {"key-file": "munge.key", "socket": "munge.socket", "pid-file": "munged.pid"}
     files |= {"log-file": "munged.log", "seed-file": "munged.seed"}
@@ -190,7 +189,7 @@ def munged(root: Path) -> Sequence[str]:
     )
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     """Ports of this machine that nobody listens to."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]

@@ -1,7 +1,7 @@
 """One Slurm for all tests here, and a job of it whose allocation they are in."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,14 +9,14 @@ import pytest
 
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
 from tests.process.workers.launchers.contract import mark_long
-from tests.system.slurm.cluster import SlurmCluster, missing, slurm_cluster
+from tests.system.slurm.cluster import missing, slurm_cluster
 from workers.launchers.slurm import SlurmLauncher
 from workers.launchers.slurm_watch import Watch
 from workers.stop import StopRequest
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist looks for groups
-def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+def pytest_collection_modifyitems(items):
     """All need one Slurm."""
     here = Path(__file__).parent
     why = missing()
@@ -30,14 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
 
 
 @pytest.fixture(scope="session")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+def slurm(tmp_path_factory):
     """Two nodes."""
     with slurm_cluster(tmp_path_factory.mktemp("slurm")) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def in_slurm(slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> SlurmCluster:
+def in_slurm(slurm, monkeypatch):
     """This process's commands mean that Slurm."""
     for name in [name for name in os.environ if name.startswith(("SLURM", "SBATCH"))]:
         monkeypatch.delenv(name)
@@ -49,7 +49,7 @@ Allocate = Callable[..., str]
 
 
 @pytest.fixture
-def allocate(in_slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[Allocate]:
+def allocate(in_slurm, monkeypatch):
     """An allocation of both nodes that this process is in: its number."""
     jobs = []
 
@@ -69,7 +69,7 @@ def allocate(in_slurm: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 
 @pytest.fixture
-def inside(allocate: Allocate) -> Iterator[SimpleNamespace]:
+def inside(allocate):
     """An allocation, what looks at it, a launcher in it, and requests to stop."""
     job, stop = allocate(), StopRequest()
     with Watch(job, stop, poll_s=0.5) as watch:

@@ -3,15 +3,12 @@
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from tests.system.slurm.cluster import SlurmCluster
-from tests.system.slurm.conftest import Allocate
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
@@ -20,7 +17,6 @@ from tuner.core.study import Limits, ProbeRequest, ProbeState, Question, Study, 
 from tuner.core.workload import Workload
 from tuner.errors import ProbeError
 from tuner.model import load_model
-from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.launchers import slurm_watch
 from workers.launchers.base import Why
@@ -32,7 +28,7 @@ HANG = {"*": ["say:ready", "hang"]}
 
 
 @pytest.fixture
-def study(store: Store) -> Study:
+def study(store):
     """One probe of two nodes is queued."""
     workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
     question = Question(
@@ -46,9 +42,7 @@ def study(store: Store) -> Study:
 
 
 @pytest.fixture
-def working(
-    allocate: Allocate, store: Store, study: Study, tmp_path: Path, stand_in_argv, eventually
-) -> Iterator[Callable[..., SimpleNamespace]]:
+def working(allocate, store, study, tmp_path, stand_in_argv, eventually):
     """A worker in a thread in an allocation, whose ranks hang, when all are ready."""
 
     @contextmanager
@@ -82,14 +76,14 @@ def working(
     return work
 
 
-def probe_of(study: Study) -> tuple[ProbeState, Outcome | None]:
+def probe_of(study):
     (probe,) = study.probes
     return probe.state, probe.measurement and probe.measurement.outcome
 
 
 def test_a_node_that_goes_down_is_a_lost_device_and_ends_the_worker(
-    working, in_slurm: SlurmCluster, alive, tmp_path: Path
-) -> None:
+    working, in_slurm, alive, tmp_path
+):
     with working() as work:
         in_slurm.run("scontrol", "update", "nodename=n2", "state=down", "reason=test")
         study = work.join()
@@ -103,8 +97,8 @@ def test_a_node_that_goes_down_is_a_lost_device_and_ends_the_worker(
 
 @pytest.mark.long
 def test_a_step_that_is_cancelled_is_an_accident_that_happens_twice_at_most(
-    working, in_slurm: SlurmCluster, eventually
-) -> None:
+    working, in_slurm, eventually
+):
     def steps() -> list[str]:
         found = in_slurm.run("squeue", "-h", "-s", "-o", "%i %j").splitlines()
         return [line.split()[0] for line in found if "tuner-probe" in line]
@@ -125,8 +119,8 @@ def test_a_step_that_is_cancelled_is_an_accident_that_happens_twice_at_most(
     "command", [("scancel",), pytest.param(("scontrol", "requeue"), marks=pytest.mark.long)]
 )
 def test_a_job_that_is_cancelled_or_queued_again_gives_its_probe_back(
-    working, in_slurm: SlurmCluster, alive, tmp_path: Path, command: tuple[str, ...]
-) -> None:
+    working, in_slurm, alive, tmp_path, command
+):
     with working() as work:
         in_slurm.run(*command, work.job)
         study = work.join()
@@ -139,8 +133,8 @@ def test_a_job_that_is_cancelled_or_queued_again_gives_its_probe_back(
 
 @pytest.mark.long
 def test_no_probe_is_begun_that_could_not_end_in_time(
-    allocate: Allocate, store: Store, study: Study, tmp_path: Path, monkeypatch
-) -> None:
+    allocate, store, study, tmp_path, monkeypatch
+):
     allocate("--time=5")
     stop = StopRequest()
     with slurm_site(stop, tmp_path, poll_s=0.5) as site:
@@ -152,8 +146,8 @@ def test_no_probe_is_begun_that_could_not_end_in_time(
 
 @pytest.mark.long
 def test_a_node_without_power_is_found_out_by_slurm(
-    inside: SimpleNamespace, in_slurm: SlurmCluster, make_job, alive, eventually, tmp_path: Path
-) -> None:
+    inside, in_slurm, make_job, alive, eventually, tmp_path
+):
     run = inside.launcher.start(make_job(HANG, nodes=2, deadline_s=300.0))
     eventually(lambda: run.poll() or all("ready" in text for text in run.logs().values()))
     in_slurm.cut_power("n2")
@@ -165,15 +159,13 @@ def test_a_node_without_power_is_found_out_by_slurm(
     assert not alive(str(tmp_path))
 
 
-def test_more_nodes_than_there_are(inside: SimpleNamespace, make_job) -> None:
+def test_more_nodes_than_there_are(inside, make_job):
     with pytest.raises(ProbeError, match=r"3 nodes are needed, and 2 of Slurm job .* are up"):
         inside.launcher.start(make_job(HANG, ranks=3, nodes=3))
 
 
 @pytest.mark.long
-def test_a_folder_that_a_node_does_not_see(
-    allocate: Allocate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_a_node_does_not_see(allocate, tmp_path, monkeypatch):
     """It is gone by the time the nodes look for it."""
     allocate()
     made = tmp_path / "elsewhere"
@@ -185,7 +177,7 @@ def test_a_folder_that_a_node_does_not_see(
         pass
 
 
-def test_what_the_nodes_have_is_found_on_them(allocate: Allocate, tmp_path: Path) -> None:
+def test_what_the_nodes_have_is_found_on_them(allocate, tmp_path):
     allocate()
     with slurm_site(StopRequest(), tmp_path) as site:
         first, second = site.machines()

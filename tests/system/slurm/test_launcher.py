@@ -3,7 +3,6 @@
 import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
-from workers.launchers.slurm import SlurmLauncher
 
 SUPERVISOR = """
 from workers.launchers.slurm import SlurmLauncher
@@ -15,15 +14,15 @@ launcher = SlurmLauncher(job_id={job!r}, watch=watch)
 
 
 @pytest.fixture
-def launcher(inside) -> SlurmLauncher:
+def launcher(inside):
     return inside.launcher
 
 
 @pytest.fixture
-def nodes() -> int:
+def nodes():
     return 2
 
 
 @pytest.fixture
-def supervisor(inside) -> str:
+def supervisor(inside):
     return SUPERVISOR.format(job=inside.job)

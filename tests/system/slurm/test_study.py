@@ -2,11 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.system.slurm.cluster import SlurmCluster
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
@@ -15,13 +13,12 @@ from tuner.core.study import Limits, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.store import Store
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 
 
 @pytest.fixture
-def question() -> Question:
+def question():
     """Small: stories15m on one CPU rank of each of two nodes."""
     workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
     cluster = parse_cluster("2x1xcpu")
@@ -34,9 +31,7 @@ def question() -> Question:
 
 
 @pytest.mark.long
-def test_a_batch_job_answers_a_study_of_its_two_nodes(
-    in_slurm: SlurmCluster, store: Store, question: Question, tmp_path: Path
-) -> None:
+def test_a_batch_job_answers_a_study_of_its_two_nodes(in_slurm, store, question, tmp_path):
     study = store.ask(question, Limits(max_probes=2))
     options = ("--once", "--probes", str(tmp_path / "shared"), "--db", store.url)
     done = subprocess.run(
@@ -52,11 +47,8 @@ def test_a_batch_job_answers_a_study_of_its_two_nodes(
     study = store.study(study.id)
     assert study.state is StudyState.DONE, done.stderr
     (found,) = (probe.measurement for probe in study.at(Fidelity.MEASURED).probes)
-    assert found is not None
     assert found.outcome is Outcome.OK, found.detail
-    assert found.memory is not None
     assert len(found.memory.per_rank_bytes) == 2
     best = answer(study).best
-    assert best is not None
     assert best.step_time_s.provenance is Provenance.MEASURED
     assert not list((tmp_path / "shared").glob("*/*-*"))

@@ -3,19 +3,16 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
-
-from tests.system.slurm.cluster import SlurmCluster
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 Submit = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
-def submit(in_slurm: SlurmCluster, store, tmp_path: Path) -> Iterator[Submit]:
+def submit(in_slurm, store, tmp_path):
     """Run ``tuner worker --slurm OPTIONS`` with an empty database."""
     started: list[subprocess.Popen[str]] = []
 
@@ -33,7 +30,7 @@ def submit(in_slurm: SlurmCluster, store, tmp_path: Path) -> Iterator[Submit]:
     in_slurm.mend()
 
 
-def lines_until(process: subprocess.Popen[str], text: str) -> str:
+def lines_until(process, text):
     assert process.stderr is not None
     seen = ""
     for line in process.stderr:
@@ -43,14 +40,13 @@ def lines_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(seen)
 
 
-def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
+def test_ctrl_c_cancels_the_job(submit, in_slurm):
     process = submit("--nodes=2 --time=5 --job-name=mine")
     assert "running on n[1-2]" in lines_until(process, "serving any study")
     script = in_slurm.run("squeue", "-h", "-o", "%j %i %N")
     assert script.startswith("mine ")
     process.send_signal(signal.SIGINT)
     assert process.wait(240) == 130
-    assert process.stderr is not None
     said = process.stderr.read()
     assert "cancelling Slurm job" in said
     assert "the worker got SIGTERM" in said, "and its probes are given back"
@@ -64,7 +60,7 @@ def test_ctrl_c_cancels_the_job(submit: Submit, in_slurm: SlurmCluster) -> None:
         ("--partition=none", "invalid partition specified: none"),
     ],
 )
-def test_what_sbatch_says_against_it_is_shown(submit: Submit, options: str, why: str) -> None:
+def test_what_sbatch_says_against_it_is_shown(submit, options, why):
     process = submit(options)
     said = process.communicate(timeout=240)[1]
     assert process.returncode == 1

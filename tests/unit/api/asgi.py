@@ -4,9 +4,8 @@ import asyncio
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message
 
 Headers = Iterable[tuple[str, str]]
 HOST = ("host", "localhost")
@@ -21,18 +20,11 @@ class Answer:
     body: bytes
 
     @property
-    def json(self) -> Any:
+    def json(self):
         return json.loads(self.body)
 
 
-def connection(
-    method: str = "GET",
-    path: str = "/tune",
-    headers: Headers = (HOST,),
-    *,
-    query: str = "",
-    client: str | None = "127.0.0.1",
-) -> Scope:
+def connection(method="GET", path="/tune", headers=(HOST,), *, query="", client="127.0.0.1"):
     return {
         "type": "http",
         "http_version": "1.1",
@@ -48,7 +40,7 @@ def connection(
     }
 
 
-def body_of(*parts: bytes) -> list[Message]:
+def body_of(*parts):
     last = len(parts) - 1
     return [
         {"type": "http.request", "body": part, "more_body": index < last}
@@ -56,7 +48,7 @@ def body_of(*parts: bytes) -> list[Message]:
     ]
 
 
-async def send_to(app: ASGIApp, scope: Scope, messages: Iterable[Message] = ()) -> Answer | None:
+async def send_to(app, scope, messages=()):
     """Calls ``app`` once; ``None`` when it sent nothing. After the messages nothing comes."""
     waiting, sent = list(messages), []
 
@@ -74,7 +66,7 @@ async def send_to(app: ASGIApp, scope: Scope, messages: Iterable[Message] = ()) 
     return Answer(start["status"], headers, b"".join(part.get("body", b"") for part in rest))
 
 
-def call(app: ASGIApp, scope: Scope, messages: Iterable[Message] | None = None) -> Answer:
+def call(app, scope, messages=None):
     """Calls ``app`` once, with an empty body unless another is given."""
     given = body_of(b"") if messages is None else messages
     answer = asyncio.run(send_to(app, scope, given))
@@ -82,7 +74,7 @@ def call(app: ASGIApp, scope: Scope, messages: Iterable[Message] | None = None) 
     return answer
 
 
-async def echo(scope: Scope, receive: Receive, send: Send) -> None:
+async def echo(scope, receive, send):
     """An application that answers with the body, as it came in its first message."""
     message = await receive()
     headers = [(b"content-type", b"text/plain")]

@@ -1,11 +1,8 @@
 """A service over a database of its own, questions, and studies made by hand."""
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from api.app import create_app
@@ -13,7 +10,7 @@ from api.settings import Settings
 from tests.unit.api.studies import classes_of, question_of
 from tests.unit.conftest import make_dry_run
 from tuner.dryrun import dry_run_versions
-from tuner.store import Store, open_store
+from tuner.store import open_store
 
 GIB = 2.0**30
 
@@ -23,38 +20,38 @@ class Clock:
 
     now = 1000.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
 @pytest.fixture
-def clock() -> Clock:
+def clock():
     return Clock()
 
 
 @pytest.fixture
-def url(make_database: Callable[[Path], str], tmp_path: Path) -> str:
+def url(make_database, tmp_path):
     return make_database(tmp_path / "studies.db")
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url):
     with open_store(url) as opened:
         yield opened
 
 
 @pytest.fixture
-def settings() -> Settings:
+def settings():
     return Settings(_env_file=None, poll_s=0.02)
 
 
 @pytest.fixture
-def app(store: Store, settings: Settings) -> FastAPI:
+def app(store, settings):
     return create_app(store, settings)
 
 
 @pytest.fixture
-def client(app: FastAPI) -> Iterator[TestClient]:
+def client(app):
     with TestClient(
         app, base_url="http://localhost", raise_server_exceptions=False, follow_redirects=False
     ) as opened:
@@ -62,7 +59,7 @@ def client(app: FastAPI) -> Iterator[TestClient]:
 
 
 @pytest.fixture
-def keep_dry_runs(store: Store) -> Callable[[Any], None]:
+def keep_dry_runs(store):
     """Keeps dry runs of all classes of a request's question, as if a worker had made them."""
 
     def keep(body: Any) -> None:

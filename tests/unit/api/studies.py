@@ -6,13 +6,12 @@ from typing import Any
 from tests.models import TINY
 from tests.unit import made
 from tuner.client.request import read_request
-from tuner.core.configuration import Settings
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Fidelity, Measurement
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Limits, Study, StudyState
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.forecast import forecast
-from tuner.store import Store, WorkerIdentity
+from tuner.store import WorkerIdentity
 
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}
 PREDICTED: dict[str, Any] = {"workload": WORKLOAD, "cluster": "2xa100-80gb"}
@@ -25,11 +24,11 @@ MEASURED: dict[str, Any] = {
 }
 
 
-def question_of(body: Any) -> Question:
+def question_of(body):
     return read_request(body).question(installed_versions())
 
 
-def classes_of(question: Question) -> set[Settings]:
+def classes_of(question):
     study = Study(
         id="st-1",
         question=question,
@@ -39,12 +38,12 @@ def classes_of(question: Question) -> set[Settings]:
     return {settings.settings_class for settings in forecast(study).space.legal}
 
 
-def ok(seconds: float, count: int, size: int = 3 * 10**8) -> Measurement:
+def ok(seconds, count, size=3 * 10**8):
     times = {count: (seconds,) * 10}
     return replace(made.ok(seconds, size / 2**20), step_times_s=times, versions={}, wall_s=2.0)
 
 
-def probe(store: Store, study_id: str, found: Measurement | None = None) -> Study:
+def probe(store, study_id, found=None):
     """What a worker does: plan a probe, claim it, and record what it found."""
     store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     study = store.study(study_id)
@@ -58,6 +57,6 @@ def probe(store: Store, study_id: str, found: Measurement | None = None) -> Stud
     return store.study(study_id)
 
 
-def finish(store: Store, study_id: str, reason: str = "the budget is spent") -> None:
+def finish(store, study_id, reason="the budget is spent"):
     store.move(study_id, StudyState.RUNNING)
     assert store.move(study_id, StudyState.DONE, reason)

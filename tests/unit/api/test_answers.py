@@ -8,31 +8,27 @@ import anyio
 import pytest
 
 from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
-from tests.unit.api.conftest import Clock
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import Limits
-from tuner.store import Store, StudyStatus
 
 
 @pytest.fixture
-def answers(store: Store, clock: Clock) -> Answers:
+def answers(store, clock):
     return Answers(store, clock)
 
 
 @pytest.fixture
-def study_id(store: Store) -> str:
+def study_id(store):
     return store.ask(question_of(MEASURED), Limits(max_probes=4)).id
 
 
-def standing(store: Store, study_id: str) -> StudyStatus:
+def standing(store, study_id):
     found = store.status(study_id)
     assert found is not None
     return found
 
 
-def test_nobody_waits_for_what_is_only_old(
-    store: Store, answers: Answers, clock: Clock, study_id: str
-) -> None:
+def test_nobody_waits_for_what_is_only_old(store, answers, clock, study_id):
     """While another thread computes, what is a little old is good enough."""
     first = answers.of(standing(store, study_id))
 
@@ -54,9 +50,7 @@ def test_nobody_waits_for_what_is_only_old(
     assert found_while_another_computes(1) == []
 
 
-def test_who_waits_takes_no_thread_of_those_who_ask(
-    store: Store, answers: Answers, study_id: str
-) -> None:
+def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
     """All of theirs are taken, and hundreds are woken."""
     here = standing(store, study_id)
     held = threading.Event()
@@ -84,9 +78,7 @@ def test_who_waits_takes_no_thread_of_those_who_ask(
     anyio.run(wake)
 
 
-def test_what_is_kept_is_not_read_again(
-    store: Store, answers: Answers, clock: Clock, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeypatch):
     """Probes, answers and exports of one standing are made of one reading, and once."""
     reads: list[str] = []
     whole = store.study
@@ -110,9 +102,7 @@ def test_what_is_kept_is_not_read_again(
     assert json.loads(second.with_notes(['b "quoted"']))["notes"] == ['b "quoted"']
 
 
-def test_of_studies_those_asked_for_last_are_kept(
-    store: Store, clock: Clock, study_id: str
-) -> None:
+def test_of_studies_those_asked_for_last_are_kept(store, clock, study_id):
     made: list[str] = []
     turn, here = threading.RLock(), standing(store, study_id)
     kept = Kept(lambda one: made.append(one.id) or one.id, turn, most=2, clock=clock)

@@ -17,10 +17,7 @@ OF_COMMANDS = {"TUNER_DB", "TUNER_KEY"}
 DEFAULTS = {name: field.default for name, field in Settings.model_fields.items()}
 
 
-# -- SECURITY.md and docs/api.md
-
-
-def test_security_names_settings_figures_and_headers_as_they_are() -> None:
+def test_security_names_settings_figures_and_headers_as_they_are():
     named = set(re.findall(r"TUNER_[A-Z_]+", PAGE)) - OF_COMMANDS
     assert {name.removeprefix("TUNER_").lower() for name in named} <= set(Settings.model_fields)
     assert named >= {"TUNER_ALLOWED_HOSTS", "TUNER_RATE_PER_S", "TUNER_MAX_BODY_BYTES"}

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable
 from itertools import cycle
 from typing import Any
 
@@ -14,18 +14,17 @@ from api.events import Poller
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
-from tuner.store import Store
 
 WITHIN_S = 60
 
 
 @pytest.fixture
-def study_id(store: Store) -> str:
+def study_id(store):
     return store.ask(question_of(MEASURED), Limits(max_probes=50)).id
 
 
 @pytest.fixture
-def statements(store: Store) -> Iterator[list[str]]:
+def statements(store):
     """What is sent to the database from now on."""
     seen: list[str] = []
 
@@ -39,7 +38,7 @@ def statements(store: Store) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def new_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Queue[None]]:
+def new_looks(monkeypatch):
     """Makes a queue: from then on a poller looks when something is put there, and not before."""
 
     def make() -> asyncio.Queue[None]:
@@ -50,7 +49,7 @@ def new_looks(monkeypatch: pytest.MonkeyPatch) -> Callable[[], asyncio.Queue[Non
     return make
 
 
-def run(work: Callable[[], Awaitable[Any]]) -> Any:
+def run(work):
 
     async def limited() -> Any:
         return await asyncio.wait_for(work(), WITHIN_S)
@@ -58,9 +57,7 @@ def run(work: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(limited())
 
 
-async def ids_of(
-    poller: Poller, study_id: str, after: int = 0, most: int = 10**9, seen: list[int] | None = None
-) -> list[int]:
+async def ids_of(poller, study_id, after=0, most=10**9, seen=None):
     """Ids of events as one listener gets them; ``seen`` has them at once."""
     found: list[int] = [] if seen is None else seen
     async with poller.listen(study_id) as feed:
@@ -72,9 +69,7 @@ async def ids_of(
     return found
 
 
-def test_one_reads_on_where_one_stopped_page_by_page(
-    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_reads_on_where_one_stopped_page_by_page(store, study_id, monkeypatch):
     monkeypatch.setattr(module, "PAGE", 2)
     monkeypatch.setattr(module, "MOST_KEPT", 1)
     poller = Poller(store, 0.01)
@@ -92,9 +87,7 @@ def test_one_reads_on_where_one_stopped_page_by_page(
         assert run(lambda after=nobody_was_at: ids_of(poller, study_id, after)) == []
 
 
-def test_a_study_that_is_asked_again_goes_on(
-    store: Store, study_id: str, new_looks: Callable[[], asyncio.Queue[None]]
-) -> None:
+def test_a_study_that_is_asked_again_goes_on(store, study_id, new_looks):
     """The end and the asking are read at one look."""
     poller, looks, seen = Poller(store, 60.0), new_looks(), list[int]()
 
@@ -117,12 +110,7 @@ def test_a_study_that_is_asked_again_goes_on(
     assert seen == [one.id for one in store.events(study_id)]
 
 
-def test_queries_do_not_grow_with_listeners(
-    store: Store,
-    study_id: str,
-    statements: list[str],
-    new_looks: Callable[[], asyncio.Queue[None]],
-) -> None:
+def test_queries_do_not_grow_with_listeners(store, study_id, statements, new_looks):
     """Exactly the same ones for one and for a hundred, of whom each gets all that happens."""
     changes, states = 6, cycle([StudyState.RUNNING, StudyState.QUEUED])
 
@@ -156,9 +144,7 @@ def test_queries_do_not_grow_with_listeners(
     assert many == one
 
 
-def test_a_database_that_is_away_is_waited_for(
-    store: Store, study_id: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_is_away_is_waited_for(store, study_id, monkeypatch):
     poller = Poller(store, 0.01)
     read, failures = store.changes, []
 
@@ -183,11 +169,8 @@ def test_a_database_that_is_away_is_waited_for(
 
 
 def test_a_look_for_one_who_has_gone_tells_nothing_to_who_comes_then(
-    store: Store,
-    study_id: str,
-    new_looks: Callable[[], asyncio.Queue[None]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    store, study_id, new_looks, monkeypatch
+):
     """The look was for what the first one did not know, and is late."""
     poller, looks = Poller(store, 60.0), new_looks()
     read, begun, late = store.changes, threading.Event(), threading.Event()

@@ -3,11 +3,9 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
@@ -59,7 +57,7 @@ HOSTILE = st.builds(
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FastAPI]:
+def app(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     with open_store(f"sqlite:///{folder}/studies.db") as store:
         yield create_app(store, Settings(_env_file=None, max_open_studies=10**6))
@@ -85,16 +83,16 @@ class Watch:
     database's own files are left out: SQLite opens them below Python.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.is_on = False
         self.touched: list[str] = []
         self._stat = os.stat
 
-    def hook(self, name: str, arguments: tuple[object, ...]) -> None:
+    def hook(self, name, arguments):
         if self.is_on and name.startswith(TOUCHING):
             self.touched.append(f"{name} {arguments[:1]}")
 
-    def stat(self, path: Any, *arguments: Any, **more: Any) -> Any:
+    def stat(self, path, *arguments, **more):
         """In the place of ``os.stat``, of which no hook is told: so is ``Path.exists``."""
         if self.is_on and not str(path).startswith(self.allowed):
             self.touched.append(f"stat {path}")
@@ -105,16 +103,14 @@ class Watch:
 
 
 @pytest.fixture(scope="session")
-def watch() -> Watch:
+def watch():
     found = Watch()
     sys.addaudithook(found.hook)
     return found
 
 
 @pytest.fixture
-def guarded(
-    app: FastAPI, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[[Any], Any]]:
+def guarded(app, watch, monkeypatch):
     """Posts a body while nothing may be opened, looked at, started or called."""
     url = app.state.context.store.transactions.engine.url
     watch.allowed = str(url.database)
@@ -140,7 +136,7 @@ def guarded(
         yield post
 
 
-def check(response: Any) -> None:
+def check(response):
     assert response.status_code in (202, 400, 409, 413, 422), response.text
     if response.status_code != 202:
         assert response.headers["content-type"] == "application/problem+json"
@@ -149,20 +145,18 @@ def check(response: Any) -> None:
     assert "root:" not in response.text
 
 
-def hostile(count: int) -> Callable[..., Callable[..., None]]:
+def hostile(count):
     limits = settings(max_examples=examples(count), suppress_health_check=list(HealthCheck))
     return lambda test: limits(given(config=HOSTILE)(test))
 
 
 @hostile(25)
-def test_hostile_configurations_touch_nothing(
-    guarded: Callable[[Any], Any], config: dict[str, Any]
-) -> None:
+def test_hostile_configurations_touch_nothing(guarded, config):
     """Many times as many in ``make test-long``."""
     check(guarded({**PREDICTED, "workload": {**WORKLOAD, "model": config}}))
 
 
-def test_words_that_tempt_are_only_words(guarded: Callable[[Any], Any]) -> None:
+def test_words_that_tempt_are_only_words(guarded):
     for text in TEMPTING:
         for body in (
             {**PREDICTED, "workload": {**WORKLOAD, "model": text}},
@@ -174,7 +168,7 @@ def test_words_that_tempt_are_only_words(guarded: Callable[[Any], Any]) -> None:
             check(guarded(body))
 
 
-def test_a_question_of_many_settings_ends(guarded: Callable[[Any], Any]) -> None:
+def test_a_question_of_many_settings_ends(guarded):
     """The largest batch and cluster that there may be, with all their divisors."""
     workload = {**WORKLOAD, "global_batch_size": 720_720, "sequence_length": 256}
     check(guarded({**PREDICTED, "workload": workload, "cluster": "65536x1024xh100-80gb"}))

@@ -4,20 +4,18 @@ import base64
 import json
 
 import pytest
-from fastapi import FastAPI
-from starlette.testclient import TestClient
 
 from api.inputs import cursor_of, read_cursor
 from tests.unit.api.asgi import HOST, body_of, call, connection
 from tests.unit.api.studies import PREDICTED
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
-from tuner.store import Store, StudySummary
+from tuner.store import StudySummary
 
 WHOLE = json.dumps(PREDICTED)
 
 
-def test_a_parameter_is_there_once(app: FastAPI) -> None:
+def test_a_parameter_is_there_once(app):
     for path, query, name in (
         ("/tune", "limit=1&limit=2", "limit"),
         ("/tune", "limit=1&state=done&limit=1", "limit"),
@@ -29,7 +27,7 @@ def test_a_parameter_is_there_once(app: FastAPI) -> None:
     assert call(app, connection(path="/readyz", query="a=1&a=2")).status == 200, "for balancers"
 
 
-def test_a_header_is_there_once(app: FastAPI) -> None:
+def test_a_header_is_there_once(app):
     for method, path, name, value in (
         ("POST", "/tune", "Idempotency-Key", "a"),
         ("POST", "/tune", "Content-Type", "application/json"),
@@ -51,9 +49,7 @@ def test_a_header_is_there_once(app: FastAPI) -> None:
         (f'{{"{"x" * 500}": 1, "{"x" * 500}": 2}}', "x" * 80),
     ],
 )
-def test_a_name_that_an_object_has_twice_is_refused(
-    client: TestClient, store: Store, body: str, path: str
-) -> None:
+def test_a_name_that_an_object_has_twice_is_refused(client, store, body, path):
     headers = {"content-type": "application/json"}
     for encoding in ("utf-8", "utf-16"):
         refused = client.post("/tune", content=body.encode(encoding), headers=headers)
@@ -62,10 +58,7 @@ def test_a_name_that_an_object_has_twice_is_refused(
     assert store.studies() == []
 
 
-# -- places in lists
-
-
-def summary(asked_at: str = "2026-11-21T06:10:00.123456Z") -> StudySummary:
+def summary(asked_at="2026-11-21T06:10:00.123456Z"):
     return StudySummary(
         id="st-0123456789ab",
         model_name="m",
@@ -80,17 +73,17 @@ def summary(asked_at: str = "2026-11-21T06:10:00.123456Z") -> StudySummary:
     )
 
 
-def word(value: object) -> str:
+def word(value):
     text = value if isinstance(value, str) else json.dumps(value)
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def test_a_place_is_found_again() -> None:
+def test_a_place_is_found_again():
     one = summary()
     assert read_cursor(cursor_of(one)) == (one.asked_at, one.id)
 
 
-def test_words_that_are_no_place_are_refused() -> None:
+def test_words_that_are_no_place_are_refused():
     moment = "2026-11-21T06:10:00Z"
     for made_up in (
         "", "x", "bm90aGluZw", "!!", "é", word([moment]), word([moment, "st-1"]), word([1, 2]),

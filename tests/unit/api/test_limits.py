@@ -2,44 +2,31 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
-from starlette.types import Message, Scope
+from starlette.types import Message
 
-from api.limits import (
-    LINGER_BODIES,
-    Bounds,
-    Buckets,
-    Hosts,
-    WholeBody,
-    address_of,
-    network_of,
-)
+from api.limits import LINGER_BODIES, Bounds, Buckets, Hosts, WholeBody, address_of, network_of
 from api.settings import Settings
-from tests.unit.api.asgi import HOST, Answer, body_of, call, connection, echo, send_to
-from tests.unit.api.conftest import Clock
+from tests.unit.api.asgi import HOST, body_of, call, connection, echo, send_to
 
 
-def settings(**given: Any) -> Settings:
+def settings(**given):
     return Settings(_env_file=None, **given)
 
 
-def bounds(**given: Any) -> Bounds:
+def bounds(**given):
     return Bounds(echo, settings=settings(**given), open_paths=frozenset({"/healthz"}))
 
 
-def refused(answer: Answer, status: int, code: str) -> None:
+def refused(answer, status, code):
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status, answer.json["status"], answer.json["code"]) == (status, status, code)
     assert answer.json["type"] == f"urn:tuner:problem:{code}"
     assert answer.json["detail"]
 
 
-# -- addresses and hosts
-
-
-def test_of_ipv6_a_subscriber_has_a_whole_network() -> None:
+def test_of_ipv6_a_subscriber_has_a_whole_network():
     networks = {
         "192.0.2.1": "192.0.2.1", "2001:db8:1:2:3:4:5:6": "2001:db8:1:2::/64",
         "2001:db8:1:2::": "2001:db8:1:2::/64", "::ffff:192.0.2.1": "192.0.2.1",
@@ -78,13 +65,13 @@ FOREIGN = (
         ),
     ],
 )
-def test_names_of_the_service(given: Any, allowed: tuple[str, ...], other: tuple[str, ...]) -> None:
+def test_names_of_the_service(given, allowed, other):
     hosts = Hosts(settings(**given))
     assert [name for name in allowed if not hosts.allow(name)] == []
     assert [name for name in other if hosts.allow(name)] == []
 
 
-def test_a_request_for_another_host_is_refused() -> None:
+def test_a_request_for_another_host_is_refused():
     """A page of another name that resolves to this machine must not read studies."""
     evil = ("host", "evil.example")
     for headers in ([], [HOST, HOST], [evil], [HOST, evil]):
@@ -92,7 +79,7 @@ def test_a_request_for_another_host_is_refused() -> None:
         assert call(bounds(), connection(path="/healthz", headers=headers)).status == 200
 
 
-def test_a_page_of_another_origin_changes_nothing() -> None:
+def test_a_page_of_another_origin_changes_nothing():
     own = (None, "http://localhost:8765", "https://LOCALHOST:8765")
     others = ("http://localhost", "http://localhost:9999", "https://evil.example", "null", "")
     for method in ("POST", "DELETE", "PUT", "PATCH"):
@@ -105,10 +92,7 @@ def test_a_page_of_another_origin_changes_nothing() -> None:
                 refused(answer, 403, "other_origin")
 
 
-# -- first lines
-
-
-def test_headers_are_counted_and_weighed() -> None:
+def test_headers_are_counted_and_weighed():
     most = bounds(max_headers=10, max_header_bytes=1024)
     some = [HOST, *((f"x-{i}", "") for i in range(9))]
     assert call(most, connection(headers=some)).status == 200
@@ -119,7 +103,7 @@ def test_headers_are_counted_and_weighed() -> None:
     refused(call(most, connection(headers=long)), 431, "headers_too_large")
 
 
-def test_path_and_query_are_bounded_and_printable() -> None:
+def test_path_and_query_are_bounded_and_printable():
     assert call(bounds(), connection(path="/" + "a" * 4095, query="b" * 4096)).status == 200
     long = call(bounds(), connection(path="/" + "a" * 4096, query="b" * 4096))
     refused(long, 414, "uri_too_long")
@@ -127,19 +111,16 @@ def test_path_and_query_are_bounded_and_printable() -> None:
         refused(call(bounds(), connection(path=path)), 400, "bad_request")
 
 
-# -- bodies
-
-
-def whole(**given: Any) -> WholeBody:
+def whole(**given):
     return WholeBody(echo, **{"most_bytes": 10, **given})
 
 
-def posted(length: str | None = None) -> Scope:
+def posted(length=None):
     headers = [HOST, *([("content-length", length)] if length is not None else [])]
     return connection("POST", headers=headers)
 
 
-def test_a_body_may_have_its_size_and_comes_in_one_piece() -> None:
+def test_a_body_may_have_its_size_and_comes_in_one_piece():
     """A length that is none is not believed: what comes is counted."""
     for length in (None, "10", "-1", "1e3", "\xb2", ""):
         for parts in ([b"0" * 10], [b"0" * 9, b"0"], [b""]):
@@ -153,7 +134,7 @@ def test_a_body_may_have_its_size_and_comes_in_one_piece() -> None:
         refused(call(whole(within_s=0.01), posted(length), []), 413, "body_too_large")
 
 
-def test_who_sends_all_of_it_first_still_hears_why() -> None:
+def test_who_sends_all_of_it_first_still_hears_why():
     """Most callers read the answer only then. What comes is thrown away, and not for ever."""
 
     async def refuse(parts: int) -> list[Message]:
@@ -177,7 +158,7 @@ def test_who_sends_all_of_it_first_still_hears_why() -> None:
         assert (body["heard"], end["heard"]) == (2, taken)
 
 
-def test_a_body_is_taken_as_it_is() -> None:
+def test_a_body_is_taken_as_it_is():
     for codings in (["gzip"], ["identity, gzip"], ["identity", "br"], ["x" * 100]):
         headers = [HOST, *(("content-encoding", coding) for coding in codings)]
         answer = call(whole(), connection("POST", headers=headers), body_of(b"0"))
@@ -188,7 +169,7 @@ def test_a_body_is_taken_as_it_is() -> None:
         assert call(whole(), connection("POST", headers=headers), body_of(b"0")).status == 200
 
 
-def test_who_has_gone_is_not_answered_and_who_is_slow_is_not_waited_for() -> None:
+def test_who_has_gone_is_not_answered_and_who_is_slow_is_not_waited_for():
     begun = [{"type": "http.request", "body": b"0", "more_body": True}]
     slow = call(whole(within_s=0.01), posted("5"), begun)
     refused(slow, 408, "body_too_slow")
@@ -197,10 +178,7 @@ def test_who_has_gone_is_not_answered_and_who_is_slow_is_not_waited_for() -> Non
     assert asyncio.run(send_to(whole(), posted("5"), gone)) is None
 
 
-# -- rates
-
-
-def test_a_bucket_is_emptied_and_fills(clock: Clock) -> None:
+def test_a_bucket_is_emptied_and_fills(clock):
     buckets = Buckets(2.0, 3, clock=clock)
     assert [buckets.take("a") for _ in range(3)] == [0, 0, 0]
     assert [buckets.take("a"), buckets.take("a")] == [0.5, 0.5], "being refused costs nothing"
@@ -212,7 +190,7 @@ def test_a_bucket_is_emptied_and_fills(clock: Clock) -> None:
     assert [buckets.take("a") for _ in range(4)] == [0, 0, 0, 0.5]
 
 
-def test_each_caller_has_a_bucket_and_only_so_many_are_remembered(clock: Clock) -> None:
+def test_each_caller_has_a_bucket_and_only_so_many_are_remembered(clock):
     buckets = Buckets(1.0, 1, clock=clock, most=2)
     assert [buckets.take(who) for who in "abab"] == [0, 0, 1, 1]
     buckets.take("c")

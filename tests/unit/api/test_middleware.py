@@ -4,7 +4,7 @@ import asyncio
 import gzip
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -24,21 +24,21 @@ UNLIKE = {"x-request-id"}
 class Noted:
     """Stands in for the metrics."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.seen: list[tuple[str, str, int]] = []
 
-    def observe(self, route: str, method: str, status: int, duration_s: float) -> None:
+    def observe(self, route, method, status, duration_s):
         assert duration_s >= 0
         self.seen.append((route, method, status))
 
 
 @pytest.fixture
-def noted() -> Noted:
+def noted():
     return Noted()
 
 
 @pytest.fixture
-def noting(noted: Noted) -> TestClient:
+def noting(noted):
     app, router = FastAPI(), APIRouter()
 
     @router.get("/tune/{study_id}")
@@ -63,12 +63,12 @@ def noting(noted: Noted) -> TestClient:
 
 
 @pytest.fixture
-def lines(caplog: pytest.LogCaptureFixture) -> Callable[[], list[dict[str, Any]]]:
+def lines(caplog):
     caplog.set_level(logging.INFO, logger="api.access")
     return lambda: [vars(record) for record in caplog.records if record.name == "api.access"]
 
 
-def test_a_request_is_one_line_by_its_route(noting: TestClient, noted: Noted, lines: Any) -> None:
+def test_a_request_is_one_line_by_its_route(noting, noted, lines):
     secrets = {"Authorization": "Bearer secret2", "Cookie": "secret3"}
     assert noting.get("/tune/st-1?token=secret1", headers=secrets).status_code == 200
     (line,) = lines()
@@ -78,7 +78,7 @@ def test_a_request_is_one_line_by_its_route(noting: TestClient, noted: Noted, li
     assert noted.seen == [("/tune/{study_id}", "GET", 200)]
 
 
-def test_an_answer_names_its_request(noting: TestClient) -> None:
+def test_an_answer_names_its_request(noting):
     def name(given: bytes | None = None) -> str:
         headers = {} if given is None else {"X-Request-ID": given}
         return str(noting.get("/healthz", headers=headers).headers["X-Request-ID"])
@@ -90,7 +90,7 @@ def test_an_answer_names_its_request(noting: TestClient) -> None:
 
 
 @pytest.mark.parametrize(("started", "status"), [(False, 499), (True, 200)])
-def test_a_client_that_goes_is_noted(noted: Noted, started: bool, status: int) -> None:
+def test_a_client_that_goes_is_noted(noted, started, status):
     """The server cancels its task, before or while it is answered."""
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -107,12 +107,7 @@ def test_a_client_that_goes_is_noted(noted: Noted, started: bool, status: int) -
     assert noted.seen == [("(none)", "GET", status)]
 
 
-# -- HEAD and compression
-
-
-def test_every_route_has_head(
-    app: FastAPI, client: TestClient, keep_dry_runs: Callable[[Any], None]
-) -> None:
+def test_every_route_has_head(app, client, keep_dry_runs):
     asked = {**PREDICTED, "framework": "accelerate"}
     keep_dry_runs(asked)
     study_id = client.post("/tune", json=asked).json()["study_id"]
@@ -136,7 +131,7 @@ def test_every_route_has_head(
     assert call(Heads(echo), connection()).status == 200, "what is none is let through"
 
 
-def test_long_answers_are_compressed_for_who_asks(app: FastAPI, client: TestClient) -> None:
+def test_long_answers_are_compressed_for_who_asks(app, client):
     asked = [HOST, ("content-type", "application/json"), ("accept-encoding", "gzip")]
     body = json.dumps(PREDICTED).encode()
     answer = call(app, connection("POST", "/tune", asked), body_of(body))
@@ -155,10 +150,7 @@ def test_long_answers_are_compressed_for_who_asks(app: FastAPI, client: TestClie
         assert "content-encoding" not in stream.headers, "events come as they happen"
 
 
-# -- headers of every answer
-
-
-def test_every_answer_has_the_headers_unless_it_says_otherwise(client: TestClient) -> None:
+def test_every_answer_has_the_headers_unless_it_says_otherwise(client):
     for path in ("/tune", "/nowhere", "/healthz", "/tune/st-000000000000"):
         found = client.get(path).headers
         for name, value in SECURITY_HEADERS.items():

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from api import schemas
+from api import EXAMPLES, schemas
 from api.app import create_app
 from api.events import EventSent
-from api.examples import EXAMPLES
 from api.ops import AuditItem
 from api.problems import Problem
 from api.settings import Settings
@@ -26,7 +25,7 @@ from tuner.store import open_store
 KEPT = Path(__file__).with_name("openapi.json")
 
 
-def made() -> dict[str, Any]:
+def made():
     with (
         tempfile.TemporaryDirectory() as folder,
         open_store(f"sqlite:///{folder}/studies.db") as store,
@@ -35,28 +34,28 @@ def made() -> dict[str, Any]:
         return document
 
 
-def text_of(document: dict[str, Any]) -> str:
+def text_of(document):
     return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
+def document():
     return made()
 
 
-def test_it_is_the_one_that_is_kept(document: dict[str, Any]) -> None:
+def test_it_is_the_one_that_is_kept(document):
     assert text_of(document) == KEPT.read_text(), (
         "python -m tests.unit.api.test_openapi writes it anew"
     )
 
 
 @pytest.mark.parametrize("body", EXAMPLES["requests"])
-def test_examples_of_requests_are_accepted(body: Any) -> None:
+def test_examples_of_requests_are_accepted(body):
     read_request(body)
     assert question_of(body).workload.sequence_length == 4096
 
 
-def test_examples_of_answers_are_of_their_form() -> None:
+def test_examples_of_answers_are_of_their_form():
     schemas.Study.model_validate(EXAMPLES["study"])
     schemas.ProbeList.model_validate(EXAMPLES["probes"])
     EventSent.model_validate(EXAMPLES["event"])

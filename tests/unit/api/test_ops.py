@@ -2,9 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
 from starlette.testclient import TestClient
@@ -17,16 +16,14 @@ from tests.unit.api.conftest import Clock
 from tuner.core.measurement import Outcome
 from tuner.core.study import ProbeState, StudyState
 from tuner.errors import StoreError
-from tuner.store import Store
-from tuner.store.access import Keys
-from tuner.store.audit import Action, Audit
+from tuner.store.access import Action, Audit, Keys
 from tuner.store.figures import Figures
 from tuner.store.tables import VERSION_TABLE, AttemptState, Scope
 
 # -- health
 
 
-def test_up_but_not_ready_on_another_versions_database(client: TestClient, store: Store) -> None:
+def test_up_but_not_ready_on_another_versions_database(client, store):
     with store.transactions.write() as session:
         session.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '0001'"))
     answer = client.get("/readyz")
@@ -35,9 +32,7 @@ def test_up_but_not_ready_on_another_versions_database(client: TestClient, store
     assert client.get("/healthz").status_code == 200
 
 
-def test_one_looks_for_all_that_ask(
-    store: Store, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_looks_for_all_that_ask(store, clock, monkeypatch):
     """A database that hangs holds one thread, not those that requests need."""
     looks, hangs, readiness = [], threading.Event(), Readiness(store, clock=clock)
 
@@ -57,8 +52,6 @@ def test_one_looks_for_all_that_ask(
     assert len(looks) == 1
 
 
-# -- metrics
-
 FIGURES = Figures(
     studies={StudyState.RUNNING: 2, StudyState.DONE: 5},
     probes={ProbeState.QUEUED: 7, ProbeState.DONE: 40},
@@ -73,7 +66,7 @@ LATENCY = "tuner_http_request_duration_seconds"
 Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def samples(metrics: Metrics) -> Samples:
+def samples(metrics):
     """Every sample, by its name and labels, as Prometheus reads them."""
     body, media_type = metrics.text()
     assert media_type.startswith("text/plain")
@@ -84,15 +77,15 @@ def samples(metrics: Metrics) -> Samples:
     }
 
 
-def value(found: Samples, name: str, **labels: str) -> float:
+def value(found, name, **labels):
     return found[name, frozenset(labels.items())]
 
 
-def make(read: Callable[[], Figures] = lambda: FIGURES, clock: Clock | None = None) -> Metrics:
+def make(read=lambda: FIGURES, clock=None):
     return Metrics(read, version="1.2.3", clock=clock or Clock())
 
 
-def test_figures_of_the_queue() -> None:
+def test_figures_of_the_queue():
     found = samples(make())
     for name, labels, expected in (
         ("tuner_database_up", {}, 1),
@@ -110,7 +103,7 @@ def test_figures_of_the_queue() -> None:
     assert any(name == "process_cpu_seconds_total" for name, _ in found)
 
 
-def test_a_database_that_is_gone_is_told_and_comes_back(clock: Clock) -> None:
+def test_a_database_that_is_gone_is_told_and_comes_back(clock):
     fails = [True]
 
     def read() -> Figures:
@@ -129,10 +122,7 @@ def test_a_database_that_is_gone_is_told_and_comes_back(clock: Clock) -> None:
     assert value(samples(metrics), "tuner_database_up") == 1
 
 
-# -- audit
-
-
-def test_only_admins_see_the_audit_in_pages(store: Store) -> None:
+def test_only_admins_see_the_audit_in_pages(store):
     client = TestClient(
         create_app(store, Settings(_env_file=None, require_keys=True)), base_url="http://localhost"
     )

@@ -5,11 +5,9 @@ import logging
 import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
-from starlette.testclient import TestClient
 
 from tests.unit.api.studies import MEASURED, PREDICTED, question_of
 from tuner.core.study import Limits
-from tuner.store import Store
 from tuner.store.tables import StudyRow
 
 JSON = {"Content-Type": "application/json"}
@@ -26,9 +24,7 @@ JSON = {"Content-Type": "application/json"}
         ("/tune?state=gone", "state: got 'gone'; must be one of queued, running,"),
     ],
 )
-def test_what_is_wrong_is_told_with_what_was_given(
-    client: TestClient, path: str, detail: str
-) -> None:
+def test_what_is_wrong_is_told_with_what_was_given(client, path, detail):
     body = client.get(path).json()
     assert body["status"] == 422
     assert detail in body["detail"]
@@ -45,14 +41,12 @@ def test_what_is_wrong_is_told_with_what_was_given(
         (b'{"pool": "\xff"}', "the body is not UTF-8"),
     ],
 )
-def test_json_that_cannot_be_read_is_told_so(client: TestClient, content: bytes, why: str) -> None:
+def test_json_that_cannot_be_read_is_told_so(client, content, why):
     response = client.post("/tune", content=content, headers=JSON)
     assert (response.status_code, response.json()["detail"]) == (400, why)
 
 
-def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(
-    client: TestClient, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(client, store, caplog):
     bad, good = (store.ask(question_of(body), Limits()).id for body in (PREDICTED, MEASURED))
     question = store.study(bad).question.as_dict()
     question["workload"]["precision"] = "fp4"

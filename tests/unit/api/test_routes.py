@@ -1,10 +1,6 @@
 """Every route of the service, pages too: a key is needed, and a scope is declared."""
 
-from collections.abc import Iterator
-from typing import Any
-
 import pytest
-from fastapi import FastAPI
 from fastapi.routing import iter_route_contexts
 from starlette.testclient import TestClient
 
@@ -16,7 +12,7 @@ from api.security import OPEN_PATHS, SAFE, Requirement
 from api.sessions import formed
 from api.settings import Settings
 from tests.unit.api.browsers import PAGE, Browser
-from tuner.store import Store, open_store
+from tuner.store import open_store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope
 
@@ -61,35 +57,35 @@ REFUSED = (303, 401, 403)
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+def store(tmp_path_factory):
     folder = tmp_path_factory.mktemp("routes")
     with open_store(f"sqlite:///{folder}/studies.db") as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def app(store: Store) -> FastAPI:
+def app(store):
     return create_app(store, Settings(_env_file=None, require_keys=True, rate_burst=100_000))
 
 
 @pytest.fixture(scope="module")
-def client(app: FastAPI) -> TestClient:
+def client(app):
     return TestClient(app, base_url="http://localhost", follow_redirects=False)
 
 
-def path_of(template: str) -> str:
+def path_of(template):
     for name, value in VALUES.items():
         template = template.replace(f"{{{name}}}", value)
     return template
 
 
-def below(dependant: Any) -> Iterator[Any]:
+def below(dependant):
     yield dependant.call
     for each in dependant.dependencies:
         yield from below(each)
 
 
-def declared(app: FastAPI) -> dict[tuple[str, str], Any]:
+def declared(app):
     return {
         (method, route.path or ""): route.dependant
         for route in iter_route_contexts(app.routes)
@@ -98,11 +94,11 @@ def declared(app: FastAPI) -> dict[tuple[str, str], Any]:
     }
 
 
-def allows(scope: Scope, needed: Scope) -> bool:
+def allows(scope, needed):
     return list(Scope).index(scope) >= list(Scope).index(needed)
 
 
-def test_every_route_declares_its_scope_and_every_form_is_checked(app: FastAPI) -> None:
+def test_every_route_declares_its_scope_and_every_form_is_checked(app):
     found, unchecked = {}, []
     for (method, template), dependant in declared(app).items():
         calls = list(below(dependant))
@@ -116,7 +112,7 @@ def test_every_route_declares_its_scope_and_every_form_is_checked(app: FastAPI) 
     assert unchecked == ["/sign-out"]  # it reads the form where there is a session to end
 
 
-def test_every_path_is_known_as_what_it_is(app: FastAPI) -> None:
+def test_every_path_is_known_as_what_it_is(app):
     for method, template in declared(app):
         path = path_of(template)
         assert is_page(path) == ((method, template) in PAGES or path.startswith("/sign-"))
@@ -126,7 +122,7 @@ def test_every_path_is_known_as_what_it_is(app: FastAPI) -> None:
     assert {route.path for route in iter_route_contexts(app.routes)} >= OPEN_PATHS
 
 
-def test_every_route_needs_a_key(client: TestClient) -> None:
+def test_every_route_needs_a_key(client):
     for template in {path for _, path in SCOPES | PAGES} | NOWHERE:
         for method in METHODS:
             for headers in ({}, WRONG, {"Authorization": "Basic YTpi"}, STALE):
@@ -138,7 +134,7 @@ def test_every_route_needs_a_key(client: TestClient) -> None:
                     assert answer.headers[name] == value, where
 
 
-def test_every_page_needs_a_key(client: TestClient) -> None:
+def test_every_page_needs_a_key(client):
     for template in {path for _, path in PAGES} | {"/nowhere"}:
         for method in METHODS:
             for headers in ({}, WRONG, STALE):
@@ -154,7 +150,7 @@ def test_every_page_needs_a_key(client: TestClient) -> None:
                         assert answer.headers[name] == value, where
 
 
-def test_a_session_opens_what_its_key_does(app: FastAPI, store: Store) -> None:
+def test_a_session_opens_what_its_key_does(app, store):
     for scope in Scope:
         browser = signed_in(app, store, scope)
         for (method, template), needed in PAGES.items():
@@ -164,7 +160,7 @@ def test_a_session_opens_what_its_key_does(app: FastAPI, store: Store) -> None:
             assert (answer.status_code not in REFUSED) == allows(scope, needed), where
 
 
-def signed_in(app: FastAPI, store: Store, scope: Scope) -> Browser:
+def signed_in(app, store, scope):
     browser = Browser(app)
     key, _ = Keys(store.transactions).create("a", scope)
     browser.cookies.set("tuner_session", Sessions(store.transactions).begin(key.id))

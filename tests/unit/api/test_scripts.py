@@ -2,21 +2,17 @@
 or predicted.
 """
 
-from pathlib import Path
-
 import pytest
-from starlette.testclient import TestClient
 
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.script import read_script
 from tuner.core.study import Limits, Question
 from tuner.core.workload import Workload
 from tuner.model.shape import unnamed_model
-from tuner.store import Store
 
 
 @pytest.fixture
-def script_study(store: Store, tmp_path: Path) -> str:
+def script_study(store, tmp_path):
     (tmp_path / "train.py").write_text("")
     asked = question_of(MEASURED)
     question = Question(
@@ -28,9 +24,7 @@ def script_study(store: Store, tmp_path: Path) -> str:
     return store.ask(question, Limits()).id
 
 
-def test_it_is_pending_until_something_is_measured(
-    client: TestClient, store: Store, script_study: str
-) -> None:
+def test_it_is_pending_until_something_is_measured(client, store, script_study):
     body = client.get(f"/tune/{script_study}").json()
     assert body["question"]["workload"]["model"] is None, "what stands for it is nobody's model"
     assert body["question"]["script"]["path"].endswith("train.py")

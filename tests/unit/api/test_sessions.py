@@ -1,7 +1,6 @@
 """Cookies that stand for a key, and forms that only this service's pages can send."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -12,15 +11,10 @@ from fastapi.responses import HTMLResponse
 from api.app import protect
 from api.problems import add_problems
 from api.security import Reader, Submitter
-from api.sessions import (
-    Formed,
-    LazyField,
-    session_token,
-)
+from api.sessions import Formed, LazyField, session_token
 from api.settings import Settings
 from tests.unit.api.asgi import HOST, connection
 from tests.unit.api.browsers import Browser
-from tuner.store import Store
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope
 
@@ -28,16 +22,16 @@ A, B = "A" * 43, "B" * 43
 
 
 @pytest.fixture
-def keys(store: Store) -> Keys:
+def keys(store):
     return Keys(store.transactions)
 
 
 @pytest.fixture
-def sessions(store: Store) -> Sessions:
+def sessions(store):
     return Sessions(store.transactions)
 
 
-def pages() -> APIRouter:
+def pages():
     """A page, its form, one whose route does not read the form, and a part for scripts."""
     router = APIRouter(include_in_schema=False)
 
@@ -61,7 +55,7 @@ def pages() -> APIRouter:
 
 
 @pytest.fixture
-def app(store: Store) -> Callable[..., FastAPI]:
+def app(store):
     """A service with such settings; keys are needed unless they say otherwise."""
 
     def make(**given: Any) -> FastAPI:
@@ -89,7 +83,7 @@ def app(store: Store) -> Callable[..., FastAPI]:
 
 
 @pytest.fixture
-def browser(app: Callable[..., FastAPI]) -> Callable[..., Browser]:
+def browser(app):
     """A browser that has a session's cookie, if a token is given, and the service with settings."""
 
     def make(token: str | None = None, **given: Any) -> Browser:
@@ -101,14 +95,11 @@ def browser(app: Callable[..., FastAPI]) -> Callable[..., Browser]:
     return make
 
 
-def submitting(keys: Keys, sessions: Sessions, scope: Scope = Scope.SUBMIT) -> str:
+def submitting(keys, sessions, scope=Scope.SUBMIT):
     return sessions.begin(keys.create("the team", scope)[0].id)
 
 
-# -- what a session's cookie opens
-
-
-def test_a_key_counts_before_a_session(browser: Any, keys: Keys, sessions: Sessions) -> None:
+def test_a_key_counts_before_a_session(browser, keys, sessions):
     token = submitting(keys, sessions, Scope.ADMIN)
     key, text = keys.create("a", Scope.READ)
     opened = browser(token)
@@ -120,7 +111,7 @@ def test_a_key_counts_before_a_session(browser: Any, keys: Keys, sessions: Sessi
     assert opened.get("/compare", headers=wrong).status_code == 401, "and not sent to sign in"
 
 
-def test_two_sessions_are_none() -> None:
+def test_two_sessions_are_none():
     twice = f"tuner_session={A}; tuner_session={B}"
     assert session_token(connection(headers=[HOST, ("cookie", twice)])) is None
     apart = [HOST, ("cookie", f"tuner_session={A}"), ("cookie", f"tuner_session={B}")]
@@ -129,13 +120,8 @@ def test_two_sessions_are_none() -> None:
     assert session_token(connection(headers=[HOST, ("cookie", others)])) == A
 
 
-# -- forms
-
-
 @pytest.mark.parametrize("required", [True, None])
-def test_no_form_is_taken_without_its_token_or_of_another_site(
-    browser: Any, keys: Keys, sessions: Sessions, required: bool | None
-) -> None:
+def test_no_form_is_taken_without_its_token_or_of_another_site(browser, keys, sessions, required):
     """Also where a route forgets to read the form."""
     opened, other = (
         browser(submitting(keys, sessions) if required else None, require_keys=required)
@@ -164,7 +150,7 @@ def test_no_form_is_taken_without_its_token_or_of_another_site(
         assert opened.post(path, data={"csrf_token": good}, headers=own).status_code == 200
 
 
-def test_without_a_session_a_form_is_kept_for_who_signs_in(browser: Any) -> None:
+def test_without_a_session_a_form_is_kept_for_who_signs_in(browser):
     opened = browser()
     typed = {"workload.model": "m &<b>", "csrf_token": "0" * 64, "model": "no field of ours"}
     onward = quote("/new?workload.model=m+%26%3Cb%3E", safe="/")
@@ -180,10 +166,7 @@ def test_without_a_session_a_form_is_kept_for_who_signs_in(browser: Any) -> None
     assert 'href="/sign-in?next=/studies/st-0123456789ab"' in response.text
 
 
-# -- cookies
-
-
-def test_a_form_needs_a_visit_and_other_pages_do_not(browser: Any) -> None:
+def test_a_form_needs_a_visit_and_other_pages_do_not(browser):
     opened = browser(require_keys=None)
     assert "set-cookie" not in opened.get("/compare").headers
     (given,) = opened.get("/new").headers.get_list("set-cookie")
@@ -191,7 +174,7 @@ def test_a_form_needs_a_visit_and_other_pages_do_not(browser: Any) -> None:
     assert "set-cookie" not in opened.get("/new").headers, "it has one"
 
 
-def test_by_https_only_cookies_of_https_count() -> None:
+def test_by_https_only_cookies_of_https_count():
     plain = {**connection(headers=[HOST, ("cookie", f"tuner_session={A}")]), "scheme": "https"}
     assert session_token(plain) is None
     own = [HOST, ("cookie", f"__Host-tuner_session={A}; tuner_session={B}")]

@@ -1,7 +1,5 @@
 """Settings of the service: variables, a file, and what is wrong with them."""
 
-from pathlib import Path
-
 import pytest
 
 from api.settings import Settings, read_settings
@@ -9,16 +7,14 @@ from tuner.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     for name in Settings.model_fields:
         monkeypatch.delenv(f"TUNER_{name.upper()}", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_options_go_before_variables_and_these_before_the_file(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_options_go_before_variables_and_these_before_the_file(place, monkeypatch):
     (place / ".env").write_text("TUNER_PORT=1\nTUNER_HOST=10.0.0.1\nTUNER_THREADS=3\nOTHER=x\n")
     monkeypatch.setenv("TUNER_PORT", "2")
     monkeypatch.setenv("TUNER_ALLOWED_HOSTS", "a.example, b.example,")
@@ -34,9 +30,7 @@ def test_options_go_before_variables_and_these_before_the_file(
 PORTS = "must be a whole number from 0 up to 65535"
 
 
-def test_what_is_wrong_names_its_variable_and_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_is_wrong_names_its_variable_and_what_is_allowed(monkeypatch):
     rate = "must be a number above 0 up to 1000000"
     for name, value, allowed in (
         ("PORT", "x", PORTS),

@@ -4,10 +4,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import yaml
-from fastapi import FastAPI
-from starlette.testclient import TestClient
 
 from api.schemas import Study, Submitted
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe
@@ -16,21 +13,15 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import StudyState
 from tuner.errors import StoreError
 from tuner.planner import Stop, next_probe
-from tuner.store import Store
 
 PROBLEM = "application/problem+json"
 
 
-def ask(client: TestClient, body: Any = PREDICTED, **headers: str) -> Any:
+def ask(client, body=PREDICTED, **headers):
     return client.post("/tune", json=body, headers=headers)
 
 
-# -- asking -----------------------------------------------------------------------------------
-
-
-def test_a_question_is_taken_and_pending_while_nothing_is_known(
-    client: TestClient, store: Store
-) -> None:
+def test_a_question_is_taken_and_pending_while_nothing_is_known(client, store):
     response = ask(client)
     assert response.status_code == 202, response.text
     body = response.json()
@@ -45,9 +36,7 @@ def test_a_question_is_taken_and_pending_while_nothing_is_known(
     }
 
 
-def test_what_dry_runs_say_that_are_kept_is_answered_at_once(
-    client: TestClient, keep_dry_runs: Callable[[Any], None]
-) -> None:
+def test_what_dry_runs_say_that_are_kept_is_answered_at_once(client, keep_dry_runs):
     keep_dry_runs(PREDICTED)
     body = ask(client).json()
     assert (body["state"], body["pending"]) == ("done", False)
@@ -60,9 +49,7 @@ def test_what_dry_runs_say_that_are_kept_is_answered_at_once(
     assert again == body
 
 
-def test_a_question_is_joined_answered_from_the_store_or_asked_again(
-    client: TestClient, store: Store
-) -> None:
+def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, store):
     study_id = ask(client, MEASURED).json()["study_id"]
     probe(store, study_id)
     before = store.study(study_id)
@@ -86,7 +73,7 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(
 OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
 
 
-def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Store) -> None:
+def test_other_terms_of_an_open_study_are_refused(client, store):
     first = ask(client, MEASURED).json()
     before = store.study(first["study_id"])
     refused = ask(client, OTHER, **{"Idempotency-Key": "one"})
@@ -107,9 +94,7 @@ def test_other_terms_of_an_open_study_are_refused(client: TestClient, store: Sto
     assert (again.status_code, again.json()["terms"]["max_probes"]) == (202, 5)
 
 
-def test_no_answer_is_given_on_terms_of_another(
-    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
-) -> None:
+def test_no_answer_is_given_on_terms_of_another(client, store, keep_dry_runs):
     """Also where the study had ended, and the question was asked anew before it was read."""
     asked = {**PREDICTED, "framework": "accelerate"}
     keep_dry_runs(asked)
@@ -130,7 +115,7 @@ def test_no_answer_is_given_on_terms_of_another(
     assert client.get(f"{export}?terms=mine").status_code == 422
 
 
-def test_an_idempotency_key_asks_once(client: TestClient, store: Store) -> None:
+def test_an_idempotency_key_asks_once(client, store):
     first = ask(client, MEASURED, **{"Idempotency-Key": "one"})
     study_id = first.json()["study_id"]
     store.move(study_id, StudyState.CANCELLED)
@@ -151,7 +136,7 @@ WRONG = (
 )
 
 
-def test_what_is_wrong_is_named_and_nothing_is_written(client: TestClient, store: Store) -> None:
+def test_what_is_wrong_is_named_and_nothing_is_written(client, store):
     for body, field in WRONG:
         response = ask(client, body)
         found = response.json()
@@ -169,10 +154,7 @@ def test_what_is_wrong_is_named_and_nothing_is_written(client: TestClient, store
     assert store.studies() == []
 
 
-# -- seeing -----------------------------------------------------------------------------------
-
-
-def test_a_study_is_sent_once_until_it_changes(client: TestClient, store: Store) -> None:
+def test_a_study_is_sent_once_until_it_changes(client, store):
     path = ask(client, MEASURED).headers["location"]
     first = client.get(path)
     Study.model_validate(first.json())
@@ -186,9 +168,7 @@ def test_a_study_is_sent_once_until_it_changes(client: TestClient, store: Store)
     assert changed.headers["etag"] != first.headers["etag"]
 
 
-def test_waiting_ends_with_what_is_waited_for(
-    client: TestClient, app: FastAPI, store: Store
-) -> None:
+def test_waiting_ends_with_what_is_waited_for(client, app, store):
     first = ask(client, MEASURED)
     path, known = first.headers["location"], {"If-None-Match": first.headers["etag"]}
     study_id = path.removeprefix("/tune/")
@@ -208,7 +188,7 @@ def test_waiting_ends_with_what_is_waited_for(
     assert waited(app.state.stopping, {}) in ("queued", "running"), "the service ends"
 
 
-def test_errors_are_problems(client: TestClient) -> None:
+def test_errors_are_problems(client):
     study = "/tune/st-000000000000"
     for method, path, status in (
         ("GET", study, 404),
@@ -233,13 +213,7 @@ def test_errors_are_problems(client: TestClient) -> None:
         assert body["detail"]
 
 
-# -- listing ----------------------------------------------------------------------------------
-
-
-# -- cancelling -------------------------------------------------------------------------------
-
-
-def test_a_study_is_cancelled_once(client: TestClient, store: Store) -> None:
+def test_a_study_is_cancelled_once(client, store):
     path = ask(client, MEASURED).headers["location"]
     response = client.delete(path)
     assert response.status_code == 200
@@ -252,14 +226,10 @@ def test_a_study_is_cancelled_once(client: TestClient, store: Store) -> None:
     assert noted["study_id"] == path.removeprefix("/tune/")
 
 
-# -- exports --------------------------------------------------------------------------------
-
 ACCELERATE = {**PREDICTED, "framework": "accelerate"}
 
 
-def test_files_of_answers(
-    client: TestClient, store: Store, keep_dry_runs: Callable[[Any], None]
-) -> None:
+def test_files_of_answers(client, store, keep_dry_runs):
     keep_dry_runs(ACCELERATE)
     path = client.post("/tune", json=ACCELERATE).headers["location"]
     response = client.get(f"{path}/export/accelerate")
@@ -278,7 +248,7 @@ def test_files_of_answers(
     assert "measured" in client.get(f"{open_path}/export/accelerate").text
 
 
-def test_what_trains_something_else_is_not_exported(client: TestClient, store: Store) -> None:
+def test_what_trains_something_else_is_not_exported(client, store):
     knobs = {"sync_each_batch": [True], "gradient_accumulation_steps": [2, 4]}
     path = client.post("/tune", json={**MEASURED, "knobs": knobs}).headers["location"]
     study_id = path.removeprefix("/tune/")
@@ -316,12 +286,7 @@ def test_what_trains_something_else_is_not_exported(client: TestClient, store: S
     assert "reason" not in client.get(f"{path}/export/accelerate").json()
 
 
-# -- trouble ----------------------------------------------------------------------------------
-
-
-def test_a_database_that_cannot_be_used_is_503_and_not_named(
-    client: TestClient, app: FastAPI, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkeypatch):
     def fail(*arguments: object, **more: object) -> None:
         raise StoreError("the database /secret/place cannot be used: disk I/O error")
 

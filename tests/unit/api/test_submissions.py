@@ -8,27 +8,24 @@ import pytest
 
 from api.answers import Answers
 from api.problems import ProblemError
-from api.submissions import LIVING_S, Submissions, Submitted
-from tests.unit.api.conftest import Clock
+from api.submissions import LIVING_S, Submissions
 from tests.unit.api.studies import MEASURED, PREDICTED, finish
 from tuner.core.framework import installed_versions
 from tuner.core.study import StudyState
 from tuner.errors import OtherLimitsError
 from tuner.machine import this_machine
-from tuner.store import Store, WorkerIdentity
-from tuner.store.audit import Audit
+from tuner.store import WorkerIdentity
+from tuner.store.access import Audit
 from tuner.store.requests import Requests
 from tuner.store.workers import Workers
 
 
 @pytest.fixture
-def submissions(store: Store, clock: Clock) -> Submissions:
+def submissions(store, clock):
     return Submissions(store, Answers(store, clock), 2, clock)
 
 
-def submit(
-    submissions: Submissions, body: Any, key: str | None = None, owner: str = ""
-) -> tuple[Submitted, list[tuple[str, str, str, dict[str, Any]]]]:
+def submit(submissions, body, key=None, owner=""):
     audit = Audit(submissions._store.transactions)
     before = max((one.id for one in audit.newest(1)), default=0)
     done = submissions.submit(body, owner=owner, key=key, address="192.0.2.1")
@@ -37,7 +34,7 @@ def submit(
     return done, noted
 
 
-def test_who_asks_is_noted_and_who_joins_once(submissions: Submissions, store: Store) -> None:
+def test_who_asks_is_noted_and_who_joins_once(submissions, store):
     first, noted = submit(submissions, MEASURED)
     study_id, where = first.body.standing.id, {"address": "192.0.2.1"}
     assert noted == [("local", "tune.submit", study_id, where)]
@@ -53,7 +50,7 @@ def test_who_asks_is_noted_and_who_joins_once(submissions: Submissions, store: S
     assert submit(anew, MEASURED, "key")[1] == [("local", "tune.join", study_id, where)]
 
 
-def test_one_key_has_its_share_of_open_studies(store: Store, clock: Clock) -> None:
+def test_one_key_has_its_share_of_open_studies(store, clock):
     submissions = Submissions(store, Answers(store, clock), 4, clock)
     bodies = [{**PREDICTED, "cluster": f"{2**n}xa100-80gb"} for n in range(5)]
     for body in bodies[:2]:
@@ -72,9 +69,7 @@ def test_one_key_has_its_share_of_open_studies(store: Store, clock: Clock) -> No
         submit(submissions, body)  # without a key there is no share
 
 
-def test_a_worker_that_came_is_seen_soon(
-    store: Store, submissions: Submissions, clock: Clock
-) -> None:
+def test_a_worker_that_came_is_seen_soon(store, submissions, clock):
     body = {**MEASURED, "fidelity": "auto"}
     first, _ = submit(submissions, body)
     assert first.body.standing.limits["fidelity"] == "predicted"
@@ -94,9 +89,7 @@ def test_a_worker_that_came_is_seen_soon(
     assert any("of worker w: " in note for note in second.notes)
 
 
-def test_terms_that_another_replaces_meanwhile_are_not_answered(
-    store: Store, submissions: Submissions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terms_that_another_replaces_meanwhile_are_not_answered(store, submissions, monkeypatch):
     """Between the commit of what was asked and the reading of the answer."""
     whole = Requests.ask
 
@@ -110,7 +103,7 @@ def test_terms_that_another_replaces_meanwhile_are_not_answered(
         submit(submissions, MEASURED)
 
 
-def test_of_two_terms_at_once_one_is_refused(store: Store, submissions: Submissions) -> None:
+def test_of_two_terms_at_once_one_is_refused(store, submissions):
     """Nobody's are replaced, whoever comes first."""
     bodies = [{**MEASURED, "headroom": share / 100} for share in range(8)]
     ready, refused, taken = threading.Barrier(len(bodies)), [], []

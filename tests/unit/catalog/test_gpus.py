@@ -4,7 +4,7 @@ from tuner.catalog.gpus import MIB, gpu_kind, gpu_kinds, reported_kind
 from tuner.errors import UnknownNameError, UsageError
 
 
-def test_every_kind_is_complete_and_plausible() -> None:
+def test_every_kind_is_complete_and_plausible():
     for kind in gpu_kinds().values():
         assert kind.title
         assert kind.driver_names
@@ -15,6 +15,7 @@ def test_every_kind_is_complete_and_plausible() -> None:
         assert 1e13 < kind.fp16_flops_per_s < 1e16
         assert kind.fp32_flops_per_s < kind.fp16_flops_per_s
         assert kind.bf16_flops_per_s in (None, kind.fp16_flops_per_s)
+        assert kind.matmul_share is None or 0.5 < kind.matmul_share < 0.9
         assert (
             0 < kind.inter_node.bytes_per_s < kind.intra_node.bytes_per_s < kind.memory_bytes_per_s
         )
@@ -22,7 +23,7 @@ def test_every_kind_is_complete_and_plausible() -> None:
         assert 1e10 < kind.host_bytes_per_s < kind.memory_bytes_per_s
 
 
-def test_gpus_without_bf16_matrix_units_say_so() -> None:
+def test_gpus_without_bf16_matrix_units_say_so():
     assert {k.name for k in gpu_kinds().values() if k.bf16_flops_per_s is None} == {
         "t4",
         "v100-16gb",
@@ -30,7 +31,7 @@ def test_gpus_without_bf16_matrix_units_say_so() -> None:
     }
 
 
-def test_nvidias_have_a_compute_capability() -> None:
+def test_nvidias_have_a_compute_capability():
     """Those with bf16 matrix units are Ampere's or later."""
     for kind in gpu_kinds().values():
         assert bool(kind.compute_capability) == kind.title.startswith("NVIDIA"), kind.name
@@ -39,19 +40,19 @@ def test_nvidias_have_a_compute_capability() -> None:
             assert (float(kind.compute_capability) >= 8.0) == has_bf16, kind.name
 
 
-def test_an_ambiguous_name_is_answered_with_the_choice() -> None:
+def test_an_ambiguous_name_is_answered_with_the_choice():
     with pytest.raises(UsageError, match=r"a100-40gb, a100-80gb, .* or a100-80gb-pcie") as caught:
         gpu_kind("a100", "cluster.gpu")
     assert caught.value.field == "cluster.gpu"
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(UnknownNameError) as caught:
         gpu_kind("a100-81gb")
     assert "a100-80gb" in caught.value.nearest
 
 
-def test_kinds_by_what_the_driver_reports() -> None:
+def test_kinds_by_what_the_driver_reports():
     for driver_name, memory_mib, name in [
         ("NVIDIA A100-SXM4-40GB", 40536, "a100-40gb"),
         ("NVIDIA H100 80GB HBM3", 81559, "h100-80gb"),

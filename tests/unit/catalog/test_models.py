@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tuner.catalog import models
 from tuner.errors import UnknownNameError
@@ -12,7 +12,7 @@ WITHOUT_SDPA = {"gemma2"}
 """Types whose soft-capped attention transformers runs in no fused kernel."""
 
 
-def build(config: dict[str, object]) -> PreTrainedModel:
+def build(config):
     fields = {name: value for name, value in config.items() if name != "model_type"}
     settings = AutoConfig.for_model(config["model_type"], **fields)
     attention = "eager" if config["model_type"] in WITHOUT_SDPA else "sdpa"
@@ -22,11 +22,11 @@ def build(config: dict[str, object]) -> PreTrainedModel:
     return model
 
 
-def count(module: torch.nn.Module) -> int:
+def count(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def test_file_formula_and_built_model_have_the_same_parameters() -> None:
+def test_file_formula_and_built_model_have_the_same_parameters():
     for name in models.names():
         model = published_model(name)
         built = build(model.as_config())
@@ -39,7 +39,7 @@ def test_file_formula_and_built_model_have_the_same_parameters() -> None:
         assert outside == model.embedding_parameters + norm
 
 
-def test_active_parameters_leave_out_the_experts_not_chosen() -> None:
+def test_active_parameters_leave_out_the_experts_not_chosen():
     for name, active in [
         ("mixtral-8x7b", 12_879_925_248),  # arXiv 2401.04088 says 13B
         ("qwen3-30b-a3b", 3_353_032_704),  # the model card says 3.3B
@@ -48,7 +48,7 @@ def test_active_parameters_leave_out_the_experts_not_chosen() -> None:
         assert published_model(name).active_parameters == active
 
 
-def test_names_are_found_as_people_write_them() -> None:
+def test_names_are_found_as_people_write_them():
     for spec, name in [
         ("llama-3.1-8b", "llama-3.1-8b"),
         ("Llama-3.1-8B", "llama-3.1-8b"),
@@ -64,7 +64,7 @@ def test_names_are_found_as_people_write_them() -> None:
         assert models.find(spec) == name
 
 
-def test_an_unknown_name_gets_the_nearest_and_the_other_way() -> None:
+def test_an_unknown_name_gets_the_nearest_and_the_other_way():
     with pytest.raises(UnknownNameError) as caught:
         published_model("lama-3.1-8b")
     assert "llama-3.1-8b" in caught.value.nearest

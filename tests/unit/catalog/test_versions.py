@@ -8,7 +8,7 @@ from tuner.catalog.versions import Condition, Effect, meets_all, version_table
 TABLE = version_table()
 
 
-def _borders(package: str) -> list[str]:
+def _borders(package):
     """Every version at which some rule begins or ends, and one past the newest."""
     texts = [
         text
@@ -24,7 +24,7 @@ def _borders(package: str) -> list[str]:
     return sorted(borders, key=Version)
 
 
-def test_rules_never_contradict_each_other() -> None:
+def test_rules_never_contradict_each_other():
     for framework in TABLE.frameworks:
         packages = sorted(TABLE.frameworks[framework].oldest)
         families = [Condition.DDP, Condition.FSDP1, Condition.FSDP2, Condition.DEEPSPEED]

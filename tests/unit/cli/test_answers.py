@@ -1,32 +1,29 @@
 """What is said of a study at its beginning and at its end; the probes are made by hand."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.cli.render import show_answered
 from tuner.client.answered import Target, answered_of
 from tuner.core.cluster import parse_cluster
-from tuner.core.study import Study, StudyState
+from tuner.core.study import StudyState
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
 
 
-def finish(study: Study, targets: Sequence[Target], *, as_json: bool) -> int:
+def finish(study, targets, *, as_json):
     return show_answered(answered_of(study, targets), as_json=as_json)
 
 
 @pytest.fixture
-def study(lab: SimpleNamespace) -> Study:
+def study(lab):
     return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)))
 
 
-def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_answer_in_words(study, capsys):
     assert finish(study, (), as_json=False) == 0
     out, err = capsys.readouterr()
     assert err == ""
@@ -50,9 +47,7 @@ def test_the_answer_in_words(study: Study, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_when_nothing_fits_it_says_what_would_be_needed(
-    lab: SimpleNamespace, capsys: pytest.CaptureFixture[str], as_json: bool
-) -> None:
+def test_when_nothing_fits_it_says_what_would_be_needed(lab, capsys, as_json):
     spent = lab.study((FIRST, lab.oom(50)), (SECOND, lab.oom(64)))
     assert finish(spent, (), as_json=as_json) == 3
     assert capsys.readouterr().err.startswith("tuner: error: nothing that was probed fits: ")
@@ -68,12 +63,7 @@ def test_when_nothing_fits_it_says_what_would_be_needed(
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_what_is_predicted_is_shown_but_not_taken_for_measured(
-    lab: SimpleNamespace,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    as_json: bool,
-) -> None:
+def test_what_is_predicted_is_shown_but_not_taken_for_measured(lab, tmp_path, capsys, as_json):
     path, spent = tmp_path / "a.yaml", "the budget of 11.2 s is spent"
     asked = lab.study()
     question = replace(asked.question, cluster=parse_cluster("8xa100-80gb"))
@@ -93,9 +83,7 @@ def test_what_is_predicted_is_shown_but_not_taken_for_measured(
         assert "\nAnswer" not in out
 
 
-def test_json_is_the_whole_of_stdout(
-    study: Study, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_json_is_the_whole_of_stdout(study, tmp_path, capsys):
     path = tmp_path / "a.yaml"
     assert finish(study, (Target(format_name="accelerate", path=path),), as_json=True) == 0
     found = json.loads(capsys.readouterr().out)

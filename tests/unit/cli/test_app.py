@@ -5,7 +5,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ ALL = [[name] for name in COMMANDS] + [
 ]
 
 
-def test_every_help_teaches(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_help_teaches(cli, monkeypatch):
     for words in ALL:
         text = cli(*words, "--help").out
         assert "Example" in text
@@ -49,9 +48,9 @@ HEAVY = {"torch", "optuna", "numpy", "alembic", "tuner.planner", "yaml", "transf
     ],
 )
 def test_light_commands_import_little(
-    environment: dict[str, str], answered: Any, tmp_path: Path, tiny: str, words: str,
-    more: set[str], allowed: set[str],
-) -> None:  # fmt: skip
+    environment, answered, tmp_path, tiny, words,
+    more, allowed
+):  # fmt: skip
     """The time itself is measured by a benchmark; this is what it depends on."""
     workload = {"model": json.loads(Path(tiny).read_text()), "sequence_length": 64}
     case = {"workload": {**workload, "global_batch_size": 32}, "cluster": "8xa100-80gb"}

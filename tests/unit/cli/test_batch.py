@@ -12,7 +12,7 @@ RUNNING = "RUNNING|gpu|n1|N/A|None"
 
 
 @pytest.fixture
-def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def squeue(tmp_path, monkeypatch):
     """A folder on the PATH: each line of its ``says`` is an answer, and the last one stays."""
     says = tmp_path / "says"
     program = tmp_path / "squeue"
@@ -35,7 +35,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("", 1, "Slurm knows it no more, nor how it ended"),
     ],
 )
-def test_how_a_job_ended(squeue, tmp_path, capsys, last: str, code: int, told: str) -> None:
+def test_how_a_job_ended(squeue, tmp_path, capsys, last, code, told):
     squeue.write_text(f"{RUNNING}\n{last}\n")
     with Signals() as signals:
         assert BatchJob(job_id="12", output=tmp_path / "12.log").follow(signals) == code
@@ -56,7 +56,7 @@ ARGV = (
 )
 
 
-def test_the_script() -> None:
+def test_the_script():
     assert batch_script(ARGV, (), output="/home/a user/%j.log") == GOLDEN.read_text()
 
 
@@ -70,13 +70,13 @@ def test_the_script() -> None:
         ("-J mine", "--job-name=tuner"),
     ],
 )
-def test_options_that_are_given_stand_in_the_place_of_ours(given: str, left_out: str) -> None:
+def test_options_that_are_given_stand_in_the_place_of_ours(given, left_out):
     script = batch_script(ARGV, batch_options(given), output="/o")
     assert f"#SBATCH {left_out}\n" not in script
     assert "#SBATCH --no-kill\n" in script
 
 
-def test_options_come_in_a_form_that_cannot_be_misread() -> None:
+def test_options_come_in_a_form_that_cannot_be_misread():
     text = "-p gpu -N2 --time 8:00:00 --gres=gpu:8 --comment='two words' --exclusive -t=1 -J x -H"
     assert batch_options(text) == (
         "-p", "gpu", "-N", "2", "--time=8:00:00", "--gres=gpu:8", "--comment=two words",
@@ -102,13 +102,13 @@ def test_options_come_in_a_form_that_cannot_be_misread() -> None:
         ("--comment='a\nb'", "must be of printable characters"),
     ],
 )
-def test_what_would_break_a_worker_is_refused(text: str, why: str) -> None:
+def test_what_would_break_a_worker_is_refused(text, why):
     with pytest.raises(UsageError, match="slurm: ") as caught:
         batch_options(text)
     assert why in str(caught.value)
 
 
-def test_a_line_break_gets_into_no_script() -> None:
+def test_a_line_break_gets_into_no_script():
     with pytest.raises(UsageError, match="worker: "):
         batch_script(("python", "a\n#SBATCH --wrap=x"), (), output="/o")
     with pytest.raises(UsageError, match="output: "):

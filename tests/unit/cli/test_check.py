@@ -1,8 +1,5 @@
 """``tuner check``: predictions by arithmetic, and probes that are in the database already."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tests.unit.made import oom, stored
@@ -11,7 +8,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import Question, Study
+from tuner.core.study import Question
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.launchfiles import About, export
 from tuner.space import check_settings
@@ -23,7 +20,7 @@ BEST = "sharding=ddp,micro_batch_size=4"
 
 
 @pytest.fixture
-def zero3(tmp_path: Path, environment: dict[str, str]) -> list[str]:
+def zero3(tmp_path, environment):
     """A file of DeepSpeed's, and what it does not say."""
     path = tmp_path / "ds.yaml"
     path.write_text(ZERO3)
@@ -33,7 +30,7 @@ def zero3(tmp_path: Path, environment: dict[str, str]) -> list[str]:
     ]  # fmt: skip
 
 
-def test_it_fits_or_does_not(cli: Any, zero3: list[str]) -> None:
+def test_it_fits_or_does_not(cli, zero3):
     fits = cli(*zero3, "8xh200")
     assert (fits.code, fits.err) == (0, "")
     assert "llama-2-7b on 8xh200 (torch), global batch 16" in fits.out
@@ -45,9 +42,26 @@ def test_it_fits_or_does_not(cli: Any, zero3: list[str]) -> None:
     assert "no: needs" in does_not.out
 
 
-def test_what_trains_something_else_has_an_exit_code_of_its_own(
-    cli: Any, zero3: list[str], database: Path
-) -> None:
+FLAGGED = """\
+{distributed_type: FSDP, num_processes: 8, mixed_precision: bf16, fsdp_config: {fsdp_version: 2,
+fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_activation_checkpointing: true}}
+"""
+
+
+def test_what_an_older_option_of_checkpointing_keeps_is_counted(cli, tmp_path, environment):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FLAGGED)
+    asked = [
+        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "32768", "--dry-runs",
+        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--settings",
+        "micro_batch_size=1,sync_each_batch=true", "--framework-version",
+    ]  # fmt: skip
+    whole, parts = (cli(*asked, f"accelerate={version}") for version in ("1.15.0", "1.14.0"))
+    assert (whole.code, parts.code) == (0, 3)
+    assert "checkpoints each part of a layer" in " ".join(parts.out.split())
+
+
+def test_what_trains_something_else_has_an_exit_code_of_its_own(cli, zero3, database):
     versions = installed_versions()
     verdict = GuardCheck(
         key="planted", family="another", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
@@ -77,7 +91,7 @@ def test_what_trains_something_else_has_an_exit_code_of_its_own(
 
 
 @pytest.fixture
-def exported(answered: Study, question: Question, tmp_path: Path) -> list[str]:
+def exported(answered, question, tmp_path):
     """What was found to be second, as a file of the Trainer's."""
     settings = check_settings(question, parse_settings(BEST))
     path = tmp_path / "tuned.json"
@@ -85,9 +99,7 @@ def exported(answered: Study, question: Question, tmp_path: Path) -> list[str]:
     return ["check", str(path), "--dry-runs", "none"]
 
 
-def test_what_was_measured_goes_before_what_is_predicted(
-    cli: Any, exported: list[str], answered: Study
-) -> None:
+def test_what_was_measured_goes_before_what_is_predicted(cli, exported, answered):
     found = cli(*exported, "--json")
     assert found.code == 0, found.err
     seen = found.json
@@ -104,9 +116,7 @@ def test_what_was_measured_goes_before_what_is_predicted(
     assert less.json["reason"]
 
 
-def test_a_probe_that_trained_something_else_is_no_want_of_memory(
-    cli: Any, made: str, question: Question, tmp_path: Path
-) -> None:
+def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, question, tmp_path):
     detail = "rank 0: the optimizer stepped 18 times instead of 6"
     wrong = Measurement(outcome=Outcome.WRONG_RESULT, detail=detail, wall_s=1.0)
     settings = check_settings(question, parse_settings(BEST))
@@ -121,9 +131,7 @@ def test_a_probe_that_trained_something_else_is_no_want_of_memory(
     assert "this trains something else: such settings ended as wrong_result" in found.err
 
 
-def test_studies_of_other_knobs_count_too(
-    cli: Any, made: str, question: Question, tmp_path: Path
-) -> None:
+def test_studies_of_other_knobs_count_too(cli, made, question, tmp_path):
     fewer = Question(
         workload=question.workload, cluster=question.cluster, framework=question.framework,
         knobs={"sharding": ("ddp",)},

@@ -2,15 +2,9 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
-from typing import Any
-
-from tuner.core.study import Study
 
 
-def test_a_backup_is_made_and_never_overwritten(
-    cli: Any, answered: Study, database: Path, tmp_path: Path
-) -> None:
+def test_a_backup_is_made_and_never_overwritten(cli, answered, database, tmp_path):
     copy = tmp_path / "copy.db"
     result = cli("db", "backup", str(copy))
     assert result.code == 0
@@ -27,7 +21,7 @@ def test_a_backup_is_made_and_never_overwritten(
     assert found == {"db": str(database), "path": str(other), "size_bytes": size}
 
 
-def test_a_database_is_checked(cli: Any, answered: Study, database: Path) -> None:
+def test_a_database_is_checked(cli, answered, database):
     assert cli("db", "check").out == f"{database}: in order\n"
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("DROP TABLE measurements")

@@ -1,8 +1,6 @@
 """``tuner doctor`` on this machine, with verdicts put into its database by hand."""
 
 from importlib import metadata
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -13,7 +11,7 @@ from tuner.guard.replica import family_of, replica_of, usual_cases
 from tuner.store import open_store
 
 
-def keep(database: Path, ruling: CheckState, outcome: Outcome) -> None:
+def keep(database, ruling, outcome):
     """Keep a verdict on the first of the usual cases."""
     question, settings = next(usual_cases())
     replica, versions = replica_of(question, settings), installed_versions()
@@ -26,7 +24,7 @@ def keep(database: Path, ruling: CheckState, outcome: Outcome) -> None:
         store.keep_check(verdict)
 
 
-def test_before_anything_was_checked(cli: Any, database: Path) -> None:
+def test_before_anything_was_checked(cli, database):
     result = cli("doctor")
     assert result.code == 0
     assert "versions" in result.out
@@ -38,7 +36,7 @@ def test_before_anything_was_checked(cli: Any, database: Path) -> None:
     assert not database.exists()
 
 
-def test_a_failure_is_the_exit_code(cli: Any, database: Path) -> None:
+def test_a_failure_is_the_exit_code(cli, database):
     keep(database, CheckState.FAILED, Outcome.WRONG_RESULT)
     result = cli("doctor")
     assert result.code == 1
@@ -46,9 +44,7 @@ def test_a_failure_is_the_exit_code(cli: Any, database: Path) -> None:
     assert "as planted" in result.out
 
 
-def test_a_cpu_build_of_torch_on_a_machine_with_gpus(
-    cli: Any, database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cpu_build_of_torch_on_a_machine_with_gpus(cli, database, tmp_path, monkeypatch):
     if not metadata.version("torch").endswith("+cpu"):
         pytest.skip("this Python has a CUDA build of torch")
     smi = tmp_path / "bin" / "nvidia-smi"

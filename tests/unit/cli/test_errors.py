@@ -2,8 +2,6 @@
 
 import re
 import signal
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,7 +39,7 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
 ]  # fmt: skip
 
 
-def asked(tiny: str, *options: str) -> list[str]:
+def asked(tiny, *options):
     """A good question about a tiny model, with some options in place of its own."""
     good = {
         "--model": tiny,
@@ -54,7 +52,7 @@ def asked(tiny: str, *options: str) -> list[str]:
     return [*(part for pair in good.items() for part in pair), *options]
 
 
-def assert_usage_error(result: Any, message: str) -> None:
+def assert_usage_error(result, message):
     """One line, exit code 2, and nothing on stdout."""
     assert (result.code, result.out) == (2, "")
     assert result.err.startswith("tuner: error: ")
@@ -63,7 +61,7 @@ def assert_usage_error(result: Any, message: str) -> None:
     assert re.search(message, result.err), result.err
 
 
-def test_with_json_an_error_is_an_object_too(cli: Any, tiny: str) -> None:
+def test_with_json_an_error_is_an_object_too(cli, tiny):
     result = cli("suggest", *asked(tiny, "--optimizer", "lion"), "--json")
     message = "optimizer: got 'lion'; must be one of adamw, adamw_8bit, sgd"
     assert result.code == 2
@@ -73,9 +71,7 @@ def test_with_json_an_error_is_an_object_too(cli: Any, tiny: str) -> None:
     assert result.err == f"tuner: error: {message}\n"
 
 
-def test_the_traceback_is_for_those_who_ask(
-    cli: Any, tiny: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_is_for_those_who_ask(cli, tiny, monkeypatch):
     assert "Traceback" not in cli("suggest", *asked(tiny, "--optimizer", "lion")).err
     monkeypatch.setenv("TUNER_DEBUG", "1")
     result = cli("suggest", *asked(tiny, "--optimizer", "lion"))
@@ -83,7 +79,7 @@ def test_the_traceback_is_for_those_who_ask(
     assert result.err.splitlines()[-1].startswith("tuner: error: optimizer: got 'lion'")
 
 
-def test_an_interrupt_is_no_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_no_traceback(cli, monkeypatch):
     def interrupted(*arguments: object, **named: object) -> int:
         raise KeyboardInterrupt
 
@@ -93,7 +89,7 @@ def test_an_interrupt_is_no_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch)
         assert (result.code, result.out, result.err) == (130, "", "")
 
 
-def test_our_own_mistakes_show_their_traceback(cli: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_mistakes_show_their_traceback(cli, monkeypatch):
     monkeypatch.setattr("tuner.cli.app.run", lambda arguments: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         cli("studies", "list")
@@ -116,13 +112,11 @@ def test_our_own_mistakes_show_their_traceback(cli: Any, monkeypatch: pytest.Mon
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, TunerError) else None,
 )
-def test_exit_codes(error: TunerError, code: int) -> None:
+def test_exit_codes(error, code):
     assert report(error, as_json=False) == code
 
 
-def test_bad_input_is_one_line_and_writes_nothing(
-    cli: Any, tiny: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     huge, own = tmp_path / "huge.json", tmp_path / "own.json"
     with huge.open("wb") as file:
@@ -144,7 +138,7 @@ def test_bad_input_is_one_line_and_writes_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_wrong_words_are_one_line(cli: Any, tiny: str) -> None:
+def test_wrong_words_are_one_line(cli, tiny):
     for words, message in (
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
         ("studies", r"Missing command; see 'tuner studies --help'"),

@@ -1,8 +1,6 @@
 """``tuner export`` and ``--write``: files that are there, files that are merged into, and notes."""
 
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,7 +22,7 @@ LINE = "\nFirst    tuner export {} template --write config.tuned.yaml  (it is no
 MINE = "general:\n  project: mine  # stays\ntokens:\n  train_steps: 100\n"
 
 
-def _question(name: str, cluster: str = "2xl4", **versions: str) -> Question:
+def _question(name, cluster="2xl4", **versions):
     return Question(
         workload=Workload(
             model=read_model_config(TINY, name="tiny"), sequence_length=32, global_batch_size=8
@@ -35,7 +33,7 @@ def _question(name: str, cluster: str = "2xl4", **versions: str) -> Question:
 
 
 @pytest.fixture
-def script(keep: Any, tmp_path: Path) -> Study:
+def script(keep, tmp_path):
     """An answered study of a script whose template is ``config.yaml``, and whose model is not
     named."""
     (tmp_path / "train.py").write_text("")
@@ -52,13 +50,13 @@ def script(keep: Any, tmp_path: Path) -> Study:
 
 
 @pytest.fixture
-def trainer(keep: Any) -> Study:
+def trainer(keep):
     """An answered study of the Trainer's."""
     return keep(_question("trainer"), "sharding=full_shard,micro_batch_size=4")
 
 
 @pytest.fixture
-def nanotron(keep: Any) -> Study:
+def nanotron(keep):
     """An answered study of nanotron's."""
     question = _question("nanotron", nanotron="0.4")
     return keep(question, "sharding=zero1,micro_batch_size=2,gradient_accumulation_steps=2"
@@ -66,7 +64,7 @@ def nanotron(keep: Any) -> Study:
 
 
 @pytest.fixture
-def keep(made: str) -> Any:
+def keep(made):
     """Keeps a study with one probe in the default database."""
 
     def kept(question: Question, settings: str) -> Study:
@@ -76,7 +74,7 @@ def keep(made: str) -> Any:
     return kept
 
 
-def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_path: Path) -> None:
+def test_a_study_is_written_into_a_storage_of_optunas(cli, made, tmp_path):
     probes = (
         ("sharding=ddp,micro_batch_size=4", ok(1.0, 900)),
         ("sharding=full_shard,micro_batch_size=4", ok(2.0, 500)),
@@ -104,7 +102,7 @@ def test_a_study_is_written_into_a_storage_of_optunas(cli: Any, made: str, tmp_p
         assert read.trials[2].constraints["memory_over_limit_bytes"] > 0
 
 
-def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: Path) -> None:
+def test_the_answer_is_merged_into_a_file(cli, nanotron, tmp_path):
     mine, out = tmp_path / "mine.yaml", tmp_path / "out.yaml"
     mine.write_text(MINE, encoding="utf-8")
     arguments = ["export", nanotron.id, "nanotron", "--into", str(mine)]
@@ -120,7 +118,7 @@ def test_the_answer_is_merged_into_a_file(cli: Any, nanotron: Study, tmp_path: P
     assert mine.read_text(encoding="utf-8") == out.read_text(encoding="utf-8")
 
 
-def test_the_template_of_a_script_is_filled_in(cli: Any, script: Study, tmp_path: Path) -> None:
+def test_the_template_of_a_script_is_filled_in(cli, script, tmp_path):
     assert cli("export", script.id, "template").out == "micro: 4\n"
     path = tmp_path / "config.tuned.yaml"
     assert cli("export", script.id, "template", "--write", str(path)).code == 0
@@ -136,9 +134,7 @@ def test_the_template_of_a_script_is_filled_in(cli: Any, script: Study, tmp_path
     assert found["model"] == "train.py"
 
 
-def test_formats_are_printed_written_and_replaced_or_refused(
-    cli: Any, trainer: Study, tmp_path: Path
-) -> None:
+def test_formats_are_printed_written_and_replaced_or_refused(cli, trainer, tmp_path):
     told = " ".join(cli("export", "--help").out.replace("│", " ").split())
     for name in FORMATS:
         assert name in told
@@ -159,7 +155,7 @@ def test_formats_are_printed_written_and_replaced_or_refused(
     assert len(found["beside"]) == 2
 
 
-def test_what_cannot_be_exported(cli: Any, made: str, trainer: Study, tmp_path: Path) -> None:
+def test_what_cannot_be_exported(cli, made, trainer, tmp_path):
     for arguments, message in (
         (["accelrate"], "format: got 'accelrate'; no such name; did you mean accelerate, "),
         (["accelerate", "--write", str(tmp_path)], "is a folder; name a file in it"),
@@ -177,9 +173,7 @@ def test_what_cannot_be_exported(cli: Any, made: str, trainer: Study, tmp_path: 
         assert (result.code, result.json["error"]["exit_code"]) == (code, code)
 
 
-def test_another_file_is_no_storage(
-    cli: Any, trainer: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_file_is_no_storage(cli, trainer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///ours.db"):
         (tmp_path / "text.db").write_text("a text of some length\n" * 100)

@@ -1,15 +1,14 @@
 """Which fidelity a question is answered at, and what is refused at which."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from tests.unit.cost import calibrations
 from tuner.cli.options import SuggestAsked
 from tuner.cli.values import read_options
-from tuner.client.place import Placed, place_here
+from tuner.client.place import place_here
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
@@ -23,34 +22,28 @@ Has = Callable[..., None]
 
 
 @pytest.fixture
-def has(monkeypatch: pytest.MonkeyPatch) -> Has:
+def has(monkeypatch):
     def set_up(*gpus: ReportedGpu) -> None:
-        monkeypatch.setattr("tuner.machine.facts.visible_gpus", lambda: gpus)
+        monkeypatch.setattr("tuner.machine.visible_gpus", lambda: gpus)
 
     return set_up
 
 
 @pytest.fixture
-def asked(tiny: str) -> SuggestAsked:
+def asked(tiny):
     return SuggestAsked(
         model=tiny, global_batch_size="8", sequence_length="32", cluster="4xa100-80gb"
     )
 
 
-def placed(asked: SuggestAsked) -> Placed:
+def placed(asked):
     return place_here(read_options(asked), asked.db)
 
 
 @pytest.mark.parametrize(
     ("gpus", "fidelity", "most"), [(4, "measured", 20), (1, "emulated", 20), (0, "predicted", 3)]
 )
-def test_auto_is_the_strongest_that_there_is(
-    has: Has,
-    asked: SuggestAsked,
-    gpus: int,
-    fidelity: str,
-    most: int,
-) -> None:
+def test_auto_is_the_strongest_that_there_is(has, asked, gpus, fidelity, most):
     has(*(A100,) * gpus)
     auto = replace(asked, fidelity="auto")
     found = placed(auto)
@@ -60,9 +53,7 @@ def test_auto_is_the_strongest_that_there_is(
     assert placed(few).limits.max_probes == 7
 
 
-def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
-    has: Has, asked: SuggestAsked
-) -> None:
+def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(has, asked):
     has(A100)
     with pytest.raises(UsageError, match="probes run here"):
         placed(asked)  # measured is the default, and is not chosen
@@ -73,9 +64,7 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(
         placed(replace(asked, fidelity="emulated", cluster="8xh200"))
 
 
-def test_calibrated_links_have_a_price(
-    asked: SuggestAsked, environment: Mapping[str, str], tmp_path: Path
-) -> None:
+def test_calibrated_links_have_a_price(asked, environment, tmp_path):
     """So they have without a file that states them, in the database that is asked."""
     cluster, url = parse_cluster("cpu:2"), f"sqlite:///{tmp_path / 'own.db'}"
     rates = calibrations.calibration_of(

@@ -2,16 +2,13 @@
 
 import json
 import re
-from pathlib import Path
-from typing import Any
 
 from tuner.store import open_store
-from tuner.store.access import Keys
-from tuner.store.audit import LOCAL, Action, Audit
+from tuner.store.access import LOCAL, Action, Audit, Keys
 from tuner.store.tables import Scope
 
 
-def test_a_key_is_alone_on_stdout(cli: Any, database: Path) -> None:
+def test_a_key_is_alone_on_stdout(cli, database):
     result = cli("keys", "create", "the scheduler", "--scope", "read")
     assert result.code == 0
     text = result.out.removesuffix("\n")
@@ -20,11 +17,10 @@ def test_a_key_is_alone_on_stdout(cli: Any, database: Path) -> None:
     assert text not in result.err
     with open_store() as store:
         key = Keys(store.transactions).check(text)
-    assert key is not None
     assert (key.name, key.scope) == ("the scheduler", Scope.READ)
 
 
-def test_a_revoked_key_is_good_for_nothing(cli: Any) -> None:
+def test_a_revoked_key_is_good_for_nothing(cli):
     made = cli("keys", "create", "a", "--json").json
     assert list(made) == ["key", "id", "name", "scope", "created_at", "last_used_at", "revoked_at"]
     assert made["scope"] == "submit"
@@ -37,7 +33,7 @@ def test_a_revoked_key_is_good_for_nothing(cli: Any) -> None:
     assert again["revoked_at"] is not None
 
 
-def test_who_did_what_is_shown(cli: Any) -> None:
+def test_who_did_what_is_shown(cli):
     made = cli("keys", "create", "a", "--json").json
     with open_store() as store:
         audit = Audit(store.transactions)
@@ -55,7 +51,7 @@ def test_who_did_what_is_shown(cli: Any) -> None:
     assert made["key"][-43:] not in json.dumps(found)
 
 
-def test_what_is_wrong_is_named_and_changes_nothing(cli: Any, database: Path) -> None:
+def test_what_is_wrong_is_named_and_changes_nothing(cli, database):
     for words in (["list"], ["revoke", "0"], ["audit"]):  # only create makes a database
         result = cli("keys", *words)
         assert (result.code, "no such database yet" in result.err) == (2, True)

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,7 @@ SETTINGS = "sharding=full_shard,micro_batch_size=2"
 
 
 @pytest.fixture
-def case(tiny: str) -> dict[str, Any]:
+def case(tiny):
     """A case with a whole configuration."""
     return {
         "workload": {
@@ -25,7 +24,7 @@ def case(tiny: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def file(tmp_path: Path, case: dict[str, Any]) -> Path:
+def file(tmp_path, case):
     """Two cases, and between them one that is wrong, and a blank line."""
     lines = [case, {**case, "cluster": "nowhere"}, {**case, "cluster": "8xh100-80gb"}]
     path = tmp_path / "cases.jsonl"
@@ -33,7 +32,7 @@ def file(tmp_path: Path, case: dict[str, Any]) -> Path:
     return path
 
 
-def test_a_file_of_cases(cli: Any, file: Path) -> None:
+def test_a_file_of_cases(cli, file):
     done = cli("predict", "--cases", str(file), "--dry-runs", "none")
     answers = [json.loads(line) for line in done.out.splitlines()]
     assert done.code == 0
@@ -47,12 +46,7 @@ def test_a_file_of_cases(cli: Any, file: Path) -> None:
     assert done.err == "tuner: 2 of 5 cases answered with an error\n"
 
 
-# One case
-
-
-def test_one_case_as_json_is_the_answer_of_a_file(
-    cli: Any, tiny: str, tmp_path: Path, case: dict[str, Any]
-) -> None:
+def test_one_case_as_json_is_the_answer_of_a_file(cli, tiny, tmp_path, case):
     alone = _one(cli, tiny, "--json").json
     path = tmp_path / "one.jsonl"
     path.write_text(json.dumps(case))
@@ -66,9 +60,7 @@ def test_one_case_as_json_is_the_answer_of_a_file(
     assert again == alone
 
 
-def test_sizes_that_a_configuration_leaves_out_are_told_once(
-    cli: Any, tiny: str, tmp_path: Path
-) -> None:
+def test_sizes_that_a_configuration_leaves_out_are_told_once(cli, tiny, tmp_path):
     sizes = json.loads(Path(tiny).read_text())
     del sizes["max_position_embeddings"]
     path = tmp_path / "bare.json"
@@ -82,14 +74,14 @@ def test_sizes_that_a_configuration_leaves_out_are_told_once(
     assert "not in the model's configuration" not in " ".join(done.out.split())
 
 
-def test_what_does_not_fit_exits_with_3(cli: Any, tiny: str) -> None:
+def test_what_does_not_fit_exits_with_3(cli, tiny):
     done = _one(cli, tiny, "--memory-limit", "1KiB")
     assert done.code == 3
     assert "do not fit" in done.err
     assert done.out
 
 
-def _one(cli: Any, tiny: str, *more: str, **changes: str | None) -> Any:
+def _one(cli, tiny, *more, **changes):
     options = {
         "model": tiny,
         "cluster": CLUSTER,

@@ -1,19 +1,14 @@
 """Predicted studies at the command line; dry runs are kept already, or cannot be made."""
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from tuner.client import advance
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.workload import Workload
-from tuner.dryrun import DryRun, dry_run_versions
+from tuner.dryrun import dry_run_versions
 from tuner.model import load_model
 from tuner.planner.forecast import forecast
 from tuner.store import open_store
@@ -23,7 +18,7 @@ SETTINGS = "sharding=full_shard,micro_batch_size=2"
 
 
 @pytest.fixture
-def question(tiny: str) -> Question:
+def question(tiny):
     """Of a GPU cluster that is not here."""
     return Question(
         workload=Workload(model=load_model(tiny), sequence_length=32, global_batch_size=16),
@@ -33,16 +28,14 @@ def question(tiny: str) -> Question:
 
 
 @pytest.fixture
-def arguments(tiny: str) -> list[str]:
+def arguments(tiny):
     """The question as it is written."""
     asked = ["--model", tiny, "--cluster", "2xa100-80gb", "--sequence-length", "32"]
     return [*asked, "--global-batch-size", "16", "--fidelity", "predicted"]
 
 
 @pytest.fixture
-def kept(
-    environment: Mapping[str, str], question: Question, dry_run_of: Callable[..., DryRun]
-) -> None:
+def kept(environment, question, dry_run_of):
     """Dry runs of all classes, in the default database."""
     with open_store() as store:
         for class_settings in classes_of(question):
@@ -51,7 +44,7 @@ def kept(
 
 
 @pytest.fixture
-def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_worker(monkeypatch):
     """No worker may be started."""
 
     def fail(*arguments: object) -> Study:
@@ -62,12 +55,12 @@ def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_torch(monkeypatch):
     """Nothing that a dry run needs is installed."""
     monkeypatch.setattr(advance, "dry_run_versions", dict)
 
 
-def classes_of(question: Question) -> set[Settings]:
+def classes_of(question):
     study = Study(
         id="st-1",
         question=question,
@@ -78,7 +71,7 @@ def classes_of(question: Question) -> set[Settings]:
 
 
 @pytest.mark.usefixtures("kept", "no_worker")
-def test_what_is_kept_is_answered_without_a_worker(cli: Any, arguments: list[str]) -> None:
+def test_what_is_kept_is_answered_without_a_worker(cli, arguments):
     found = cli("suggest", *arguments, "--json")
     assert found.code == 0, found.err
     best = found.json["best"]
@@ -99,7 +92,7 @@ def test_what_is_kept_is_answered_without_a_worker(cli: Any, arguments: list[str
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
-def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments: list[str]) -> None:
+def test_without_torch_the_answer_is_arithmetic_and_says_so(cli, arguments):
     found = cli("suggest", *arguments)
     assert found.code == 0, found.err
     text = " ".join(found.out.split())
@@ -110,8 +103,8 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli: Any, arguments:
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
 def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
-    cli: Any, arguments: list[str], tmp_path: Path
-) -> None:
+    cli, arguments, tmp_path
+):
     cluster, written = tmp_path / "odd.toml", tmp_path / "accelerate.yaml"
     cluster.write_text(
         "nodes = 1\ngpus_per_node = 2\n[gpu]\nname = 'odd'\nmemory_bytes = 34000000000\n"
@@ -140,7 +133,7 @@ def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
 
 
 @pytest.mark.usefixtures("kept", "no_worker")
-def test_a_dry_run_of_given_settings(cli: Any, arguments: list[str]) -> None:
+def test_a_dry_run_of_given_settings(cli, arguments):
     found = cli("probe", *arguments, "--settings", SETTINGS)
     assert found.code == 0, found.err
     text = " ".join(found.out.split())

@@ -1,5 +1,4 @@
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
 from types import SimpleNamespace
@@ -9,7 +8,7 @@ from rich.console import Console
 
 from tuner.cli.progress import LiveTable, progress_of, to_stderr
 from tuner.client.answered import PlainLines
-from tuner.core.study import Probe, ProbeState, Study
+from tuner.core.study import ProbeState
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
@@ -17,7 +16,7 @@ THIRD = "sharding=ddp,micro_batch_size=1"
 
 
 @pytest.fixture(autouse=True)
-def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
+def moments(monkeypatch):
     """Of the display's clock: one look is a thousandth of a second after the other."""
     looks = count(1000.0, 0.001)
     monkeypatch.setattr("tuner.cli.progress.time", SimpleNamespace(monotonic=lambda: next(looks)))
@@ -25,24 +24,22 @@ def moments(monkeypatch: pytest.MonkeyPatch) -> Iterator[float]:
 
 
 @pytest.fixture
-def finished(lab: SimpleNamespace) -> Study:
+def finished(lab):
     return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)), (THIRD, lab.crashed()))
 
 
-def undone(probe: Probe, state: ProbeState) -> Probe:
+def undone(probe, state):
     return replace(probe, state=state, measurement=None, finished_at=None)
 
 
-def without(study: Study, *states: ProbeState) -> Study:
+def without(study, *states):
     """``study`` as it was when its last probes were in ``states``."""
     kept = len(study.probes) - len(states)
     last = tuple(undone(p, s) for p, s in zip(study.probes[kept:], states, strict=True))
     return replace(study, probes=(*study.probes[:kept], *last))
 
 
-def test_plain_lines_are_one_for_each_finished_probe(
-    finished: Study, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_plain_lines_are_one_for_each_finished_probe(finished, capsys):
     queued, running = ProbeState.QUEUED, ProbeState.RUNNING
     with PlainLines(replace(finished, probes=()), to_stderr) as lines:
         lines.show(without(finished, running, queued, queued))
@@ -66,7 +63,7 @@ def test_plain_lines_are_one_for_each_finished_probe(
     ]
 
 
-def frames(study: Study, *later: Study, width: int = 80, height: int = 24) -> str:
+def frames(study, *later, width=80, height=24):
     """What a terminal gets to see, as text."""
     console = Console(width=width, height=height, force_terminal=True, color_system=None)
     with console.capture() as capture, LiveTable(console, study) as table:
@@ -75,7 +72,7 @@ def frames(study: Study, *later: Study, width: int = 80, height: int = 24) -> st
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capture.get())
 
 
-def test_the_live_table_shows_probes_what_runs_and_the_budget(finished: Study) -> None:
+def test_the_live_table_shows_probes_what_runs_and_the_budget(finished):
     text = frames(finished, without(finished, ProbeState.RUNNING))
     assert "st-0123456789ab: tiny on cpu:2 (accelerate), global batch 8, sequence 32" in text
     assert re.search(r"\*1 +full_shard .* 20\.0 .* 1,281  ok", text)

@@ -1,12 +1,7 @@
 """``tuner studies``."""
 
-from pathlib import Path
-from typing import Any
 
-from tuner.core.study import Study
-
-
-def test_a_study_is_shown_as_json(cli: Any, answered: Study) -> None:
+def test_a_study_is_shown_as_json(cli, answered):
     found = cli("studies", "show", answered.id, "--json").json
     assert list(found) == ["study", "probes", "suggestion"]
     assert found["study"]["question"] == answered.question.as_dict()
@@ -16,7 +11,7 @@ def test_a_study_is_shown_as_json(cli: Any, answered: Study) -> None:
     assert found["suggestion"]["best"]["settings"]["sharding"] == "full_shard"
 
 
-def test_what_is_not_there_is_a_usage_error(cli: Any, answered: Study, tmp_path: Path) -> None:
+def test_what_is_not_there_is_a_usage_error(cli, answered, tmp_path):
     result = cli("studies", "list", "--db", f"sqlite:///{tmp_path}/none.db")
     assert (result.code, "there is no such database yet" in result.err) == (2, True)
     result = cli("studies", "show", "st-nothing")

@@ -1,17 +1,14 @@
-from types import SimpleNamespace
-
 import pytest
 from rich.console import Console
 
 from tuner.cli.console import Column, table_of
 from tuner.cli.tables import probes_table
-from tuner.core.configuration import Settings
-from tuner.core.study import ProbeState, Study
+from tuner.core.study import ProbeState
 from tuner.results.points import differing, fastest_first, rows_of
 
 
 @pytest.fixture
-def study(lab: SimpleNamespace) -> Study:
+def study(lab):
     return lab.study(
         ("sharding=full_shard,micro_batch_size=2,sync_each_batch=false", lab.ok(0.2, 20)),
         ("sharding=ddp,micro_batch_size=4", lab.oom(64)),
@@ -22,7 +19,7 @@ def study(lab: SimpleNamespace) -> Study:
     )
 
 
-def drawn(study: Study, width: int, best: Settings | None = None) -> list[str]:
+def drawn(study, width, best=None):
     rows = fastest_first(rows_of(study))
     knobs = differing([row.settings for row in rows])
     console = Console(width=width)
@@ -31,7 +28,7 @@ def drawn(study: Study, width: int, best: Settings | None = None) -> list[str]:
     return [line.rstrip() for line in capture.get().splitlines()]
 
 
-def test_the_table_is_sorted_and_marked(study: Study) -> None:
+def test_the_table_is_sorted_and_marked(study):
     best = rows_of(study)[2].settings
     lines = drawn(study, 64, best)
     assert lines == [
@@ -46,7 +43,7 @@ def test_the_table_is_sorted_and_marked(study: Study) -> None:
     ]
 
 
-def test_cells_are_text_and_not_markup() -> None:
+def test_cells_are_text_and_not_markup():
     console = Console(width=80)
     with console.capture() as capture:
         console.print(table_of([Column("model", ["[bold]x[/bold] :smile:"])], 80))

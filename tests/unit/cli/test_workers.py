@@ -1,7 +1,5 @@
 """The workers that serve studies now."""
 
-from typing import Any
-
 import pytest
 
 from tuner.machine import Machine, ReportedGpu
@@ -14,7 +12,7 @@ THERE = Machine(name="there", gpus=(GPU, GPU), cores=64, memory_bytes=2**40)
 
 
 @pytest.fixture
-def workers(environment: dict[str, str]) -> dict[str, int]:
+def workers(environment):
     """One of this process, one of another machine, and one that stopped; their ids."""
     mine = WorkerIdentity.of_this_process("mine")
     other = WorkerIdentity(host="there", boot_id="b", pid=7, started=1.0, name="there:7")
@@ -29,7 +27,7 @@ def workers(environment: dict[str, str]) -> dict[str, int]:
     return ids
 
 
-def test_those_that_live_are_listed(cli: Any, workers: dict[str, int]) -> None:
+def test_those_that_live_are_listed(cli, workers):
     result = cli("workers")
     assert result.code == 0
     _, _, mine, there = result.out.splitlines()

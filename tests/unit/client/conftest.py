@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -12,11 +12,7 @@ import pytest
 
 from tests.models import TINY
 from tuner.client.cases import DryRuns, Policy, answer_cases
-from tuner.core.cluster import Cluster
-from tuner.core.study import Question
-from tuner.cost.calibration import Calibration
 from tuner.dryrun import DryRun
-from tuner.guard.check import GuardCheck
 
 MIB = 2**20
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -24,7 +20,7 @@ VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 UNTIED = {**TINY, "tie_word_embeddings": False}
 
 
-def a_case(**changes: Any) -> dict[str, Any]:
+def a_case(**changes):
     """A case as it is written; ``workload__model`` stands for ``model`` inside ``workload``."""
     case: dict[str, Any] = {
         "workload": {"model": dict(UNTIED), "sequence_length": 64, "global_batch_size": 32},
@@ -48,17 +44,17 @@ class Cache:
     kept: dict[str, DryRun] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
 
-    def guards(self, question: Question) -> Mapping[str, GuardCheck]:
+    def guards(self, question):
         return {}
 
-    def dry_runs(self, keys: Collection[str]) -> Mapping[str, DryRun]:
+    def dry_runs(self, keys):
         self.asked.extend(keys)
         return {key: self.kept[key] for key in keys if key in self.kept}
 
-    def keep_dry_run(self, dry_run: DryRun) -> None:
+    def keep_dry_run(self, dry_run):
         self.kept[dry_run.key] = dry_run
 
-    def calibration(self, cluster: Cluster, versions: Mapping[str, str]) -> Calibration | None:
+    def calibration(self, cluster, versions):
         return None
 
 
@@ -74,14 +70,14 @@ class Runner:
     open: bool = False
 
     @contextmanager
-    def __call__(self) -> Iterator["Runner"]:
+    def __call__(self):
         self.open = True
         try:
             yield self
         finally:
             self.open = False
 
-    def ask(self, requests: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    def ask(self, requests):
         assert self.open
         for request in reversed(requests):
             self.requests.append(request)
@@ -92,7 +88,7 @@ class Runner:
                 yield {"id": request["id"], "trace": trace_of(request)}
 
 
-def trace_of(request: Mapping[str, Any]) -> dict[str, Any]:
+def trace_of(request):
     """A trace with the same memory in every phase."""
     sizes = request["micro_batch_sizes"]
     found = [size * MIB for size in sizes]
@@ -124,10 +120,10 @@ class Watch:
 
     notes: list[str] = field(default_factory=list)
 
-    def waiting(self, text: str) -> None:
+    def waiting(self, text):
         """Nothing is shown."""
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         self.notes.append(text)
 
 
@@ -139,13 +135,11 @@ class Desk:
     runner: Runner = field(default_factory=Runner)
     watch: Watch = field(default_factory=Watch)
 
-    def dry_runs(
-        self, policy: Policy = Policy.AUTO, versions: Mapping[str, str] = VERSIONS
-    ) -> DryRuns:
+    def dry_runs(self, policy=Policy.AUTO, versions=VERSIONS):
         """Dry runs of this desk."""
         return DryRuns(self.cache, policy, self.watch, runner=self.runner, versions=versions)
 
-    def answer(self, *cases: Any, policy: Policy = Policy.NONE) -> list[dict[str, Any]]:
+    def answer(self, *cases, policy=Policy.NONE):
         """The answers to cases, each an object or the bytes of a line."""
         lines = [case if isinstance(case, bytes) else json.dumps(case).encode() for case in cases]
         with self.dry_runs(policy) as dry_runs:
@@ -153,12 +147,12 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Desk:
+def desk():
     """Answers cases."""
     return Desk()
 
 
 @pytest.fixture
-def lab() -> SimpleNamespace:
+def lab():
     """Makers."""
     return SimpleNamespace(case=a_case, tiny=UNTIED, versions=VERSIONS, runner=Runner, desk=Desk)

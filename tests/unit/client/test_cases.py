@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.client.cases import Policy, answer_cases, lines
-from tuner.client.cases.lines import LARGEST_LINE_BYTES, parse_line, read_batches
+from tuner.client.cases import Policy, answer_cases, reading
+from tuner.client.cases.reading import LARGEST_LINE_BYTES, parse_line, read_batches
 from tuner.core.quantity import UNKNOWN
 from tuner.cost.memory.device import WORKSPACE_BYTES, WORKSPACES
 from tuner.cost.prediction import Prediction, predict
@@ -22,7 +22,7 @@ QUANTITY = {"value", "low", "high", "provenance"}
 UNCOVERED = {"cluster": "8xb300"}
 
 
-def test_a_prediction(lab: Any, desk: Any) -> None:
+def test_a_prediction(lab, desk):
     [answer] = desk.answer(lab.case())
     memory = answer["memory"]
     assert answer["fits"] is True
@@ -32,11 +32,12 @@ def test_a_prediction(lab: Any, desk: Any) -> None:
     assert sum(memory["breakdown"].values()) == pytest.approx(memory["allocated_gib"]["value"])
     assert memory["limit_gib"] == pytest.approx(0.95 * 80, rel=0.01)
     assert answer["canonical"]["gradient_accumulation_steps"] == 2
+    assert answer["precision"] == "bf16"
+    [trainer] = desk.answer(lab.case(framework="trainer"))
+    assert trainer["precision"] == "bf16_mixed"
 
 
-def test_memory_that_is_not_covered_is_unknown_with_the_reason(
-    lab: Any, desk: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_that_is_not_covered_is_unknown_with_the_reason(lab, desk, monkeypatch):
     def predicted(*given: Any, **options: Any) -> Prediction:
         return replace(predict(*given, **options), needed_bytes=UNKNOWN, fits=False, why="odd")
 
@@ -47,7 +48,7 @@ def test_memory_that_is_not_covered_is_unknown_with_the_reason(
     assert answer["canonical"]["gradient_accumulation_steps"] == 2
 
 
-def test_a_dry_run_decides_memory(lab: Any, desk: Any) -> None:
+def test_a_dry_run_decides_memory(lab, desk):
     [answer] = desk.answer(lab.case(), policy=Policy.ALL)
     memory = answer["memory"]
     assert memory["basis"] == "dry_run"
@@ -61,7 +62,7 @@ def test_a_dry_run_decides_memory(lab: Any, desk: Any) -> None:
     assert memory["by_phase"] == dict.fromkeys(("forward", "loss", "backward", "optimizer"), total)
 
 
-def test_a_gpu_without_rates_has_memory_and_no_speed(lab: Any, desk: Any) -> None:
+def test_a_gpu_without_rates_has_memory_and_no_speed(lab, desk):
     cluster = {"nodes": 1, "gpus_per_node": 8, "gpu": {"name": "mine", "memory_bytes": 2**36}}
     [answer] = desk.answer(lab.case(cluster=cluster))
     assert answer["fits"] is True
@@ -73,7 +74,7 @@ def test_a_gpu_without_rates_has_memory_and_no_speed(lab: Any, desk: Any) -> Non
     assert "mine" in answer["reason"]
 
 
-def test_what_is_not_covered_is_unknown_with_the_reason(lab: Any, desk: Any) -> None:
+def test_what_is_not_covered_is_unknown_with_the_reason(lab, desk):
     [answer] = desk.answer(lab.case(**UNCOVERED))
     assert answer["provenance"] == "unknown"
     assert "b300" in answer["reason"]
@@ -83,20 +84,20 @@ def test_what_is_not_covered_is_unknown_with_the_reason(lab: Any, desk: Any) -> 
     assert "error" not in answer
 
 
-def test_what_does_not_fit_at_an_unknown_speed_says_both(lab: Any, desk: Any) -> None:
+def test_what_does_not_fit_at_an_unknown_speed_says_both(lab, desk):
     [answer] = desk.answer(lab.case(cluster="cpu:2", memory_limit_gib=0.0001))
     assert answer["fits"] is False
     assert "needs" in answer["reason"]
     assert "CPU" in answer["reason"]
 
 
-def test_a_script_may_need_more(lab: Any, desk: Any) -> None:
+def test_a_script_may_need_more(lab, desk):
     plain, keeping = desk.answer(lab.case(), lab.case(script={"keeps_outputs": True}))
     sizes = [answer["memory"]["allocated_gib"]["value"] for answer in (plain, keeping)]
     assert sizes[0] < sizes[1]
 
 
-def test_an_error_is_all_that_is_added(lab: Any, desk: Any) -> None:
+def test_an_error_is_all_that_is_added(lab, desk):
     case = lab.case(settings={"tp_size": 3})
     [answer] = desk.answer(case)
     assert {name: answer[name] for name in case} == case
@@ -106,7 +107,7 @@ def test_an_error_is_all_that_is_added(lab: Any, desk: Any) -> None:
     assert answer["error"]["message"].startswith("got 3; must divide heads (4)")
 
 
-def test_padding_of_experts_is_told(lab: Any, desk: Any) -> None:
+def test_padding_of_experts_is_told(lab, desk):
     mixtral = {"model": "mixtral-8x7b", "sequence_length": 2048, "global_batch_size": 512}
     [answer] = desk.answer(lab.case(workload=mixtral, cluster="8x8xh100-80gb"))
     (note,) = [note for note in answer["notes"] if "packed experts" in note]
@@ -115,26 +116,23 @@ def test_padding_of_experts_is_told(lab: Any, desk: Any) -> None:
     assert not any("packed experts" in note for note in alone["notes"])
 
 
-# ---- lines ----
-
-
 class Pieces:
     """A stream that hands out given pieces, as a pipe does."""
 
-    def __init__(self, *pieces: bytes) -> None:
+    def __init__(self, *pieces):
         self._pieces: Iterator[bytes] = iter(pieces)
 
-    def read1(self, size: int = -1) -> bytes:
+    def read1(self, size=-1):
         return next(self._pieces, b"")
 
 
-def test_a_huge_line_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LARGEST_LINE_BYTES", 8)
+def test_a_huge_line_is_not_kept(monkeypatch):
+    monkeypatch.setattr(reading, "LARGEST_LINE_BYTES", 8)
     found = [x for batch in read_batches(Pieces(*[b"x" * 6] * 50, b"\nnext\n")) for x in batch]
     assert [len(found[0]) > 8, len(found[0]) < 30, found[1:]] == [True, True, [b"next"]]
 
 
-def test_a_stream_that_breaks_is_the_files_fault() -> None:
+def test_a_stream_that_breaks_is_the_files_fault():
     class Broken:
         def read1(self, size: int = -1) -> bytes:
             raise OSError(5, "Input/output error")
@@ -158,7 +156,7 @@ def test_a_stream_that_breaks_is_the_files_fault() -> None:
     ],
     ids=lambda value: str(value[:20]),
 )
-def test_a_line_that_is_no_case(line: bytes, why: str) -> None:
+def test_a_line_that_is_no_case(line, why):
     with pytest.raises(UsageError) as caught:
         parse_line(line, 7)
     assert caught.value.field == "case"
@@ -174,13 +172,13 @@ def test_a_line_that_is_no_case(line: bytes, why: str) -> None:
         (b'{"": 1, "": 2}', "case"),
     ],
 )
-def test_a_name_given_twice_is_found(line: bytes, path: str) -> None:
+def test_a_name_given_twice_is_found(line, path):
     with pytest.raises(UsageError, match="must be given once") as caught:
         parse_line(line, 1)
     assert caught.value.field == path
 
 
-def test_wrong_lines_are_answered_among_the_others(lab: Any, desk: Any) -> None:
+def test_wrong_lines_are_answered_among_the_others(lab, desk):
     huge = b'{"id": "' + b"x" * LARGEST_LINE_BYTES + b'"}'
     answers = desk.answer(
         lab.case(id=1), b"", b"nope", b"  \t\r", huge, b"\xff", lab.case(id=2), [], lab.case(id=3)
@@ -191,7 +189,7 @@ def test_wrong_lines_are_answered_among_the_others(lab: Any, desk: Any) -> None:
     assert all(set(answer) == {"error"} for answer in answers if "error" in answer)
 
 
-def test_answers_do_not_wait_for_dry_runs_of_later_cases(lab: Any, desk: Any) -> None:
+def test_answers_do_not_wait_for_dry_runs_of_later_cases(lab, desk):
     cases = [lab.case(cluster="8xb300"), lab.case(settings={"tp_size": 3}), lab.case()]
     stream = io.BytesIO("\n".join(map(json.dumps, cases)).encode())
     with desk.dry_runs(Policy.AUTO) as dry_runs:
@@ -222,7 +220,7 @@ PATHS = [
 
 @settings(max_examples=examples(300), suppress_health_check=list(HealthCheck))
 @given(changes=st.lists(st.tuples(st.sampled_from(PATHS), JSON), min_size=1, max_size=3))
-def test_a_changed_case_gets_one_answer(lab: Any, changes: list[tuple[str, Any]]) -> None:
+def test_a_changed_case_gets_one_answer(lab, changes):
     case = lab.case()
     for path, value in changes:
         *parents, name = path.split("__")

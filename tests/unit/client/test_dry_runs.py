@@ -1,11 +1,10 @@
 """Which dry runs stand behind cases, and when they are made."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
-from tuner.client.cases import Case, Finding, Policy, notes_of, read_case
+from tuner.client.cases import Finding, Policy, notes_of, read_case
 from tuner.client.cases.dry_runs import MOST_OF_A_MODEL
 from tuner.core.measurement import Basis
 
@@ -18,11 +17,11 @@ CLASSES = [
 """Twelve classes, each with one request: the tiny model is run at its own depth."""
 
 
-def cases_of(lab: Any, settings: list[dict[str, Any]], **changes: Any) -> list[Case]:
+def cases_of(lab, settings, **changes):
     return [read_case(lab.case(settings=one, **changes)) for one in settings]
 
 
-def test_nothing_is_made_unless_wanted(lab: Any, desk: Any) -> None:
+def test_nothing_is_made_unless_wanted(lab, desk):
     cases = cases_of(lab, CLASSES)
     with desk.dry_runs(Policy.NONE) as dry_runs:
         dry_runs.prepare(cases)
@@ -31,7 +30,7 @@ def test_nothing_is_made_unless_wanted(lab: Any, desk: Any) -> None:
     assert len(desk.cache.asked) == len(CLASSES)
 
 
-def test_all_are_made_once_and_kept(lab: Any, desk: Any) -> None:
+def test_all_are_made_once_and_kept(lab, desk):
     cases = cases_of(lab, CLASSES) + cases_of(lab, CLASSES, workload__global_batch_size=64)
     for _ in range(2):
         with desk.dry_runs(Policy.ALL) as dry_runs:
@@ -41,7 +40,7 @@ def test_all_are_made_once_and_kept(lab: Any, desk: Any) -> None:
     assert not desk.runner.open
 
 
-def test_of_a_new_model_the_classes_most_asked_for_are_made(lab: Any, desk: Any) -> None:
+def test_of_a_new_model_the_classes_most_asked_for_are_made(lab, desk):
     often = CLASSES[:MOST_OF_A_MODEL]
     cases = cases_of(lab, [*CLASSES[::-1], *often])
     with desk.dry_runs(Policy.AUTO) as dry_runs:
@@ -51,7 +50,7 @@ def test_of_a_new_model_the_classes_most_asked_for_are_made(lab: Any, desk: Any)
     assert Counter(map(str, made)) == Counter(map(str, 2 * cases_of(lab, often)))
 
 
-def test_of_a_known_model_no_more_are_made(lab: Any, desk: Any) -> None:
+def test_of_a_known_model_no_more_are_made(lab, desk):
     first, second = cases_of(lab, CLASSES[:2])
     for cases in ([first], [first, second]):
         with desk.dry_runs(Policy.AUTO) as dry_runs:
@@ -62,7 +61,7 @@ def test_of_a_known_model_no_more_are_made(lab: Any, desk: Any) -> None:
     assert len(desk.runner.requests) == 1
 
 
-def test_a_failed_dry_run_is_unknown_with_the_operator(lab: Any) -> None:
+def test_a_failed_dry_run_is_unknown_with_the_operator(lab):
     desk = lab.desk(runner=lab.runner(fails="aten::nonzero"))
     [case] = cases_of(lab, [{"sharding": "full_shard"}])
     for policy, asked in ((Policy.AUTO, 1), (Policy.AUTO, 1), (Policy.ALL, 2)):
@@ -72,7 +71,7 @@ def test_a_failed_dry_run_is_unknown_with_the_operator(lab: Any) -> None:
         assert len(desk.runner.requests) == asked  # all means: also what failed before
 
 
-def test_after_an_accident_every_case_of_the_class_has_arithmetic_and_the_reason(lab: Any) -> None:
+def test_after_an_accident_every_case_of_the_class_has_arithmetic_and_the_reason(lab):
     """Crashed says nothing of the settings: the operating system ended it."""
     desk = lab.desk(runner=lab.runner(fails="aten::add", kind="Crashed"))
     cases = [lab.case(headroom=share) for share in (0.0, 0.1, 0.2)]
@@ -89,9 +88,7 @@ def test_after_an_accident_every_case_of_the_class_has_arithmetic_and_the_reason
 
 
 @pytest.mark.parametrize("policy", [Policy.AUTO, Policy.ALL])
-def test_without_torch_memory_is_arithmetic_and_it_is_said_once(
-    lab: Any, desk: Any, policy: Policy
-) -> None:
+def test_without_torch_memory_is_arithmetic_and_it_is_said_once(lab, desk, policy):
     cases = cases_of(lab, CLASSES)
     with desk.dry_runs(policy, versions={}) as dry_runs:
         dry_runs.prepare(cases)
@@ -101,7 +98,7 @@ def test_without_torch_memory_is_arithmetic_and_it_is_said_once(
     assert desk.runner.requests == []
 
 
-def test_tensor_parallel_classes_count_as_the_dry_runs_they_are(lab: Any, desk: Any) -> None:
+def test_tensor_parallel_classes_count_as_the_dry_runs_they_are(lab, desk):
     """Of a class two each, at the tiny model's one depth: three classes, and no fourth."""
     settings = [{**one, "sharding": "full_shard", "tp_size": 2} for one in CLASSES[-4:]]
     cases = cases_of(lab, settings)
@@ -111,7 +108,7 @@ def test_tensor_parallel_classes_count_as_the_dry_runs_they_are(lab: Any, desk: 
     assert len(desk.runner.requests) == 2 * len(made) == MOST_OF_A_MODEL
 
 
-def test_without_torch_what_is_kept_in_the_stated_versions_is_taken(lab: Any, desk: Any) -> None:
+def test_without_torch_what_is_kept_in_the_stated_versions_is_taken(lab, desk):
     first, second = cases_of(lab, CLASSES[:2])
     with desk.dry_runs(Policy.ALL) as dry_runs:
         dry_runs.prepare([first])
@@ -123,7 +120,7 @@ def test_without_torch_what_is_kept_in_the_stated_versions_is_taken(lab: Any, de
     assert len(desk.runner.requests) == 1
 
 
-def test_a_dry_run_with_other_versions_than_stated_is_told(lab: Any) -> None:
+def test_a_dry_run_with_other_versions_than_stated_is_told(lab):
     [case] = cases_of(lab, CLASSES[:1])
     stated = case.question.framework.versions["torch"]
     note = f"dry-run with torch 1.0.0, not {stated} as stated"

@@ -2,19 +2,17 @@
 
 import os
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.models import TINY
 from tests.unit.made import ok, study_of
-from tuner.client.answered import Target, answered_of, check_path, read_targets
-from tuner.client.launch import with_launch
+from tuner.client.answered import Target, answered_of, read_path, read_targets, with_launch
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.script import Launch, read_script
-from tuner.core.study import Question, Study
+from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.explain.known import answer
@@ -25,7 +23,7 @@ FIRST = "sharding=full_shard,micro_batch_size=4"
 
 
 @pytest.fixture
-def question() -> Question:
+def question():
     model = read_model_config(TINY, name="tiny")
     return Question(
         workload=Workload(model=model, sequence_length=32, global_batch_size=8),
@@ -35,11 +33,11 @@ def question() -> Question:
 
 
 @pytest.fixture
-def study(question: Question) -> Study:
+def study(question):
     return study_of(question, (FIRST, ok(0.1, 20)))
 
 
-def test_files_and_command_go_with_the_answer(study: Study, tmp_path: Path) -> None:
+def test_files_and_command_go_with_the_answer(study, tmp_path):
     path = tmp_path / "a.yaml"
     launch = with_launch(answer(study), study.question, [("accelerate", str(path))]).launch
     assert launch["argv"] == ["accelerate", "launch", "--config_file", str(path), "SCRIPT.py"]
@@ -50,7 +48,7 @@ def test_files_and_command_go_with_the_answer(study: Study, tmp_path: Path) -> N
     assert "20.0 MiB needed per rank, of " in text
 
 
-def test_torch_is_launched_by_torchrun(study: Study) -> None:
+def test_torch_is_launched_by_torchrun(study):
     torch = replace(study, question=replace(study.question, framework=framework("torch")))
     launch = with_launch(answer(torch), torch.question).launch
     argv = ["torchrun", "--standalone", "--nproc-per-node", "2", "SCRIPT.py"]
@@ -58,7 +56,7 @@ def test_torch_is_launched_by_torchrun(study: Study) -> None:
 
 
 @pytest.mark.parametrize("name", ["2x2xcpu", "2x2xh100-80gb"])
-def test_several_nodes_meet_at_one_of_them(study: Study, name: str) -> None:
+def test_several_nodes_meet_at_one_of_them(study, name):
     question = replace(study.question, framework=framework("torch"), cluster=parse_cluster(name))
     launch = with_launch(answer(study), question).launch
     sizes = ["--nnodes", "2", "--nproc-per-node", "2"]
@@ -66,9 +64,7 @@ def test_several_nodes_meet_at_one_of_them(study: Study, name: str) -> None:
     assert launch["argv"] == ["torchrun", *sizes, *meeting, "SCRIPT.py"]
 
 
-def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_written(
-    tmp_path: Path,
-) -> None:
+def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_written(tmp_path):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "config.yaml").write_text(
         "{micro_batch_size} {gradient_accumulation_steps} {sync_each_batch}"
@@ -97,15 +93,13 @@ def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_writt
     assert list(found.files) == [str(path)]
 
 
-def test_one_file_for_two_targets_is_refused(question: Question, tmp_path: Path) -> None:
+def test_one_file_for_two_targets_is_refused(question, tmp_path):
     texts = [f"accelerate={tmp_path}/a.yaml", f"accelerate={tmp_path}/./a.yaml"]
     with pytest.raises(UsageError, match=r"names one file twice"):
         read_targets(texts, question, enumerate_space(question))
 
 
-def test_a_path_that_may_not_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # as root, everything may be
     with pytest.raises(UsageError, match=r"^write: .*; cannot be written: permission denied"):
-        check_path("write", tmp_path / "a.yaml")
+        read_path("write", str(tmp_path / "a.yaml"))

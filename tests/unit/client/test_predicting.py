@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,12 @@ CASE: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def own_database(environment: dict[str, str]) -> None:
+def own_database(environment):
     """Nobody else's dry runs."""
 
 
 @pytest.fixture
-def single(tiny: str) -> dict[str, Any]:
+def single(tiny):
     """The same case as arguments."""
     return {
         "model": tiny, "cluster": "2xa100-80gb", "global_batch_size": 16, "sequence_length": 32,
@@ -32,10 +31,9 @@ def single(tiny: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_one_case(single: dict[str, Any], cli: Any, tmp_path: Path) -> None:
+def test_one_case(single, cli, tmp_path):
     found = tuner.predict(CASE, dry_runs="none")
     assert found.fits is True
-    assert found.settings is not None
     assert found.settings.gradient_accumulation_steps == 4
     assert found.allocated_gib.provenance is tuner.Provenance.PREDICTED
     assert found.step_time_s.value is not None
@@ -47,7 +45,7 @@ def test_one_case(single: dict[str, Any], cli: Any, tmp_path: Path) -> None:
     assert answer == {**CASE, **found.as_dict()}
 
 
-def test_numbers_may_be_numpy_s(single: dict[str, Any]) -> None:
+def test_numbers_may_be_numpy_s(single):
     theirs = {"global_batch_size": np.int64(16), "headroom": np.float32(0.5)}
     found = tuner.predict(**{**single, **theirs}, dry_runs="none")
     assert found.as_dict() == tuner.predict(**single, headroom=0.5, dry_runs="none").as_dict()
@@ -56,7 +54,7 @@ def test_numbers_may_be_numpy_s(single: dict[str, Any]) -> None:
     assert again.as_dict() == tuner.predict(CASE, dry_runs="none").as_dict()
 
 
-def test_a_prediction_and_an_error_can_be_sent_to_another_process(single: dict[str, Any]) -> None:
+def test_a_prediction_and_an_error_can_be_sent_to_another_process(single):
     found = tuner.predict(CASE, dry_runs="none")
     assert pickle.loads(pickle.dumps(found)) == found
     with pytest.raises(tuner.UsageError) as caught:
@@ -67,7 +65,7 @@ def test_a_prediction_and_an_error_can_be_sent_to_another_process(single: dict[s
     assert (error.field, error.nearest) == ("model", caught.value.nearest)  # type: ignore[attr-defined]
 
 
-def test_several_cases_are_answered_in_order() -> None:
+def test_several_cases_are_answered_in_order():
     large = {**CASE, "memory_limit_gib": 0.001}
     other = {**CASE, "cluster": {"nodes": 1, "gpus_per_node": 2, "gpu": "h300"}}
     found = tuner.predict([CASE, large, other], dry_runs="none")
@@ -90,14 +88,14 @@ def test_several_cases_are_answered_in_order() -> None:
         (7, "cases: got 7"),
     ],
 )
-def test_what_is_wrong_is_named(cases: Any, said: str, database: Path) -> None:
+def test_what_is_wrong_is_named(cases, said, database):
     with pytest.raises(tuner.UsageError) as caught:
         tuner.predict(cases)
     assert said in str(caught.value)
     assert not database.exists()
 
 
-def test_arguments_of_a_single_case_are_checked(single: dict[str, Any], database: Path) -> None:
+def test_arguments_of_a_single_case_are_checked(single, database):
     with pytest.raises(tuner.UsageError, match="global_batch_size: got '16'"):
         tuner.predict(**{**single, "global_batch_size": "16"})
     with pytest.raises(tuner.UsageError, match=r"headroom: got 0\.1; goes into each case"):

@@ -37,7 +37,7 @@ CPU = {"name": "cpu", "device": "cpu", "memory_bytes": GIB}
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
-def changed(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+def changed(values, change):
     """The values with others at dotted paths; ``...`` takes a field away."""
     values = json.loads(json.dumps(values))
     for path, value in change.items():
@@ -51,7 +51,7 @@ def changed(values: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def wrong(read: Any, values: Any) -> dict[str, str]:
+def wrong(read, values):
     """What is allowed, by the path of each field that is wrong."""
     with pytest.raises(UsageError) as caught:
         read(values)
@@ -60,10 +60,7 @@ def wrong(read: Any, values: Any) -> dict[str, str]:
     return {one.field: one.allowed for one in caught.value.errors}
 
 
-# -- requests -------------------------------------------------------------------------------------
-
-
-def test_what_is_left_out_or_null_has_defaults() -> None:
+def test_what_is_left_out_or_null_has_defaults():
     request = read_request(ASKED)
     assert request.workload.model == published_model("llama-3.1-8b")
     assert request.fidelity is None
@@ -78,7 +75,7 @@ def test_what_is_left_out_or_null_has_defaults() -> None:
     assert request != read_request({**ASKED, "cluster": "4xh100-80gb"})
 
 
-def test_all_of_it_is_taken() -> None:
+def test_all_of_it_is_taken():
     request = read_request(
         {
             **ASKED,
@@ -109,6 +106,29 @@ def test_all_of_it_is_taken() -> None:
         pool="h100",
     )
     assert request.notes == ("the headroom is not applied: the memory limit is taken as it is",)
+
+
+@pytest.mark.parametrize(
+    ("name", "usual"),
+    [(None, "bf16"), ("torch", "bf16"), ("nanotron", "bf16"), ("accelerate", "bf16_mixed"),
+     ("trainer", "bf16_mixed")],
+)  # fmt: skip
+def test_a_precision_that_is_left_out_is_the_frameworks_usual_one_and_is_kept(
+    name: str | None, usual: str
+) -> None:
+    stack = None if name is None else {"name": name}
+    asked = {**ASKED, "framework": stack}
+    question = read_request(asked).question(VERSIONS)
+    assert question.as_dict()["workload"]["precision"] == usual
+    for precision in ("bf16", "bf16_mixed", "fp32"):
+        stated = read_request(changed(asked, {"workload.precision": precision})).question(VERSIONS)
+        assert stated.workload.precision == precision
+        assert (stated.identity == question.identity) is (precision == usual)
+    case = {**asked, "settings": {"micro_batch_size": 1}}
+    arguments = {**WORKLOAD, "cluster": "8xh100-80gb", "framework": name}
+    assert read_here(arguments).question(VERSIONS).identity == question.identity
+    nulls = changed(case, {"workload.precision": None})
+    assert {read_case(one).question.workload.precision for one in (case, nulls)} == {usual}
 
 
 # By change: the field that is wrong, and what is said of it.
@@ -156,7 +176,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_is_named_with_its_path() -> None:
+def test_what_is_wrong_is_named_with_its_path():
     for change, field, allowed in WRONG:
         values = changed(ASKED, change) if "\ud800" not in change.values() else {**ASKED, **change}
         found = wrong(lambda one: read_request(one).question(VERSIONS), values)
@@ -165,12 +185,12 @@ def test_what_is_wrong_is_named_with_its_path() -> None:
     assert wrong(read_request, [1]) == {"body": "must be an object of fields"}
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_that_is_wrong_is_told_at_once():
     values = {**ASKED, "headroom": 2, "tolerance": -1, "knobs": {"tp_size": [0]}, "pool": "a b"}
     assert set(wrong(read_request, values)) == {"headroom", "tolerance", "knobs.tp_size", "pool"}
 
 
-def test_a_question_of_too_many_settings_says_how_to_ask_for_fewer() -> None:
+def test_a_question_of_too_many_settings_says_how_to_ask_for_fewer():
     asked = {**ASKED, "workload": {**WORKLOAD, "global_batch_size": 720_720}}
     values = {**asked, "knobs": {"sharding": ["full_shard"]}}
     proposed = {"micro_batch_size": [1, 2, 3, 4, 5, 6, 7, 8]}
@@ -187,8 +207,6 @@ def test_a_question_of_too_many_settings_says_how_to_ask_for_fewer() -> None:
         usual = {"workload": workload, "cluster": cluster, "framework": framework}
         assert read_request(usual).question(VERSIONS)
 
-
-# -- clusters -------------------------------------------------------------------------------------
 
 WRONG_CLUSTERS: list[tuple[dict[str, Any], str, str]] = [
     ({"nodes": ...}, "nodes", "is required"),
@@ -214,7 +232,7 @@ WRONG_CLUSTERS: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_with_a_cluster_is_named_with_its_path() -> None:
+def test_what_is_wrong_with_a_cluster_is_named_with_its_path():
     for change, field, allowed in WRONG_CLUSTERS:
         found = wrong(read_cluster, changed(OWN, change))
         assert list(found) == [f"cluster.{field}"], change
@@ -223,7 +241,7 @@ def test_what_is_wrong_with_a_cluster_is_named_with_its_path() -> None:
         assert list(wrong(read_cluster, value)) == ["cluster"]
 
 
-def test_a_cluster_is_the_same_however_it_is_given() -> None:
+def test_a_cluster_is_the_same_however_it_is_given():
     found = parse_cluster("2x8xh100-80gb")
     for gpu in ("h100-80gb", {"name": "H100_80GB"}, found.as_dict()["gpu"]):
         links = found.as_dict() if isinstance(gpu, dict) and len(gpu) > 1 else {}
@@ -237,7 +255,7 @@ def test_a_cluster_is_the_same_however_it_is_given() -> None:
     assert (mine.name, mine.gpu.memory_bytes_per_s, mine.inter_node) == ("2x4xmine", None, Link())
 
 
-def test_files_of_clusters(tmp_path: Path) -> None:
+def test_files_of_clusters(tmp_path):
     toml, data = tmp_path / "Mine.TOML", tmp_path / "mine.json"
     toml.write_text(
         'nodes = 2\ngpus_per_node = 8\ngpu = "h100-80gb"\n'
@@ -258,7 +276,7 @@ def test_files_of_clusters(tmp_path: Path) -> None:
         assert found.gpu.cores == gpu.get("cores", found.gpu.cores) > 0
 
 
-def test_files_that_are_no_clusters(tmp_path: Path) -> None:
+def test_files_that_are_no_clusters(tmp_path):
     (tmp_path / "folder.toml").mkdir()
     for name, content, allowed in (
         ("c.toml", b"nodes = ", "is not toml"),
@@ -278,10 +296,7 @@ def test_files_that_are_no_clusters(tmp_path: Path) -> None:
         assert allowed in next(iter(found.values())), (name, content)
 
 
-# -- arguments of Python, and options -------------------------------------------------------------
-
-
-def test_arguments_are_named_as_arguments(tmp_path: Path) -> None:
+def test_arguments_are_named_as_arguments(tmp_path):
     given = {"model": TINY, "sequence_length": 32, "global_batch_size": 8, "cluster": "cpu:2"}
     for change, field in (
         ({"model": None}, "model"),
@@ -316,7 +331,7 @@ def test_arguments_are_named_as_arguments(tmp_path: Path) -> None:
     assert list(wrong(read_here, unordered)) == ["micro_batch_size"]
 
 
-def test_a_model_is_the_same_however_it_is_given(tmp_path: Path) -> None:
+def test_a_model_is_the_same_however_it_is_given(tmp_path):
     path = tmp_path / "tiny.json"
     path.write_text(json.dumps(TINY))
     found = read_model(path)
@@ -334,10 +349,7 @@ def test_a_model_is_the_same_however_it_is_given(tmp_path: Path) -> None:
         assert model_note(complete) == ""
 
 
-# -- cases ----------------------------------------------------------------------------------------
-
-
-def test_a_case_has_fields_of_its_own(lab: Any) -> None:
+def test_a_case_has_fields_of_its_own(lab):
     case = read_case(lab.case(headroom=0, memory_limit_gib=1.5, id=[1, {"any": "thing"}]))
     assert (case.headroom, case.limit_bytes) == (0.0, 3 * 2**29)
     assert case.notes == ("the headroom is not applied: the memory limit is taken as it is",)
@@ -350,14 +362,14 @@ def test_a_case_has_fields_of_its_own(lab: Any) -> None:
     assert read_case(lab.case(cluster="local")).question.cluster.nodes == 1
 
 
-def test_the_parts_of_an_answer_can_be_asked_again(lab: Any) -> None:
+def test_the_parts_of_an_answer_can_be_asked_again(lab):
     case = read_case(lab.case())
     again = {name: value for name, value in case.question.as_dict().items() if name != "knobs"}
     again["settings"] = case.settings.as_dict()
     assert read_case(json.loads(json.dumps(again))) == case
 
 
-def test_knobs_that_do_not_act_are_told_where_they_were_written(lab: Any) -> None:
+def test_knobs_that_do_not_act_are_told_where_they_were_written(lab):
     one = lab.case(cluster="a100-80gb", settings={"sharding": "ddp", "sync_each_batch": False})
     case = read_case(one)
     assert case.settings.sync_each_batch is True
@@ -400,7 +412,7 @@ WRONG_CASES: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-def test_what_is_wrong_with_a_case_is_named_with_its_path(lab: Any) -> None:
+def test_what_is_wrong_with_a_case_is_named_with_its_path(lab):
     for change, field, allowed in WRONG_CASES:
         for _ in range(2):  # the second time from what is kept
             found = wrong(read_case, lab.case(**change))
@@ -411,7 +423,7 @@ def test_what_is_wrong_with_a_case_is_named_with_its_path(lab: Any) -> None:
     assert set(wrong(read_case, both)) == fields
 
 
-def test_what_is_not_covered_is_no_mistake(lab: Any) -> None:
+def test_what_is_not_covered_is_no_mistake(lab):
     mamba = {"model_type": "mamba", "d_model": 5}
     one = {"nodes": 1, "gpus_per_node": 8}
     for change, why in (

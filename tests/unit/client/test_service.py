@@ -1,6 +1,6 @@
 """The client of a service: what it sends, what it tries again, and what it makes of refusals."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -16,40 +16,40 @@ Handler = Callable[[httpx.Request], httpx.Response]
 class Clock:
     """Time that passes only while somebody sleeps."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.now = 1000.0
 
-    def monotonic(self) -> float:
+    def monotonic(self):
         return self.now
 
-    def sleep(self, seconds: float) -> None:
+    def sleep(self, seconds):
         self.now += seconds
 
 
 @pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+def hasty(monkeypatch):
     monkeypatch.setattr(module, "time", Clock())
     monkeypatch.setattr(module, "RETRY_S", 0.01)
     monkeypatch.delenv("TUNER_KEY", raising=False)
 
 
-def service(handler: Handler, key: str | None = None, patience_s: float = 5.0) -> Service:
+def service(handler, key=None, patience_s=5.0):
     transport = httpx.MockTransport(handler)
     return Service("http://tuner.test/", key, transport, patience_s)
 
 
-def problem(status: int, detail: str, **more: Any) -> httpx.Response:
+def problem(status, detail, **more):
     body = {"status": status, "detail": detail, **more}
     return httpx.Response(status, json=body, headers={"content-type": "application/problem+json"})
 
 
-def test_a_key_that_is_none_is_not_shown() -> None:
+def test_a_key_that_is_none_is_not_shown():
     with pytest.raises(UsageError) as caught:
         service(lambda request: httpx.Response(200), "secret\nline")
     assert "secret" not in str(caught.value)
 
 
-def test_a_request_is_sent_again_while_the_service_is_away_or_busy() -> None:
+def test_a_request_is_sent_again_while_the_service_is_away_or_busy():
     answers: list[Any] = [
         httpx.ConnectError("refused"), problem(503, "the database"),
         httpx.Response(429, headers={"Retry-After": "0"}), httpx.Response(200, json={"a": 1}),
@@ -69,7 +69,7 @@ def test_a_request_is_sent_again_while_the_service_is_away_or_busy() -> None:
     assert len(set(keys)) == 1  # so that it asks once
 
 
-def test_what_never_answered_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_never_answered_is_given_up_sooner(monkeypatch):
     monkeypatch.setattr(module, "FIRST_S", 0.0)
     answers: list[httpx.Response] = []
     tries = []
@@ -92,7 +92,7 @@ def test_what_never_answered_is_given_up_sooner(monkeypatch: pytest.MonkeyPatch)
     assert at_first <= 2 < len(tries)
 
 
-def test_a_wrong_field_is_a_usage_error() -> None:
+def test_a_wrong_field_is_a_usage_error():
     detail = "workload.model: got 'lama'; no such name"
     refusing = service(lambda request: problem(422, detail, field="workload.model"))
     with refusing as one, pytest.raises(RefusedError) as caught:
@@ -116,14 +116,14 @@ def test_a_wrong_field_is_a_usage_error() -> None:
         (httpx.Response(200, json=[]), "is no tuner service"),
     ],
 )
-def test_what_a_service_says_is_told(answer: httpx.Response, said: str) -> None:
+def test_what_a_service_says_is_told(answer, said):
     with service(lambda request: answer) as one, pytest.raises(ServiceError) as caught:
         one.cancel("st-1")
     assert said in str(caught.value)
     assert caught.value.exit_code == 1
 
 
-def test_what_cannot_be_unpacked_is_an_error_of_the_service() -> None:
+def test_what_cannot_be_unpacked_is_an_error_of_the_service():
     def answer(request: httpx.Request) -> httpx.Response:
         stream = httpx.ByteStream(b"no gzip")
         return httpx.Response(200, headers={"content-encoding": "gzip"}, stream=stream)
@@ -137,15 +137,15 @@ def test_what_cannot_be_unpacked_is_an_error_of_the_service() -> None:
 class Broken(httpx.SyncByteStream):
     """A stream that breaks after its parts."""
 
-    def __init__(self, *parts: bytes) -> None:
+    def __init__(self, *parts):
         self.parts = parts
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self):
         yield from self.parts
         raise httpx.ReadError("broken")
 
 
-def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms() -> None:
+def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms():
     seen = []
 
     def answer(request: httpx.Request) -> httpx.Response:
@@ -162,7 +162,7 @@ def test_a_study_on_other_terms_may_be_replaced_and_an_answer_is_of_its_terms() 
     assert [url.query for url in seen] == [b"", b"terms=0123456789ab", b""]
 
 
-def test_events_are_followed_over_broken_streams() -> None:
+def test_events_are_followed_over_broken_streams():
     first = b"event: asked\ndata: {}\nid: 1\n\n: ping\n\nid: 2\n"
     answers: list[Any] = [
         httpx.Response(200, stream=Broken(first)),

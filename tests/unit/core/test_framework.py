@@ -20,7 +20,7 @@ LIVE, FIXED_ON, FIXED_OFF = (Effect.LIVE, ()), (Effect.DEAD, (True,)), (Effect.D
 MUST_BE_OFF = (Effect.REFUSED, (True,))
 
 
-def stack(name: str, **stated: str) -> Framework:
+def stack(name, **stated):
     return framework(name, stated, installed=NEWEST)
 
 
@@ -61,13 +61,13 @@ SYNC: list[tuple[str, Condition, dict[str, str], tuple[Effect, tuple[bool, ...]]
 ]
 
 
-def test_sync_each_batch_by_release() -> None:
+def test_sync_each_batch_by_release():
     for name, family, stated, expected in SYNC:
         found = sync_each_batch_effect(stack(name, **stated), family)
         assert (found.effect, found.values) == expected, (name, family, stated)
 
 
-def test_fsdp2_needs_its_releases() -> None:
+def test_fsdp2_needs_its_releases():
     for name, stated, fsdp in (
         ("accelerate", {"accelerate": "0.31.0"}, 1),
         ("accelerate", {"accelerate": "1.5.2"}, 1),
@@ -84,7 +84,7 @@ def test_fsdp2_needs_its_releases() -> None:
         assert found.family(replicated=True) is DDP
 
 
-def test_fsdp1_with_cpu_offload_must_not_synchronize_each_batch() -> None:
+def test_fsdp1_with_cpu_offload_must_not_synchronize_each_batch():
     for name in ("accelerate", "trainer"):
         refused = sync_each_batch_effect(stack(name, accelerate="1.5.2"), FSDP1, cpu_offload=True)
         assert (refused.effect, refused.values) == MUST_BE_OFF
@@ -97,7 +97,7 @@ def test_fsdp1_with_cpu_offload_must_not_synchronize_each_batch() -> None:
     assert (old.effect, old.values) == FIXED_OFF
 
 
-def test_versions_are_normalized_and_stated_ones_win() -> None:
+def test_versions_are_normalized_and_stated_ones_win():
     found = framework("accelerate", {"accelerate": "1.10"})
     assert found.versions["accelerate"] == "1.10.0"
     assert found.versions["torch"] == installed_versions()["torch"]
@@ -116,7 +116,7 @@ def test_versions_are_normalized_and_stated_ones_win() -> None:
         assert framework(name, installed=NEWEST).name is name
 
 
-def test_versions_that_cannot_be_used() -> None:
+def test_versions_that_cannot_be_used():
     for name, stated, message in (
         ("accelerate", {"accelerate": "latest"}, "must be a version"),
         ("accelerate", {"accelerate": ""}, "must be a version"),
@@ -140,7 +140,7 @@ def test_versions_that_cannot_be_used() -> None:
         Framework.from_dict({"name": "torch", "versions": {"torch": 2.13}})
 
 
-def test_stated_versions_as_text() -> None:
+def test_stated_versions_as_text():
     read = parse_stated_versions(["accelerate=1.10", "Torch==2.13.0+cpu", "torch=2.13"])
     assert read == {"accelerate": "1.10.0", "torch": "2.13.0"}
     for texts, message in (

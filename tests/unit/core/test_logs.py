@@ -4,8 +4,6 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -16,12 +14,12 @@ from tuner.logs import bound, set_up_logs
 class Terminal(io.StringIO):
     """A stream that says that it is a terminal."""
 
-    def isatty(self) -> bool:
+    def isatty(self):
         return True
 
 
 @pytest.fixture(autouse=True)
-def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_logging(monkeypatch):
     """Leaves logging as it was found."""
     monkeypatch.delenv("TUNER_LOG", raising=False)
     root = logging.getLogger()
@@ -35,14 +33,14 @@ def own_logging(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def json_lines() -> Any:
+def json_lines():
     """Sets up logs of a service; what was logged, when called."""
     stream = io.StringIO()
     set_up_logs("worker", stream=stream)
     return lambda: [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def text_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+def text_of(monkeypatch):
     """Sets up logs as text."""
     monkeypatch.setenv("TUNER_LOG", "text")
     stream = io.StringIO()
@@ -50,7 +48,7 @@ def text_of(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
     return stream
 
 
-def test_a_line_says_what_it_is_about(json_lines: Any) -> None:
+def test_a_line_says_what_it_is_about(json_lines):
     with bound(study="st-1"), bound(probe=3, attempt=9):
         logging.getLogger("workers.worker").info("probe %d ended", 3, extra={"wall_s": 1.5})
     logging.getLogger("workers.worker").warning("later")
@@ -71,7 +69,7 @@ def test_a_line_says_what_it_is_about(json_lines: Any) -> None:
     assert "study" not in second
 
 
-def test_others_are_shown_from_warnings_up(json_lines: Any) -> None:
+def test_others_are_shown_from_warnings_up(json_lines):
     for logger, level, shown in (
         ("tuner.store.calibrations", logging.INFO, True),
         ("workers", logging.INFO, True),
@@ -87,7 +85,7 @@ def test_others_are_shown_from_warnings_up(json_lines: Any) -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_an_exception_shows_no_variables(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+def test_an_exception_shows_no_variables(monkeypatch, form):
     monkeypatch.setenv("TUNER_LOG", form)
     stream = io.StringIO()
     set_up_logs("worker", stream=stream)
@@ -100,7 +98,7 @@ def test_an_exception_shows_no_variables(monkeypatch: pytest.MonkeyPatch, form: 
     assert password not in stream.getvalue()
 
 
-def test_no_text_looks_like_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_text_looks_like_another_line(monkeypatch):
     stream = text_of(monkeypatch)
     forged = "x\n2026-01-01 00:00:00 worker: all is well \x1b[2J"
     logging.getLogger("workers").info("%s", forged, extra={"field": forged})
@@ -110,7 +108,7 @@ def test_no_text_looks_like_another_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "\x1b" not in first + second
 
 
-def test_where_lines_are_json(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_lines_are_json(monkeypatch):
     for said, stream, is_service, as_json in (
         ("", io.StringIO(), True, True),
         ("", Terminal(), True, False),

@@ -12,7 +12,7 @@ from tuner.cli.options import SuggestAsked
 from tuner.client.request import RequestHere
 
 
-def test_importing_it_imports_nothing_else_of_it() -> None:
+def test_importing_it_imports_nothing_else_of_it():
     code = (
         "import sys; before = set(sys.modules); import tuner;"
         "assert dir(tuner) and 'suggest' in dir(tuner);"
@@ -26,7 +26,7 @@ def test_importing_it_imports_nothing_else_of_it() -> None:
     assert found.stdout.splitlines() == ["{'tuner'}", "[]"]
 
 
-def test_there_is_no_other_name() -> None:
+def test_there_is_no_other_name():
     assert list(tuner.__all__) == sorted(tuner.__all__)
     with pytest.raises(AttributeError, match="module 'tuner' has no attribute 'sugest'"):
         _ = tuner.sugest
@@ -42,13 +42,13 @@ OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""
 
 
-def test_what_the_command_takes_python_takes_too() -> None:
+def test_what_the_command_takes_python_takes_too():
     taken = inspect.signature(tuner.suggest).parameters
     options = {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT
     assert {RENAMED.get(name, name) for name in options} == set(taken) - {"key", "progress"}
 
 
-def test_defaults_are_the_command_s() -> None:
+def test_defaults_are_the_command_s():
     taken = inspect.signature(tuner.suggest).parameters
     for name, field in RequestHere.model_fields.items():
         if isinstance(field.default, str | float):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 
-from tuner.core.configuration import Settings
+from tuner.core.configuration import Settings, parse_settings
 
 OTHER = """
 import pickle, sys
@@ -16,7 +16,7 @@ print({pickle.load(sys.stdin.buffer): "found"}[Settings(micro_batch_size=4)])
 """
 
 
-def asked(**knobs: int) -> Settings:
+def asked(**knobs):
     """Settings that have told their hash and their class."""
     settings = Settings(**knobs)  # type: ignore[arg-type]
     assert hash(settings) == hash(settings)
@@ -24,7 +24,7 @@ def asked(**knobs: int) -> Settings:
     return settings
 
 
-def test_copies_know_what_they_are() -> None:
+def test_copies_know_what_they_are():
     settings = asked(micro_batch_size=4, tp_size=2)
     larger = replace(settings, micro_batch_size=8, tp_size=4)
     assert hash(larger) == hash(Settings(micro_batch_size=8, tp_size=4))
@@ -32,7 +32,7 @@ def test_copies_know_what_they_are() -> None:
     assert hash(copy.deepcopy(settings)) == hash(settings)
 
 
-def test_a_hash_is_not_handed_on_to_other_processes() -> None:
+def test_a_hash_is_not_handed_on_to_other_processes():
     text = pickle.dumps(asked(micro_batch_size=4))
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -44,3 +44,17 @@ def test_a_hash_is_not_handed_on_to_other_processes() -> None:
             check=True,
         )
         assert done.stdout == b"found\n"
+
+
+def test_a_later_knob_leaves_what_was_recorded_before_as_it_was():
+    plain, deferred = Settings(), Settings(defer_all_reduce=True)
+    assert "defer_all_reduce" not in str(plain)
+    assert "defer_all_reduce" not in plain.as_dict()
+    assert plain.all_values()["defer_all_reduce"] is False
+    assert ",defer_all_reduce=true" in str(deferred)
+    assert deferred.as_dict()["defer_all_reduce"] is True
+    for settings in (plain, deferred):
+        assert Settings.from_dict(settings.as_dict()) == settings
+        assert parse_settings(str(settings)) == settings
+        assert Settings.from_dict(settings.all_values()) == settings
+    assert parse_settings(f"{plain},defer_all_reduce=false") == plain

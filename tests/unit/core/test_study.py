@@ -4,7 +4,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, SamplerName
 
 
-def test_terms_have_a_name_of_their_own() -> None:
+def test_terms_have_a_name_of_their_own():
     names = {
         limits.id
         for limits in (
@@ -23,7 +23,7 @@ def test_terms_have_a_name_of_their_own() -> None:
     assert Limits(headroom=0, wall_s=60).id == Limits(headroom=0.0, wall_s=60.0).id
 
 
-def test_where_terms_differ() -> None:
+def test_where_terms_differ():
     kept = Limits(max_probes=3, wall_s=60.0).as_dict()
     assert Limits(max_probes=3, wall_s=60).apart(kept) == {}
     assert Limits(max_probes=3, pool="a").apart(kept) == {"wall_s": (60.0, None), "pool": ("", "a")}

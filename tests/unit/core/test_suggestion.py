@@ -9,11 +9,11 @@ from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 
 
-def quantity(value: float, provenance: Provenance = Provenance.MEASURED) -> Quantity:
+def quantity(value, provenance=Provenance.MEASURED):
     return Quantity(value=value, low=value / 2, high=value * 2, provenance=provenance)
 
 
-def candidate(**changes: object) -> Candidate:
+def candidate(**changes):
     fields = {
         "settings": Settings(micro_batch_size=2),
         "fits": True,
@@ -30,7 +30,7 @@ def candidate(**changes: object) -> Candidate:
     return Candidate(**{**fields, **changes})
 
 
-def suggestion(**changes: object) -> Suggestion:
+def suggestion(**changes):
     fields = {
         "study_id": "st-1",
         "state": "done",
@@ -45,7 +45,7 @@ def suggestion(**changes: object) -> Suggestion:
 Q = {"value": 1.0, "low": 0.5, "high": 2.0, "provenance": "measured"}
 
 
-def test_the_json_object_is_the_promised_one() -> None:
+def test_the_json_object_is_the_promised_one():
     one = candidate()
     values = suggestion(
         alternatives=(one,),
@@ -112,12 +112,12 @@ def test_the_json_object_is_the_promised_one() -> None:
         (quantity(1.0), UNKNOWN, "unknown"),
     ],
 )
-def test_provenance_is_the_weakest(memory: Quantity, speed: Quantity, expected: str) -> None:
+def test_provenance_is_the_weakest(memory, speed, expected):
     found = suggestion(best=candidate(allocated_bytes=memory, step_time_s=speed))
     assert found.provenance == found.best.provenance == expected
 
 
-def test_what_was_sent_is_read_again() -> None:
+def test_what_was_sent_is_read_again():
     predicted = candidate(
         allocated_bytes=quantity(1.0, Provenance.PREDICTED).scaled(GIB),
         step_time_s=UNKNOWN,

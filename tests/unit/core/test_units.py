@@ -37,7 +37,7 @@ READ: list[tuple[Callable[[str, str], float], dict[str, float], str]] = [
 ]
 
 
-def test_what_people_write_is_read_or_refused() -> None:
+def test_what_people_write_is_read_or_refused():
     for read, right, wrong in READ:
         for text, value in right.items():
             assert read("field", text) == value, text
@@ -46,7 +46,7 @@ def test_what_people_write_is_read_or_refused() -> None:
                 read("field", text)
 
 
-def test_figures_are_shown_with_three_digits() -> None:
+def test_figures_are_shown_with_three_digits():
     shown: list[tuple[Callable[[Any], str], dict[Any, str]]] = [
         (
             units.duration_text,
@@ -75,7 +75,7 @@ def test_figures_are_shown_with_three_digits() -> None:
     assert (range_text(speed), range_text(UNKNOWN)) == ("1,201 to 1,260", "- to -")
 
 
-def test_numbers_that_are_none_are_null_in_json() -> None:
+def test_numbers_that_are_none_are_null_in_json():
     value = {"a": [1.5, float("nan"), (float("inf"), {"b": float("-inf")})], "c": "é"}
     for indent in (None, 2):
         found = json.loads(units.json_text(value, indent=indent))
@@ -84,7 +84,7 @@ def test_numbers_that_are_none_are_null_in_json() -> None:
     assert units.json_text(other) == '{"a":[1,2.5,null,true,"x"],"b":{}}'
 
 
-def test_a_workload_is_checked_however_it_is_made() -> None:
+def test_a_workload_is_checked_however_it_is_made():
     for field, value, allowed in (
         ("sequence_length", 1, "from 2 to 4194304"),  # nothing to predict: the loss is no number
         ("sequence_length", True, "from 2 to 4194304"),

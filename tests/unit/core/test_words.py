@@ -9,7 +9,7 @@ from tuner.core.words import (
 )
 
 
-def test_settings_are_described_by_what_matters_and_can_be_read_back() -> None:
+def test_settings_are_described_by_what_matters_and_can_be_read_back():
     assert describe(Settings()) == "sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=1"
     settings = parse_settings("sharding=full_shard,tp_size=2,sync_each_batch=false")
     assert parse_settings(describe(settings)) == settings
@@ -17,12 +17,12 @@ def test_settings_are_described_by_what_matters_and_can_be_read_back() -> None:
     assert "cpu_offload" not in describe(settings)
 
 
-def test_small_numbers_have_no_exponent() -> None:
+def test_small_numbers_have_no_exponent():
     assert seconds_text(0.0000123) == "0.000012 s"
     assert seconds_text(999.9) == "1000 s"
 
 
-def test_changes_of_time_and_probes() -> None:
+def test_changes_of_time_and_probes():
     assert change_text(1.004) == "0.4% longer"
     assert change_text(1.25) == "25% longer"
     assert change_text(2.0) == "100% longer"
@@ -30,13 +30,13 @@ def test_changes_of_time_and_probes() -> None:
     assert probes_text([3, 9]) == "#3, #9"
 
 
-def test_ranges_of_changes() -> None:
+def test_ranges_of_changes():
     assert change_range_text(1.2, 1.3) == "20% to 30% longer"
     assert change_range_text(0.7, 0.8) == "20% to 30% shorter"
     assert change_range_text(0.99, 1.02) == "1.0% shorter to 2.0% longer"
 
 
-def test_durations() -> None:
+def test_durations():
     assert [rough_duration_text(s) for s in (2, 40, 89, 95, 5000, 86_400, 432_000)] == [
         "2.0 s",
         "40 s",

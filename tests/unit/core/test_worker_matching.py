@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tuner.client.place import Placed, place
+from tuner.client.place import place
 from tuner.client.request import read_request
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
@@ -19,12 +19,12 @@ ASKED: dict[str, Any] = {
 }
 
 
-def worker(name: str, gpus: int = 0, **versions: str) -> Any:
+def worker(name, gpus=0, **versions):
     machine = Machine(name=name, gpus=(H100,) * gpus, cores=8, memory_bytes=2**36)
     return SimpleNamespace(name=name, machine=machine.as_dict(), versions={**VERSIONS, **versions})
 
 
-def placed(*workers: Any, **change: Any) -> Placed:
+def placed(*workers, **change):
     return place(read_request({**ASKED, **change}), workers, lambda question: None)
 
 
@@ -37,20 +37,20 @@ def placed(*workers: Any, **change: Any) -> Placed:
         ([worker("b", 1), worker("c", 8), worker("a")], Fidelity.MEASURED),
     ],
 )
-def test_auto_is_the_strongest_of_the_workers(workers: list[Any], fidelity: Fidelity) -> None:
+def test_auto_is_the_strongest_of_the_workers(workers, fidelity):
     found = placed(*workers)
     assert found.limits.fidelity is fidelity
     assert any(note.startswith(f"fidelity {fidelity}: ") for note in found.notes)
 
 
-def test_versions_are_the_worker_s_that_answers_and_it_is_said() -> None:
+def test_versions_are_the_worker_s_that_answers_and_it_is_said():
     found = placed(worker("a", torch="2.13.0"), worker("c", 8))
     assert found.question.framework.versions == VERSIONS
     assert found.versions == VERSIONS
     assert any("of worker c: " in note and "torch 2.12.0" in note for note in found.notes)
 
 
-def test_stated_versions_win_and_are_not_told() -> None:
+def test_stated_versions_win_and_are_not_told():
     framework = {"name": "accelerate", "versions": VERSIONS}
     found = placed(worker("c", 8, torch="2.13.0"), framework=framework, fidelity="measured")
     assert found.question.framework.versions == VERSIONS
@@ -59,13 +59,13 @@ def test_stated_versions_win_and_are_not_told() -> None:
     assert auto.limits.fidelity is Fidelity.PREDICTED  # no worker has what is stated
 
 
-def test_without_workers_versions_are_those_here() -> None:
+def test_without_workers_versions_are_those_here():
     found = placed(framework="accelerate")
     assert found.question.framework.versions.items() <= installed_versions().items()
     assert any("installed where the service runs" in note for note in found.notes)
 
 
-def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch):
     from tuner.client import place as placing
 
     looked = []
@@ -75,19 +75,19 @@ def test_hundreds_of_workers_alike_are_looked_at_once(monkeypatch: pytest.Monkey
     assert len(looked) == 2
 
 
-def of_cpus(name: str, gib: int, cores: int = 8) -> Any:
+def of_cpus(name, gib, cores=8):
     machine = Machine(name=name, gpus=(), cores=cores, memory_bytes=gib * 2**30)
     return SimpleNamespace(name=name, machine=machine.as_dict(), versions=VERSIONS)
 
 
 @pytest.mark.parametrize("gib", [64, 256])
-def test_cpu_ranks_are_of_the_worker_s_machine(gib: int) -> None:
+def test_cpu_ranks_are_of_the_worker_s_machine(gib):
     found = placed(of_cpus("a", gib), cluster="cpu:2")
     assert found.question.cluster.gpu.memory_bytes == gib * 2**29
     assert found.limits.fidelity is Fidelity.MEASURED
 
 
-def test_a_worker_of_several_nodes_measures_on_them() -> None:
+def test_a_worker_of_several_nodes_measures_on_them():
     one = worker("c", 8)
     both = together([Machine.from_dict(one.machine)] * 2)
     several = SimpleNamespace(name="s", machine=both.as_dict(), versions=VERSIONS)

@@ -1,12 +1,14 @@
 """Readings as a machine of known rates would give them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.core.cluster import Cluster, Link
 from tuner.core.workload import Optimizer
 from tuner.cost.calibration import PRECISIONS, Calibration, Reading
 from tuner.cost.calibration_fit import BYTES, ENDS, LAYER, _costs, fitted
+from tuner.cost.constants import default_costs
 from tuner.cost.time.communication import Group, ring_s
 from tuner.cost.time.compute import stage_compute_s
 from tuner.cost.time.step import update_bytes
@@ -40,8 +42,8 @@ def seconds_of(case: dict[str, Any], cluster: Cluster) -> float:
 
 def product_s(case: dict[str, Any]) -> float:
     """Matrices at an efficiency that depends on their width."""
-    rate = FLOPS_PER_S * case["width"] / (case["width"] + SMALL_DIM)
-    return float(2 * case["rows"] * case["width"] ** 2 / rate)
+    longer = 1 + SMALL_DIM * 2 / case["width"]
+    return float(2 * case["rows"] * case["width"] ** 2 * longer / FLOPS_PER_S)
 
 
 def model_s(case: dict[str, Any], cluster: Cluster) -> float:
@@ -72,7 +74,8 @@ def ring(case: dict[str, Any], cluster: Cluster) -> float:
     where = Cluster.from_dict(values)
     object.__setattr__(where, "intra_node", link)
     object.__setattr__(where, "inter_node", link)
-    costs = _costs(SMALL_DIM, intra_efficiency=1.0, inter_efficiency=1.0)
+    usual = default_costs()
+    costs = replace(usual, time=replace(usual.time, intra_efficiency=1.0, inter_efficiency=1.0))
     group = Group(ranks=ranks, ranks_per_node=ranks if intra else 1)
     size = BYTES[case["dtype"]] * case["elements"]
     return ring_s(size, 1, group, where, costs, twice=case["op"] == "all_reduce")

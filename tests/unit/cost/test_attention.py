@@ -1,7 +1,7 @@
 """What computes attention; ``tests/cuda/test_attention.py`` asks torch itself."""
 
 from tuner.core.cluster import Gpu, parse_cluster
-from tuner.cost.memory.attention import attention_of, capability_of
+from tuner.cost.memory.attention import attention_of
 from tuner.model import published_model as read
 
 GROUPED, EVEN = "llama-3.1-8b", "llama-2-7b"
@@ -38,8 +38,7 @@ def test_dropout_is_not_cudnns() -> None:
 
 def test_the_stated_capability_goes_first() -> None:
     def own(name: str, capability: str = "") -> tuple[int, int]:
-        gpu = Gpu(name=name, memory_bytes=2**34, compute_capability=capability)
-        return capability_of(gpu)
+        return Gpu(name=name, memory_bytes=2**34, compute_capability=capability).capability
 
     assert own("mine", "12.0") == (12, 0)
     assert own("t4") == (7, 5)

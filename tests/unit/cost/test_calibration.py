@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.cost import calibrations as known
+from tuner import machine
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import FrameworkName
@@ -13,7 +14,6 @@ from tuner.core.workload import Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import predict
-from tuner.machine import facts as machine
 from tuner.model import load_model
 from workers.calibrate import plan
 
@@ -44,7 +44,8 @@ def test_measured_rates_replace_published_ones() -> None:
     assert where.gpu.dense_bf16_flops_per_s == pytest.approx(known.FLOPS_PER_S)
     assert where.gpu.memory_bytes_per_s == pytest.approx(known.COPY_BYTES_PER_S)
     assert where.intra_node.bytes_per_s == pytest.approx(known.LINK_BYTES_PER_S, rel=0.05)
-    assert (costs.time.matmul_efficiency, costs.time.intra_efficiency) == (1.0, 1.0)
+    assert costs.torch.small_dim == pytest.approx(known.SMALL_DIM)
+    assert costs.time.intra_efficiency == 1.0
     assert costs.time.inter_efficiency == default_costs().time.inter_efficiency
     assert where.inter_node == NODE.inter_node
     assert costs.ring_factors["intra", "reduce_scatter"] == pytest.approx(1.0, rel=0.02)

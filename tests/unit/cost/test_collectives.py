@@ -78,6 +78,15 @@ def test_putting_off_synchronisation_reduces_once() -> None:
     assert reducing_passes(parse_settings(text.format("ddp", "false"))) == 1
 
 
+def test_putting_off_the_all_reduce_scatters_each_time_and_joins_replicas_once() -> None:
+    text = "sharding=hybrid_shard,gradient_accumulation_steps=4,defer_all_reduce={}"
+    each, last = (listed(text.format(value)) for value in ("false", "true"))
+    joined = total(last, op=Op.ALL_REDUCE)
+    assert total(each, op=Op.ALL_REDUCE) == (4 * joined[0], 4 * joined[1])
+    rest = [[c for c in found if c.op is not Op.ALL_REDUCE] for found in (each, last)]
+    assert rest[0] == rest[1]
+
+
 def test_ddp_reduces_in_the_reductions_format() -> None:
     workload = Workload(
         model=read("llama-3.2-1b"), sequence_length=512, global_batch_size=64,

@@ -8,7 +8,14 @@ from tuner.core.measurement import Phase
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.shards import Axis
-from tuner.cost.time.collectives import Op, Overlap, StepCollective, axis_sizes, step_collectives
+from tuner.cost.time.collectives import (
+    Op,
+    Overlap,
+    StepCollective,
+    all_reducing_passes,
+    axis_sizes,
+    step_collectives,
+)
 from tuner.cost.time.communication import (
     Computing,
     copies_beside_s,
@@ -26,6 +33,7 @@ TEXTS = (
     "sharding=full_shard",
     "sharding=shard_grad_op,gradient_accumulation_steps=4,sync_each_batch=false",
     "sharding=hybrid_shard,gradient_accumulation_steps=4",
+    "sharding=hybrid_shard,gradient_accumulation_steps=4,defer_all_reduce=true",
     "sharding=full_shard,tp_size=8,tp_recompute_allgather=true",
 )
 
@@ -51,7 +59,10 @@ def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
         passes = settings.gradient_accumulation_steps
         synced = passes if settings.sync_each_batch else 1
         computing = Computing(forward=0.3, backward=0.6)
-        predicted = passes_s(computing, links, passes=passes, synced=synced, costs=COSTS)
+        joined = all_reducing_passes(settings)
+        predicted = passes_s(
+            computing, links, passes=passes, synced=synced, joined=joined, costs=COSTS
+        )
         assert exposed(text, 0.3, 0.6)[1] == pytest.approx(predicted - 0.9)
 
 

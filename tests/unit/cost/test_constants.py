@@ -4,14 +4,15 @@ from importlib.resources import files
 
 import pytest
 
-from tuner.cost.constants import Costs, default_costs
+from tuner.core.framework import FrameworkName
+from tuner.cost.constants import Costs, default_costs, experts_of
 
 TABLES = tomllib.loads(files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8"))
 
 
 def test_every_constant_of_the_file_has_a_field() -> None:
     costs = default_costs()
-    for name in ("memory", "time"):
+    for name in ("memory", "time", "torch"):
         assert asdict(getattr(costs, name)) == TABLES[name]
     for name, (value, low, high) in TABLES["device"].items():
         assert getattr(costs.device, name) == (value, low, high)
@@ -20,7 +21,19 @@ def test_every_constant_of_the_file_has_a_field() -> None:
 
 def test_no_constant_may_lack_or_be_unknown() -> None:
     less = {k: v for k, v in TABLES["time"].items() if k != "stall_s"}
+    known = {name: TABLES[name] for name in ("memory", "device", "torch")}
     with pytest.raises(TypeError, match="stall_s"):
-        Costs(**{**TABLES, "time": less})
+        Costs(**known, time=less)
     with pytest.raises(TypeError, match="stahl_s"):
-        Costs(**{**TABLES, "time": {**TABLES["time"], "stahl_s": 1.0}})
+        Costs(**known, time={**TABLES["time"], "stahl_s": 1.0})
+
+
+def test_experts_differ_in_what_the_file_says_of_them() -> None:
+    """Only nanotron's steps have any; the catalogue's own constants come first."""
+    first, *others = experts_of(FrameworkName.NANOTRON)
+    assert first is default_costs()
+    for costs, named in zip(others, TABLES["experts"].values(), strict=True):
+        assert asdict(costs.time) == TABLES["time"] | named
+        assert costs.memory == first.memory
+    for framework in set(FrameworkName) - {FrameworkName.NANOTRON}:
+        assert experts_of(framework) == (first,)

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 from tuner.core.bounds import choice
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.prediction import uncovered, uncovered_settings
 from tuner.model import published_model as read
 
@@ -33,6 +35,7 @@ def test_nanotron_is_covered_where_it_was_fitted() -> None:
         (workload(precision="fp32"), "fp32"),
         (workload(optimizer="sgd"), "sgd"),
         (workload(optimizer="adamw_8bit"), "adamw_8bit"),
+        (replace(workload(), loss=Loss.OWN_DTYPE), "loss=own_dtype"),
     ]:
         assert word in uncovered(asked, framework("nanotron", {}))
         assert uncovered(asked, framework("torch", {})) == ""

@@ -11,7 +11,7 @@ from tests.profiles import examples
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.measurement import Category, Phase
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.memory.step import StepMemory, memory_bound, step_memory
 from tuner.model import ModelConfig, read_model_config
 from tuner.model import published_model as read
@@ -73,6 +73,7 @@ def of_dry_run(row: dict[str, Any]) -> StepMemory:
         optimizer=Optimizer(row["optimizer"]),
         precision=Precision(row["precision"]),
         reduce_dtype=ReduceDtype(row["reduce_dtype"]),
+        loss=Loss(row.get("loss", Loss.HF)),
     )
     return step_memory(workload, one, cluster_of(row))
 

@@ -4,12 +4,14 @@ The figures are of rank 0 of 8: Llama-2-7B, FSDP1 with bf16 mixed precision, lay
 from outside, sequence 4096, micro-batch 4, transformers 4.31, the second step.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Phase
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Loss, Precision, Workload
 from tuner.cost.script import Script, script_bytes
 from tuner.model import published_model as read
 
@@ -41,6 +43,7 @@ def extra_gib(
     return {phase: sum(found[phase].values()) / GIB for phase in Phase}
 
 
+BOTH = (False, True)
 STEP_GIB = {Phase.LOSS: 20.573, Phase.BACKWARD: 20.950, Phase.OPTIMIZER: 15.877}
 """Peaks of the step of a script that keeps nothing."""
 
@@ -57,9 +60,34 @@ def test_each_phase_grows_as_in_the_step_that_was_run() -> None:
             assert kept[phase] - plain[phase] == pytest.approx(grown - peak, abs=0.002)
 
 
+def test_a_root_unit_keeps_the_embedding_gathered() -> None:
+    for settings, phase, gib in [
+        (None, Phase.BACKWARD, 0.244),  # 32,000 x 4,096 in bf16
+        (None, Phase.OPTIMIZER, 0.0),
+        (parse_settings("sharding=ddp"), Phase.BACKWARD, 0.0),
+    ]:
+        plain, more = (extra_gib(Script(one_root_unit=one), settings=settings) for one in BOTH)
+        assert more[phase] - plain[phase] == pytest.approx(gib, abs=0.001)
+
+
 def test_old_losses_copy_logits() -> None:
     logits_gib = 4 * 4096 * 32000 / GIB
     assert extra_gib(Script(), "4.48.3")[Phase.LOSS] == pytest.approx(4 * logits_gib)
     assert extra_gib(Script(), "4.45.2")[Phase.LOSS] == pytest.approx(2 * logits_gib)
     in_fp32 = extra_gib(Script(), "4.45.2", precision=Precision.FP32)
     assert in_fp32[Phase.LOSS] == pytest.approx(4 * logits_gib)
+    own = replace(llama(), loss=Loss.OWN_DTYPE)
+    found = script_bytes(own, parse_settings(CHECKPOINTED), 1, stack("4.45.2"), Script())
+    assert not any(size for sizes in found.values() for size in sizes.values())
+
+
+def test_parts_of_layers_that_are_checkpointed_keep_their_inputs() -> None:
+    """Three more tensors of sequence x hidden size per layer; none up to 1.7 and from 1.15 on."""
+    script, settings = Script(fsdp_checkpointing=True), parse_settings(CHECKPOINTED)
+    for accelerate, kept in (("1.7.0", 0), ("1.8.0", 3), ("1.14.0", 3), ("1.15.0", 0)):
+        versions = {"accelerate": accelerate, "torch": "2.13.0", "transformers": "5.23.0"}
+        framework = Framework(name=FrameworkName.ACCELERATE, versions=versions)
+        found = script_bytes(llama(), settings, 1, framework, script)
+        for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
+            assert sum(found[phase].values()) == kept * 32 * 4 * 4096 * 4096 * 2
+        assert sum(found[Phase.OPTIMIZER].values()) == 0

@@ -56,6 +56,26 @@ def special(name: str) -> str | Cluster:
     return own if name == "known" else name
 
 
+def test_intervals_are_narrow_only_where_fitted_runs_were_alike() -> None:
+    mixed, fitted = Precision.BF16_MIXED, "sharding=full_shard,micro_batch_size=2"
+    slow = replace(parse_cluster("4x8xa100-80gb"), inter_node=Link(bytes_per_s=1e9, latency_s=1e-5))
+    t = default_costs().time
+    for text, cluster, precision, high in [
+        (fitted, "8xa100-80gb", mixed, t.high_torch),
+        (f"{fitted},activation_checkpointing=full", "4x8xa100-80gb", mixed, t.high_torch),
+        (fitted, slow, mixed, t.high_torch_other),
+        (fitted, "8xa100-80gb", Precision.BF16, t.high_torch_other),
+        ("sharding=ddp,micro_batch_size=2", "8xa100-80gb", mixed, t.high_torch_other),
+        (f"{fitted},activation_checkpointing=selective", "8xa100-80gb", mixed, t.high_torch_other),
+        (f"{fitted},fused_loss=true", "8xa100-80gb", mixed, t.high_torch_other),
+        (f"{fitted},tp_size=2", "8xa100-80gb", mixed, t.high_torch_other),
+        (fitted, "8xh100-80gb", mixed, t.high_torch_other),
+        (fitted, "8xl4", mixed, t.high_unfitted),
+    ]:
+        found, _ = asked(text, cluster, precision=precision)
+        assert found.high == pytest.approx(high * found.value), (text, cluster)
+
+
 def test_nanotrons_groups_count_too() -> None:
     gpu = Gpu(name="mine", device=Device.CUDA, memory_bytes=2**36, memory_bytes_per_s=3e12,
               dense_bf16_flops_per_s=1e15)  # fmt: skip

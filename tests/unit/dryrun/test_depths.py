@@ -1,25 +1,24 @@
 """Shallow copies keep the pattern of the model's layers."""
 
-from typing import Any
-
 from tuner.catalog.models import names
-from tuner.dryrun.plan import LayerKind, at_depth, depths_of, layer_kinds
-from tuner.model import ModelConfig, read_model_config
+from tuner.core.configuration import Checkpointing
+from tuner.dryrun.plan import at_depth, depths_of, layer_kinds
 from tuner.model import published_model as read
+from tuner.model import read_model_config
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def model(model_type: str, **fields: Any) -> ModelConfig:
+def model(model_type, **fields):
     return read_model_config({"model_type": model_type, **fields}, name="model")
 
 
-def kept(config: ModelConfig, depth: int) -> tuple[LayerKind, ...]:
+def kept(config, depth):
     """The layers of a shallow copy, read back from its configuration alone."""
     return layer_kinds(read_model_config(at_depth(config, depth), name="shallow"))
 
 
-def test_parameters_grow_on_a_straight_line_to_the_whole_model() -> None:
+def test_parameters_grow_on_a_straight_line_to_the_whole_model():
     for name in {read(one).model_type: one for one in names()}.values():
         config = read(name)
         depths = depths_of(config)
@@ -30,7 +29,7 @@ def test_parameters_grow_on_a_straight_line_to_the_whole_model() -> None:
         assert low + slope * (config.layers - depths[0]) == config.parameters
 
 
-def test_depths_of_known_models() -> None:
+def test_depths_of_known_models():
     for name, depths in [
         ("llama-3.1-8b", (4, 6)),
         ("mixtral-8x7b", (4, 6)),
@@ -42,14 +41,26 @@ def test_depths_of_known_models() -> None:
         assert depths_of(read(name)) == depths
 
 
-def test_leading_dense_layers_are_kept() -> None:
+def test_layers_of_every_2_are_kept_in_pairs():
+    for name, depths in [
+        ("llama-3.1-8b", (6, 8)),
+        ("gemma-2-2b", (6, 8)),
+        ("smollm2-135m", (6, 8)),
+    ]:
+        assert depths_of(read(name), Checkpointing.EVERY_2) == depths
+    odd = model("llama", num_hidden_layers=33)
+    assert depths_of(odd, Checkpointing.EVERY_2) == (7, 9)
+    assert at_depth(odd, 7, Checkpointing.EVERY_2)["num_hidden_layers"] == 7
+
+
+def test_leading_dense_layers_are_kept():
     config = model("qwen3_moe", num_hidden_layers=48, mlp_only_layers=[0, 1, 2])
     assert depths_of(config) == (8, 10)
     assert [kind.sparse for kind in kept(config, 8)] == [False] * 3 + [True] * 5
     assert at_depth(config, 8)["mlp_only_layers"] == [0, 1, 2]
 
 
-def test_layers_without_a_pattern_are_run_whole() -> None:
+def test_layers_without_a_pattern_are_run_whole():
     dense = [0, 1, 4, 5, 9, 11, 15]
     config = model("qwen3_moe", num_hidden_layers=16, mlp_only_layers=dense)
     assert depths_of(config) == (16,)

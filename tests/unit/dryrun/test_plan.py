@@ -1,6 +1,5 @@
 """What is asked for, and what its key depends on."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +8,11 @@ import pytest
 import tuner.core.framework
 from tuner.client import advance
 from tuner.client.cases import DryRuns, Policy, read_case
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, framework
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
-from tuner.dryrun import DryRun, NotDryRunError, dry_run_versions, plan_dry_runs
-from tuner.dryrun.plan import DryRunPlan
+from tuner.dryrun import NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 
@@ -25,17 +23,11 @@ TORCH = framework("torch", installed=VERSIONS)
 FULL_SHARD = Settings(sharding=Sharding.FULL_SHARD)
 
 
-def plan(
-    workload: Workload = WORKLOAD,
-    cluster: Cluster = CLUSTER,
-    stack: Framework = TORCH,
-    settings: Settings = FULL_SHARD,
-    versions: dict[str, str] = VERSIONS,
-) -> DryRunPlan:
+def plan(workload=WORKLOAD, cluster=CLUSTER, stack=TORCH, settings=FULL_SHARD, versions=VERSIONS):
     return plan_dry_runs(workload, cluster, stack, settings, versions)
 
 
-def test_attention_without_a_kernel_is_told_and_is_another_class() -> None:
+def test_attention_without_a_kernel_is_told_and_is_another_class():
     """Grouped queries in fp32 everywhere, and all in bf16 before Ampere."""
     fp32 = replace(WORKLOAD, precision=Precision.FP32)
     ampere, turing = (parse_cluster(f"2x8x{name}") for name in ("a100-80gb", "t4"))
@@ -47,13 +39,13 @@ def test_attention_without_a_kernel_is_told_and_is_another_class() -> None:
     assert plan(fp32, cluster=ampere).key == in_fp32.key
 
 
-def test_one_sequence_is_asked_for_alone_with_tensor_parallelism() -> None:
+def test_one_sequence_is_asked_for_alone_with_tensor_parallelism():
     found = plan(settings=replace(FULL_SHARD, tp_size=2))
     sizes = [request["micro_batch_sizes"] for request in found.requests]
     assert sizes == [[1], [2, 3], [1], [2, 3]]
 
 
-def test_a_spec_has_the_fields_that_the_program_reads() -> None:
+def test_a_spec_has_the_fields_that_the_program_reads():
     probe_spec = pytest.importorskip("workers.probe.spec")
     for request in plan(settings=replace(FULL_SHARD, tp_size=2)).requests:
         spec = probe_spec.parse_spec(request["spec"])
@@ -63,7 +55,7 @@ def test_a_spec_has_the_fields_that_the_program_reads() -> None:
 FP32 = ReduceDtype.FP32
 
 
-def test_the_key_changes_with_whatever_changes_the_result() -> None:
+def test_the_key_changes_with_whatever_changes_the_result():
     for other in [
         {"workload": replace(WORKLOAD, model=read("llama-3.2-3b"))},
         {"workload": replace(WORKLOAD, sequence_length=2048)},
@@ -83,12 +75,12 @@ def test_the_key_changes_with_whatever_changes_the_result() -> None:
         assert plan(**other).key != plan().key
 
 
-def renamed() -> Workload:
+def renamed():
     config = read_model_config(WORKLOAD.model.as_config(), name="another name")
     return replace(WORKLOAD, model=config)
 
 
-def test_the_key_stays_with_whatever_does_not() -> None:
+def test_the_key_stays_with_whatever_does_not():
     for other in [
         {"workload": renamed()},
         {"workload": replace(WORKLOAD, global_batch_size=128)},
@@ -106,7 +98,7 @@ def test_the_key_stays_with_whatever_does_not() -> None:
 OLD = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.0.0"}
 
 
-def test_what_no_dry_run_shows_is_refused() -> None:
+def test_what_no_dry_run_shows_is_refused():
     for other, reason in [
         ({"stack": Framework(name=FrameworkName.NANOTRON)}, "nanotron"),
         ({"stack": framework("accelerate", installed=OLD)}, "FSDP1"),
@@ -121,7 +113,7 @@ def test_what_no_dry_run_shows_is_refused() -> None:
         assert reason in raised.value.reason
 
 
-def test_all_that_make_keys_make_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_that_make_keys_make_the_same(monkeypatch):
     """A local build and a short version are the release that frameworks name, torchao's too."""
     written = {
         "torch": "2.13+cpu",
@@ -158,22 +150,22 @@ def test_all_that_make_keys_make_the_same(monkeypatch: pytest.MonkeyPatch) -> No
 class Keys:
     """Keeps nothing, and notes what it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.asked: list[str] = []
 
-    def dry_runs(self, keys: Collection[str]) -> dict[str, DryRun]:
+    def dry_runs(self, keys):
         """Nothing."""
         self.asked += keys
         return {}
 
-    def keep_dry_run(self, dry_run: DryRun) -> None:
+    def keep_dry_run(self, dry_run):
         """Never called."""
 
-    def calibration(self, cluster: Cluster, versions: dict[str, str]) -> None:
+    def calibration(self, cluster, versions):
         """Never called."""
 
-    def waiting(self, text: str) -> None:
+    def waiting(self, text):
         """Never called."""
 
-    def note(self, text: str) -> None:
+    def note(self, text):
         """Never called."""

@@ -2,7 +2,6 @@
 
 import json
 import platform
-from typing import Any
 
 import pytest
 
@@ -11,46 +10,43 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.workload import Workload
-from tuner.dryrun import DryRun, DryRunPlan, plan_dry_runs
+from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.dryrun.process import LIMIT_S
 from tuner.model import published_model as read
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
-def plan() -> DryRunPlan:
+def plan():
     workload = Workload(model=read("llama-3.1-8b"), sequence_length=1024, global_batch_size=8)
     settings = parse_settings("sharding=full_shard")
     stack = framework("torch", installed=VERSIONS)
     return plan_dry_runs(workload, parse_cluster("8xh100-80gb"), stack, settings, VERSIONS)
 
 
-def answers() -> list[dict[str, Any]]:
+def answers():
     depths = (request["spec"]["model"]["num_hidden_layers"] for request in plan().requests)
     traces = [trace(depth, linear_moments) for depth in depths]
     named = zip(plan().requests, traces, strict=True)
     return [{"id": request["id"], "trace": one} for request, one in named]
 
 
-def test_answers_in_any_order_become_a_profile() -> None:
+def test_answers_in_any_order_become_a_profile():
     found = DryRun.from_answers(plan(), answers()[::-1], "2026-01-01T00:00:00+00:00")
     assert found.error == ""
-    assert found.profile is not None
     assert found.profile.layers == 32
     assert found.profile is found.profile
     assert found.versions == {"torch": "2.13.0"}
 
 
-def test_a_record_survives_json() -> None:
+def test_a_record_survives_json():
     found = DryRun.from_answers(plan(), answers(), "2026-01-01T00:00:00+00:00")
     again = DryRun.from_dict(json.loads(json.dumps(found.as_dict())))
     assert again == found
-    assert again.profile is not None
-    assert found.profile is not None
     assert again.profile.peak(3, 2) == found.profile.peak(3, 2)
 
 
-def failed(**fields: Any) -> list[dict[str, Any]]:
+def failed(**fields):
     error = {"type": "Error", "message": "", "rule": "", "operator": "", "phase": "", **fields}
     return [answers()[0], {"id": plan().requests[1]["id"], "error": error}]
 
@@ -64,13 +60,13 @@ def failed(**fields: Any) -> list[dict[str, Any]]:
         (answers()[:1], "none: no answer came"),
     ],
 )
-def test_what_went_wrong_is_kept(given: list[dict[str, Any]], error: str) -> None:
+def test_what_went_wrong_is_kept(given, error):
     found = DryRun.from_answers(plan(), given)
     assert (found.error, found.profile, found.traces) == (error, None, ())
     assert DryRun.from_dict(json.loads(json.dumps(found.as_dict()))) == found
 
 
-def test_traces_that_cannot_be_combined_are_an_error() -> None:
+def test_traces_that_cannot_be_combined_are_an_error():
     wrong = answers()
     wrong[1]["trace"] = trace(9, linear_moments) | {"layers": 4}
     found = DryRun.from_answers(plan(), wrong)
@@ -79,7 +75,7 @@ def test_traces_that_cannot_be_combined_are_an_error() -> None:
     assert found.is_kept
 
 
-def test_only_what_the_stack_refused_is_kept() -> None:
+def test_only_what_the_stack_refused_is_kept():
     for fields, is_kept in [
         ({"type": "NotImplementedError", "operator": "aten.odd"}, True),
         ({"type": "ValueError", "rule": "stack"}, True),
@@ -99,9 +95,7 @@ def test_only_what_the_stack_refused_is_kept() -> None:
         assert (found.is_kept, found.holds_here()) == (is_kept, is_kept)
 
 
-def test_what_took_too_long_holds_for_its_machine_and_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_took_too_long_holds_for_its_machine_and_limit(monkeypatch):
     late = failed(type="TimeLimit", rule="time_limit", limit_s=LIMIT_S)
     found = DryRun.from_dict(DryRun.from_answers(plan(), late).as_dict())
     assert found.is_kept
@@ -110,7 +104,7 @@ def test_what_took_too_long_holds_for_its_machine_and_limit(
     assert not found.holds_here()
 
 
-def test_a_record_of_before_refusals_were_told_apart_is_read() -> None:
+def test_a_record_of_before_refusals_were_told_apart_is_read():
     """Its error may have been an accident."""
     values = DryRun.from_answers(plan(), failed(rule="stack")).as_dict()
     for name in ("is_refusal", "limit_s", "machine"):

@@ -12,7 +12,7 @@ from tuner.dryrun import Trace
 GOOD = trace(4, linear_moments)
 
 
-def changed(*path: Any, to: Any) -> dict[str, Any]:
+def changed(*path, to):
     """The good trace with one value changed; ``None`` removes it."""
     found: Any = copy.deepcopy(GOOD)
     inner = found
@@ -25,13 +25,13 @@ def changed(*path: Any, to: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_trace_survives_json() -> None:
+def test_a_trace_survives_json():
     found = Trace.from_dict(json.loads(json.dumps(GOOD)))
     assert found.as_dict() == GOOD
     assert Trace.from_dict(found.as_dict()) == found
 
 
-def test_anything_else_is_refused() -> None:
+def test_anything_else_is_refused():
     for wrong in [
         [],
         "trace",

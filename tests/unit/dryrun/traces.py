@@ -1,7 +1,6 @@
 """Small traces made by hand, of models whose every layer adds the same."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 Moment = Mapping[str, Callable[[int, int], int]]
 """Bytes of each category at a depth and a micro-batch size."""
@@ -17,15 +16,7 @@ SEGMENTS = (
 )
 
 
-def trace(
-    layers: int,
-    moments: Callable[[str, str, int, int, int], list[dict[str, int]]],
-    *,
-    sizes: tuple[int, ...] = (1, 2),
-    counts: tuple[int, ...] = (1, 2),
-    collectives: Callable[[int, int], list[dict[str, Any]]] | None = None,
-    **more: Any,
-) -> dict[str, Any]:
+def trace(layers, moments, *, sizes=(1, 2), counts=(1, 2), collectives=None, **more):
     """A trace as the program answers it.
 
     Args:
@@ -68,9 +59,7 @@ def trace(
     return {**known, **more}
 
 
-def linear_moments(
-    phase: str, part: str, depth: int, size: int, accumulation: int
-) -> list[dict[str, int]]:
+def linear_moments(phase, part, depth, size, accumulation):
     """A model of 100 bytes a layer, whose layers keep 10 bytes of each sequence for backward."""
     held = {"parameters": 100 * depth, "optimizer_state": 200 * depth}
     name, _, number = part.partition(" ")
@@ -82,7 +71,7 @@ def linear_moments(
     return [{**base, "logits_and_loss": 3000 * size if phase == "loss" else 0}]
 
 
-def _parts(layers: int) -> list[tuple[str, str]]:
+def _parts(layers):
     found = []
     for phase, part in SEGMENTS:
         numbers = range(layers) if part == "layers" else reversed(range(layers))
@@ -91,7 +80,7 @@ def _parts(layers: int) -> list[tuple[str, str]]:
     return found
 
 
-def _lines(at_sizes: list[list[dict[str, int]]]) -> list[dict[str, Any]]:
+def _lines(at_sizes):
     return [
         {
             "bytes": [sum(moment.values()) for moment in line],

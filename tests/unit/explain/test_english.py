@@ -27,11 +27,11 @@ OOM = make_probe(4, SETTINGS, Measurement(outcome=Outcome.OOM))
 CRASHED = make_probe(5, SETTINGS, Measurement(outcome=Outcome.CRASHED, detail="signal 9"))
 
 
-def quantity(value: float, provenance: Provenance = Provenance.MEASURED) -> Quantity:
+def quantity(value, provenance=Provenance.MEASURED):
     return Quantity(value=value, low=0.95 * value, high=1.05 * value, provenance=provenance)
 
 
-def evaluation(number: int = 1, **changes: object) -> Evaluation:
+def evaluation(number=1, **changes):
     found = Quantity(value=GIB, low=GIB, high=GIB, provenance=Provenance.MEASURED)
     fields: dict[str, object] = {
         "settings": SETTINGS,
@@ -164,11 +164,11 @@ SENTENCES: list[tuple[Fact, str]] = [
 
 
 @pytest.mark.parametrize(("fact", "sentence"), SENTENCES)
-def test_a_fact_is_said(fact: Fact, sentence: str) -> None:
+def test_a_fact_is_said(fact, sentence):
     assert say(fact) == sentence
 
 
-def test_every_kind_has_a_template() -> None:
+def test_every_kind_has_a_template():
     kinds = [
         one
         for one in vars(facts).values()
@@ -179,7 +179,7 @@ def test_every_kind_has_a_template() -> None:
     assert not [k for k in kinds if k not in TEMPLATES and say.dispatch(k) is default]
 
 
-def test_the_table_of_knobs_and_one_line_stand_for_their_sentences() -> None:
+def test_the_table_of_knobs_and_one_line_stand_for_their_sentences():
     found = [
         facts.KnobProbed(changes=(PAIR,)),
         facts.KnobProbed(changes=(TOO_LARGE,)),

@@ -1,6 +1,4 @@
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,6 @@ from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.cost.memory.step import step_memory
 from tuner.explain.english import say
-from tuner.explain.facts import KnobPredicted
 from tuner.explain.memory import memory_changes, memory_facts
 from tuner.model import published_model as read
 from tuner.space import enumerate_space
@@ -23,12 +20,8 @@ CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumula
 
 
 def question(
-    model: str = "codellama-34b",
-    cluster: str = "8xa100-80gb",
-    stack: str = "torch",
-    batch: int = 128,
-    sequence_length: int = 1024,
-) -> Question:
+    model="codellama-34b", cluster="8xa100-80gb", stack="torch", batch=128, sequence_length=1024
+):
     return Question(
         workload=Workload(
             model=read(model), sequence_length=sequence_length, global_batch_size=batch
@@ -41,33 +34,31 @@ def question(
 class PeakChange:
     """What another value of a knob does, and the sentence."""
 
-    def __init__(self, fact: KnobPredicted) -> None:
+    def __init__(self, fact):
         (change,) = fact.changes
         self.knob, self.value = change.knob, show(change.value)
         self.change_bytes = change.memory_bytes or 0.0
         self.reason, self.beside, self.basis = fact.reason, fact.beside, fact.basis
         self.text = say(fact)
 
-    def __str__(self) -> str:
+    def __str__(self):
         return self.text
 
 
-def changes(
-    text: str, of: Question, profiles: Mapping[Settings, Any] | None = None
-) -> list[PeakChange]:
+def changes(text, of, profiles=None):
     return list(map(PeakChange, memory_changes(of, parse_settings(text), profiles or {})))
 
 
-def one(found: list[PeakChange], knob: str, value: str) -> PeakChange:
+def one(found, knob, value):
     (change,) = (c for c in found if (c.knob, c.value) == (knob, value))
     return change
 
 
-def sentences(text: str, of: Question, profiles: Mapping[Settings, Any] | None = None) -> list[str]:
+def sentences(text, of, profiles=None):
     return list(map(say, memory_facts(of, parse_settings(text), profiles or {})))
 
 
-def test_the_headline_knob() -> None:
+def test_the_headline_knob():
     change = one(changes(CODELLAMA, question()), "sync_each_batch", "false")
     # whole gradients of 34 billion parameters in bf16, less what the peak of the optimizer hides
     assert change.change_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)
@@ -76,7 +67,7 @@ def test_the_headline_knob() -> None:
     assert "GiB: FSDP keeps the unsharded gradients until the last micro-batch" in told
 
 
-def test_differences_are_those_of_the_arithmetic() -> None:
+def test_differences_are_those_of_the_arithmetic():
     of, text = question("llama-3.1-8b", "8xh100-80gb"), "sharding=full_shard,micro_batch_size=4"
     text += ",gradient_accumulation_steps=4"
     before = step_memory(of.workload, parse_settings(text), of.cluster).total_bytes
@@ -88,7 +79,7 @@ def test_differences_are_those_of_the_arithmetic() -> None:
         assert change.change_bytes == pytest.approx(after - before)
 
 
-def test_each_live_knob_is_told_once_for_each_neighbor() -> None:
+def test_each_live_knob_is_told_once_for_each_neighbor():
     text = "sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
     of = question("llama-3.1-8b", "2x8xh100-80gb")
     found = changes(f"{text},gradient_accumulation_steps=8", of)
@@ -114,7 +105,7 @@ SHRINKS = ("half as many", "computes the rest again", "gathers the input", "only
 SHRINKS = (*SHRINKS, "at once, and keeps its own shard", " less of ")
 
 
-def test_no_reason_contradicts_its_sign() -> None:
+def test_no_reason_contradicts_its_sign():
     for model in ["llama-3.1-8b", "mixtral-8x7b", "stories15m"]:
         for cluster in ["8xh100-80gb", "4x8xa100-80gb", "cpu:2"]:
             for batch in [32]:
@@ -133,11 +124,11 @@ class FakePeak:
     phase: str = "backward"
 
     @property
-    def by_phase(self) -> Mapping[str, int]:
+    def by_phase(self):
         return {"forward": 1, "loss": 1, "backward": self.total_bytes, "optimizer": 1}
 
     @property
-    def breakdown(self) -> Mapping[str, int]:
+    def breakdown(self):
         return {"activations": GIB, "gradients_unsharded": self.total_bytes - GIB}
 
 
@@ -146,14 +137,14 @@ class FakeProfile:
     gib: int
 
     @property
-    def versions(self) -> Mapping[str, str]:
+    def versions(self):
         return {}
 
-    def peak(self, micro_batch_size: int, accumulation: int) -> FakePeak:
+    def peak(self, micro_batch_size, accumulation):
         return FakePeak(total_bytes=self.gib * micro_batch_size * GIB)
 
 
-def test_both_figures_are_of_one_basis() -> None:
+def test_both_figures_are_of_one_basis():
     sync = parse_settings(CODELLAMA).settings_class
     no_sync = parse_settings(f"{CODELLAMA},sync_each_batch=false").settings_class
     profiles = {sync: FakeProfile(40), no_sync: FakeProfile(95)}

@@ -9,14 +9,14 @@ from tuner.core.measurement import Collective, Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
 from tuner.guard.check import CheckState, GuardCheck, judge
-from tuner.guard.counts import Counts, caused
-from tuner.guard.replica import STEPS, Replica, replica_of
+from tuner.guard.counts import caused
+from tuner.guard.replica import STEPS, replica_of
 from tuner.model import load_model
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4"
 
 
-def replica(precision: Precision = Precision.FP32, text: str = FULL) -> Replica:
+def replica(precision=Precision.FP32, text=FULL):
     workload = Workload(model=load_model("llama-3.1-8b"), sequence_length=512, global_batch_size=64)
     asked = Question(
         workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
@@ -24,11 +24,11 @@ def replica(precision: Precision = Precision.FP32, text: str = FULL) -> Replica:
     return replica_of(asked, parse_settings(text), precision)
 
 
-def counts(of: Replica) -> Counts:
+def counts(of):
     return caused(of.workload, of.settings, of.cluster)
 
 
-def measured(seen: Counts | None = None, *, off: float = 0.0, step: int = 2) -> Measurement:
+def measured(seen=None, *, off=0.0, step=2):
     """Four steps, of which one has a gradient norm that is off; two more are not compared."""
     norms = [3.0 - i for i in range(STEPS)]
     norms[step] *= 1 + off
@@ -46,7 +46,7 @@ def measured(seen: Counts | None = None, *, off: float = 0.0, step: int = 2) -> 
 REFERENCE = measured()
 
 
-def test_a_twin_that_agrees_passes() -> None:
+def test_a_twin_that_agrees_passes():
     assert judge(replica(), measured(counts(replica()), off=1e-7), REFERENCE) == (
         Outcome.OK,
         "",
@@ -54,7 +54,7 @@ def test_a_twin_that_agrees_passes() -> None:
     )
 
 
-def test_a_difference_is_said_with_its_step_and_size() -> None:
+def test_a_difference_is_said_with_its_step_and_size():
     outcome, why, knob = judge(replica(), measured(counts(replica()), off=7e-4), REFERENCE)
     assert outcome is Outcome.WRONG_RESULT
     assert why == (
@@ -63,21 +63,21 @@ def test_a_difference_is_said_with_its_step_and_size() -> None:
     assert knob == ""  # losses show none
 
 
-def test_bf16_has_its_own_tolerance() -> None:
+def test_bf16_has_its_own_tolerance():
     for precision in [Precision.BF16, Precision.BF16_MIXED]:
         one = replica(precision)
         assert judge(one, measured(counts(one), off=3e-3), REFERENCE)[0] is Outcome.OK
         assert judge(one, measured(counts(one), off=5e-2), REFERENCE)[0] is Outcome.WRONG_RESULT
 
 
-def test_a_knob_that_acts_as_another_value_is_named() -> None:
+def test_a_knob_that_acts_as_another_value_is_named():
     last = replica(text=f"{FULL},sync_each_batch=false")
     outcome, why, knob = judge(replica(), measured(counts(last)), REFERENCE)
     assert (outcome, knob) == (Outcome.KNOB_INACTIVE, "sync_each_batch")
     assert why.startswith("sync_each_batch acts as false: ")
 
 
-def test_a_collective_that_no_knob_explains_is_told() -> None:
+def test_a_collective_that_no_knob_explains_is_told():
     seen = counts(replica())
     seen["all_to_all", "dp_shard", "forward"] += 1
     outcome, why, _ = judge(replica(), measured(seen), REFERENCE)
@@ -89,7 +89,7 @@ def test_a_collective_that_no_knob_explains_is_told() -> None:
     assert judge(replica(), measured(seen, off=1e-3), REFERENCE)[0] is Outcome.WRONG_RESULT
 
 
-def test_a_verdict_survives_json() -> None:
+def test_a_verdict_survives_json():
     verdict = GuardCheck(
         key="k", family="f", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="why",
         structure="s", settings=replica().settings.as_dict(), worst=0.1, versions={"torch": "2"},

@@ -1,7 +1,6 @@
 """Which knob a failure is put down to, and which other settings it speaks against."""
 
 from dataclasses import replace
-from typing import Any
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
@@ -10,7 +9,7 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.faults import Faults, Wrong, bears_on, blamed_by_counts, checks_of, path_of
+from tuner.guard.faults import Faults, bears_on, blamed_by_counts, checks_of, path_of
 from tuner.guard.replica import family_of
 from tuner.model import load_model
 
@@ -18,7 +17,7 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 ACC = "gradient_accumulation_steps=3"
 
 
-def question(model: str = "llama-3.1-8b", stack: str = "torch") -> Question:
+def question(model="llama-3.1-8b", stack="torch"):
     workload = Workload(model=load_model(model), sequence_length=128, global_batch_size=64)
     versions = VERSIONS if stack == "torch" else {}
     return Question(
@@ -28,7 +27,7 @@ def question(model: str = "llama-3.1-8b", stack: str = "torch") -> Question:
     )
 
 
-def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> GuardCheck:
+def verdict(text, *, wrong=False, ranks=2, **more):
     """On a replica of another model than the question's, unless its family is given."""
     outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
     values = {
@@ -46,23 +45,20 @@ def verdict(text: str, *, wrong: bool = False, ranks: int = 2, **more: Any) -> G
     return GuardCheck(**values)
 
 
-def faults(*verdicts: GuardCheck) -> Faults:
+def faults(*verdicts):
     return Faults(checks_of(question(), verdicts))
 
 
-def on(found: Faults, text: str, ranks: int = 8) -> Wrong | None:
+def on(found, text, ranks=8):
     return found.wrong(path_of(parse_settings(text), ranks))
 
 
-def sync(sharding: str, value: str = "true", **more: Any) -> GuardCheck:
+def sync(sharding, value="true", **more):
     text = f"sharding={sharding},{ACC},sync_each_batch={value}"
     return verdict(text, **{"knob": "sync_each_batch" if more.get("wrong") else "", **more})
 
 
-# -- the knob that is to blame ----------------------------------------------------------------
-
-
-def test_steps_that_were_miscounted_are_put_down_to_synchronization() -> None:
+def test_steps_that_were_miscounted_are_put_down_to_synchronization():
     found = Measurement(
         outcome=Outcome.WRONG_RESULT, optimizer_steps=18, expected_optimizer_steps=6
     )
@@ -71,45 +67,38 @@ def test_steps_that_were_miscounted_are_put_down_to_synchronization() -> None:
     assert blamed_by_counts(parse_settings(ACC), 1, found) == "sync_each_batch"  # it is told it
 
 
-def test_losses_blame_the_knob_in_which_alone_a_good_twin_differs() -> None:
+def test_losses_blame_the_knob_in_which_alone_a_good_twin_differs():
     tensor = "tp_size=2,tp_recompute_allgather"
     found = faults(
         verdict(f"{tensor}=false", wrong=True), verdict(f"{tensor}=true"), verdict("sharding=ddp")
     )
     wrong = on(found, f"sharding=full_shard,{tensor}=false,micro_batch_size=4")
-    assert wrong is not None
     assert wrong.why.startswith("tp_recompute_allgather=false trains something else")
     assert on(found, f"sharding=full_shard,{tensor}=true,micro_batch_size=4") is None
     assert on(found, "sharding=full_shard,micro_batch_size=4") is None
     assert on(found, "sharding=full_shard,tp_size=4,tp_recompute_allgather=false") is not None
 
 
-def test_losses_of_another_model_or_number_format_are_no_neighbours() -> None:
+def test_losses_of_another_model_or_number_format_are_no_neighbours():
     tensor = "tp_size=2,tp_recompute_allgather"
     failed = verdict(f"{tensor}=false", wrong=True)
     for other in ({"family": "a third"}, {"precision": "bf16"}):
         found = faults(failed, verdict(f"{tensor}=true", **other))
         assert on(found, f"sharding=full_shard,{tensor}=false") is None
         same = on(found, f"{tensor}=false", ranks=2)
-        assert same is not None
         assert same.why.startswith("such settings ended as wrong_result: as planted")
 
 
-# -- where it holds ---------------------------------------------------------------------------
-
-
-def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is_seen() -> None:
+def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is_seen():
     found = faults(sync("ddp", wrong=True))
     here, there = on(found, f"sharding=ddp,{ACC}"), on(found, f"sharding=full_shard,{ACC}")
-    assert here is not None
-    assert there is not None
     assert (here.is_unconfirmed, there.is_unconfirmed) == (False, True)
     assert "with sharding=ddp" in there.why
     assert on(found, f"sharding=ddp,{ACC},sync_each_batch=false") is None
     assert on(found, "sharding=ddp,micro_batch_size=4") is None  # the knob does not act
 
 
-def test_the_own_models_twin_says_more_than_anothers() -> None:
+def test_the_own_models_twin_says_more_than_anothers():
     own = family_of(question())
     for sharding in ("ddp", "full_shard"):
         failed = [sync("ddp", wrong=True), sync("full_shard", wrong=True)]
@@ -119,7 +108,7 @@ def test_the_own_models_twin_says_more_than_anothers() -> None:
     assert on(found, f"sharding=ddp,{ACC}") is not None
 
 
-def test_no_twin_clears_what_a_probe_has_counted() -> None:
+def test_no_twin_clears_what_a_probe_has_counted():
     """It was seen on the devices themselves, and what a probe counts is no model's own."""
     for blamed in ["sync_each_batch", ""]:
         probe = sync("ddp", wrong=True, study="st-1", family="")
@@ -127,11 +116,10 @@ def test_no_twin_clears_what_a_probe_has_counted() -> None:
         own = sync("ddp", family=family_of(question()))
         assert on(faults(own), f"sharding=ddp,{ACC}") is None
         found = on(faults(probe, own), f"sharding=ddp,{ACC}")
-        assert found is not None
         assert not found.is_unconfirmed
 
 
-def test_a_path_is_checked_when_each_of_its_values_passed_there() -> None:
+def test_a_path_is_checked_when_each_of_its_values_passed_there():
     text = f"sharding=full_shard,{ACC},activation_checkpointing=full"
     path = path_of(parse_settings(text), 8)
     full = verdict("sharding=full_shard,activation_checkpointing=full")
@@ -141,10 +129,7 @@ def test_a_path_is_checked_when_each_of_its_values_passed_there() -> None:
     assert not faults(full, sync("full_shard", study="st-1", family="")).is_checked(path)
 
 
-# -- versions and programs --------------------------------------------------------------------
-
-
-def test_what_ran_otherwise_does_not_count() -> None:
+def test_what_ran_otherwise_does_not_count():
     for other in [
         {"versions": {**VERSIONS, "accelerate": "1.14.0"}},
         {"versions": {"torch": "2.13.0"}},
@@ -157,7 +142,7 @@ def test_what_ran_otherwise_does_not_count() -> None:
         assert on(faults(failed), f"sharding=ddp,{ACC}") is None
 
 
-def test_the_same_release_of_another_build_counts() -> None:
+def test_the_same_release_of_another_build_counts():
     assert bears_on(question(), sync("ddp"))
     assert bears_on(question(stack="accelerate"), sync("ddp"))
     assert not bears_on(question(stack="nanotron"), sync("ddp"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, Workload
@@ -16,9 +16,7 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 FULL = "sharding=full_shard,gradient_accumulation_steps=16"
 
 
-def question(
-    cluster: str = "8xa100-80gb", model: str = "llama-3.1-8b", name: str = "torch", **versions: str
-) -> Question:
+def question(cluster="8xa100-80gb", model="llama-3.1-8b", name="torch", **versions):
     workload = Workload(model=load_model(model), sequence_length=2048, global_batch_size=256)
     stated = {"nanotron": "0.4"} if name == "nanotron" else {**VERSIONS, **versions}
     return Question(
@@ -26,11 +24,11 @@ def question(
     )
 
 
-def settings(text: str) -> Settings:
+def settings(text):
     return parse_settings(text)
 
 
-def test_few_ranks_keep_the_structure() -> None:
+def test_few_ranks_keep_the_structure():
     for cluster, text, ranks, nodes, tp, micro in [
         ("8xa100-80gb", FULL, 2, 1, 1, 4),
         ("8xa100-80gb", f"{FULL},tp_size=8", 2, 1, 2, 8),
@@ -51,7 +49,7 @@ def test_few_ranks_keep_the_structure() -> None:
         assert replica.workload.precision is Precision.FP32
 
 
-def test_what_differs_has_another_verdict() -> None:
+def test_what_differs_has_another_verdict():
     keys = {
         replica_of(asked, settings(text), precision).key(versions)
         for asked, text, precision, versions in (
@@ -66,12 +64,12 @@ def test_what_differs_has_another_verdict() -> None:
     assert len(keys) == 6
 
 
-def with_optimizer(optimizer: Optimizer) -> Question:
+def with_optimizer(optimizer):
     asked = question()
     return replace(asked, workload=replace(asked.workload, optimizer=optimizer))
 
 
-def test_a_twin_is_trained_with_the_workloads_optimizer() -> None:
+def test_a_twin_is_trained_with_the_workloads_optimizer():
     replicas = {kind: replica_of(with_optimizer(kind), settings(FULL)) for kind in Optimizer}
     used = {kind: replica.spec()["optimizer"] for kind, replica in replicas.items()}
     assert used == {"adamw": "adamw", "sgd": "sgd", "adamw_8bit": "adamw"}
@@ -82,7 +80,7 @@ def test_a_twin_is_trained_with_the_workloads_optimizer() -> None:
     )
 
 
-def test_verdicts_are_of_the_optimizer_that_trained() -> None:
+def test_verdicts_are_of_the_optimizer_that_trained():
     adamw, eight_bit, sgd = (
         (replica_of(asked, settings(FULL)).key(VERSIONS), family_of(asked))
         for asked in map(with_optimizer, (Optimizer.ADAMW, Optimizer.ADAMW_8BIT, Optimizer.SGD))
@@ -91,13 +89,13 @@ def test_verdicts_are_of_the_optimizer_that_trained() -> None:
     assert not set(adamw) & set(sgd)
 
 
-def test_no_family_where_a_version_is_not_known() -> None:
+def test_no_family_where_a_version_is_not_known():
     asked = replace(question(), framework=framework("torch", {"torch": "2.13.0"}, {}))
     assert family_of(question())
     assert family_of(asked) == ""
 
 
-def test_one_process_is_the_reference_of_all() -> None:
+def test_one_process_is_the_reference_of_all():
     replicas = [
         replica_of(question(), settings(t)) for t in (FULL, f"{FULL},sync_each_batch=false")
     ]
@@ -109,7 +107,7 @@ def test_one_process_is_the_reference_of_all() -> None:
     assert alone.workload == replicas[0].workload
 
 
-def test_what_has_no_twin() -> None:
+def test_what_has_no_twin():
     with pytest.raises(NoReplicaError, match="nanotron"):
         replica_of(question(name="nanotron"), settings(FULL))
     hybrid = "sharding=hybrid_shard,tp_size=3"

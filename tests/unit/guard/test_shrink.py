@@ -6,7 +6,7 @@ import pytest
 
 from tuner.dryrun.plan import layer_kinds
 from tuner.guard.replica import MOST_EXPERTS, VOCABULARY, NoReplicaError, small_model
-from tuner.model import ModelConfig, load_model, read_model_config
+from tuner.model import load_model, read_model_config
 
 NAMES = sorted(
     path.name.removesuffix(".json") for path in files("tuner.catalog").joinpath("models").iterdir()
@@ -18,11 +18,11 @@ LLAMA = {
 }  # fmt: skip
 
 
-def small(name: str, parts: int = 2) -> ModelConfig:
+def small(name, parts=2):
     return small_model(load_model(name), parts)[0]
 
 
-def test_every_model_of_the_catalogue_has_a_small_one() -> None:
+def test_every_model_of_the_catalogue_has_a_small_one():
     for name in NAMES:
         whole, found = load_model(name), small(name)
         assert found.model_type == whole.model_type
@@ -37,7 +37,7 @@ def test_every_model_of_the_catalogue_has_a_small_one() -> None:
         assert found.intermediate_size % 16 == 0
 
 
-def test_experts_are_fewer_and_several_are_chosen() -> None:
+def test_experts_are_fewer_and_several_are_chosen():
     whole = load_model("qwen3-235b-a22b")
     assert (whole.experts, whole.experts_per_token) == (128, 8)
     found = small("qwen3-235b-a22b")
@@ -45,7 +45,7 @@ def test_experts_are_fewer_and_several_are_chosen() -> None:
     assert (small("mixtral-8x7b").experts, small("mixtral-8x7b").experts_per_token) == (8, 2)
 
 
-def test_many_layers_without_a_pattern() -> None:
+def test_many_layers_without_a_pattern():
     config = LLAMA | {"model_type": "smollm3", "num_hidden_layers": 80}
     kinds = [int(i * i % 7 < 3 or i % 11 == 0) for i in range(80)]
     with pytest.raises(NoReplicaError, match="no pattern"):

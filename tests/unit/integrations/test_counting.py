@@ -4,8 +4,6 @@ import json
 import subprocess
 import sys
 
-from tests.process.preloaded import Preloaded
-
 STEPS = """
 import json
 import torch
@@ -28,7 +26,7 @@ print(json.dumps([seen, counts.optimizer_steps]))
 """
 
 
-def test_what_is_counted(preloaded: Preloaded) -> None:
+def test_what_is_counted(preloaded):
     argv = preloaded((sys.executable, "-P", "-c", STEPS))
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [[1, 3, 2], 2]

@@ -16,7 +16,7 @@ print(values["peak_allocated_bytes"] - before, values["overhead_bytes"], values[
 """
 
 
-def test_the_peak_is_that_of_this_process_alone() -> None:
+def test_the_peak_is_that_of_this_process_alone():
     large = bytearray(b"x") * (256 << 20)  # a child's peak does not begin with its parent's
     done = subprocess.run([sys.executable, "-c", GROWS], capture_output=True, text=True, check=True)
     grown, overhead, held = done.stdout.split()

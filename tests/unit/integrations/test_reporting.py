@@ -4,8 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -30,7 +29,7 @@ Script = Callable[..., list[subprocess.CompletedProcess[str]]]
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Script:
+def ranks(tmp_path):
     """``ranks(text, count)``: the script as so many ranks of a probe in ``tmp_path``, at once."""
     (tmp_path / PLAN).write_text(json.dumps(PLANNED))
 
@@ -42,11 +41,11 @@ def ranks(tmp_path: Path) -> Script:
     return run
 
 
-def rank_variables(folder: Path, rank: int, count: int) -> dict[str, str]:
+def rank_variables(folder, rank, count):
     return {"TUNER_PROBE": str(folder), "RANK": str(rank), "WORLD_SIZE": str(count)}
 
 
-def start(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str]":
+def start(folder, variables):
     return subprocess.Popen(
         [sys.executable, str(folder / "script.py")],
         env={**os.environ, **variables},
@@ -56,18 +55,18 @@ def start(folder: Path, variables: Mapping[str, str]) -> "subprocess.Popen[str]"
     )
 
 
-def ended(process: "subprocess.Popen[str]") -> subprocess.CompletedProcess[str]:
+def ended(process):
     said, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(process.args, process.returncode, said, errors)
 
 
-def records(folder: Path, count: int = 1) -> list[RankRecord]:
+def records(folder, count=1):
     found = read_records(folder, count)
     assert not any(isinstance(one, BadRecord) for one in found), found
     return [one for one in found if isinstance(one, RankRecord)]
 
 
-def test_without_a_probe_nothing_happens(tmp_path: Path) -> None:
+def test_without_a_probe_nothing_happens(tmp_path):
     (tmp_path / "script.py").write_text(REPORTS)
     done = ended(start(tmp_path, {}))
     assert (done.returncode, done.stderr) == (0, "")
@@ -75,14 +74,14 @@ def test_without_a_probe_nothing_happens(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"]
 
 
-def test_only_the_standard_library_is_imported() -> None:
+def test_only_the_standard_library_is_imported():
     ours = "import sys; before = set(sys.modules); import tuner.integrations\n"
     seen = "print(*{name.split('.')[0] for name in set(sys.modules) - before})"
     done = subprocess.run([sys.executable, "-c", ours + seen], capture_output=True, text=True)
     assert set(done.stdout.split()) - set(sys.stdlib_module_names) == {"tuner"}, done
 
 
-def test_all_ranks_end_after_the_same_steps(ranks: Script, tmp_path: Path) -> None:
+def test_all_ranks_end_after_the_same_steps(ranks, tmp_path):
     done = ranks(REPORTS, 3)
     assert [(one.returncode, one.stdout, one.stderr) for one in done] == [(0, "", "")] * 3
     assert json.loads((tmp_path / STEPS).read_text()) == {"steps": 6}
@@ -91,7 +90,6 @@ def test_all_ranks_end_after_the_same_steps(ranks: Script, tmp_path: Path) -> No
         assert len(record.step_times_s[2]) == 4
         assert record.losses == tuple(1.0 / (step + 1) for step in range(6))
         assert record.sequences == 8
-        assert record.memory is not None
         assert 2**20 < record.memory.peak_allocated_bytes < 2**30
         assert record.hardware["memory"] == "peak resident set of the process"
         assert record.versions["torch"]
@@ -106,16 +104,14 @@ def test_all_ranks_end_after_the_same_steps(ranks: Script, tmp_path: Path) -> No
         ("try:\n    raise MemoryError\nexcept MemoryError:\n    raise KeyError", "host_oom", "Key"),
     ],
 )
-def test_a_script_that_fails_says_so(
-    ranks: Script, tmp_path: Path, ending: str, outcome: str, error: str
-) -> None:
+def test_a_script_that_fails_says_so(ranks, tmp_path, ending, outcome, error):
     ranks(f"from tuner.integrations import report_step\nreport_step()\n{ending}\n")
     (record,) = records(tmp_path)
     assert record.outcome == outcome
     assert error in record.error
 
 
-def test_processes_of_a_rank_are_no_ranks(ranks: Script, tmp_path: Path) -> None:
+def test_processes_of_a_rank_are_no_ranks(ranks, tmp_path):
     child = "subprocess.run([sys.executable, '-c', 'import tuner.integrations'], check=True)"
     steps = REPORTS.replace("sequences=8", "sequences=8 if step != 3 else 5")
     ranks(f"import subprocess, sys\nimport tuner.integrations\n{child}\n{steps}")
@@ -137,6 +133,6 @@ os._exit(0)  # leaves no record of its own
 
 
 @pytest.mark.parametrize("ends", ["sys.exit(0)", "raise ValueError('not a rank')"])
-def test_a_fork_of_a_rank_leaves_no_record(ranks: Script, tmp_path: Path, ends: str) -> None:
+def test_a_fork_of_a_rank_leaves_no_record(ranks, tmp_path, ends):
     ranks(FORKS.format(ends=ends))
     assert not (tmp_path / "rank-00000.json").exists()

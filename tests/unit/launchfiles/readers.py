@@ -88,7 +88,7 @@ def _shell(text: str, question: Question) -> Knobs:
 
 
 def _of_variables(values: Mapping[str, str]) -> Knobs:
-    return {name: values[f"TUNED_{name.upper()}"] for name in Settings().as_dict()}
+    return {name: values[f"TUNED_{name.upper()}"] for name in Settings().all_values()}
 
 
 def _kubernetes(text: str, question: Question) -> Knobs:

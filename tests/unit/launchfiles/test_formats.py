@@ -13,14 +13,16 @@ from tests.unit.launchfiles.cases import (
     ABOUT,
     EXAMPLES,
     NANOTRON,
+    STATED,
     Case,
     of_script,
     trainer,
 )
 from tests.unit.launchfiles.readers import header_of, variables_in
 from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import KNOBS
 from tuner.core.framework import Framework, FrameworkName
-from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import FORMATS, Stack, export, why_not
 
 MIXED = {"precision": Precision.BF16_MIXED}
@@ -77,10 +79,17 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
         "fsdp": True, "gradient_checkpointing": False}),
     ("trainer", Case(settings=f"{FULL},activation_checkpointing=full,cpu_offload=true",
                      framework=trainer()), {"fsdp": True, "activation_checkpointing": False}),
+    ("trainer", Case(settings="sharding=ddp", framework=trainer(), workload=MIXED), {"bf16": True}),
     ("trainer", Case(model="gpt2", cluster="2xl4", framework=trainer(),
                      settings="sharding=full_shard,activation_checkpointing=full"), {
         "fsdp_config.activation_checkpointing": False, "activation_checkpointing": True,
         "activation_checkpointing_kwargs": {"use_reentrant": False}}),
+    ("trainer", Case(settings=f"{FULL},activation_checkpointing=every_2", framework=trainer()), {
+        "fsdp_config.activation_checkpointing": False, "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}}),
+    ("torchtitan", Case(settings="sharding=full_shard,activation_checkpointing=every_2",
+                        workload=REDUCED), {
+        "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"}}),
 ]  # fmt: skip
 PARSERS = {".yaml": yaml.safe_load, ".json": json.loads, ".toml": tomllib.loads}
 
@@ -105,6 +114,9 @@ LLAMA = {"model": "llama-3.2-1b"}
 ON_CPU = {"cluster": "cpu:2", "model": "gpt2"}
 GPUS_16 = {"cluster": "2x8xh100-80gb", "framework": NANOTRON}
 REFUSED = [
+    row("trainer", "sharding=ddp,fused_loss=true", "--knob fused_loss=false"),
+    row("torchtitan", "sharding=full_shard,fused_loss=true", "--knob fused_loss=false",
+        workload=REDUCED),
     row("accelerate", "sharding=full_shard,tp_size=2", "--knob tp_size=1"),
     row("accelerate", "sharding=zero1", "--framework accelerate"),
     row("accelerate", "sharding=hybrid_shard", "a node has one GPU", cluster="2x1xl4"),
@@ -128,11 +140,23 @@ REFUSED = [
     row("torchtitan", "sharding=full_shard,tp_size=2,tp_recompute_allgather=true",
         "--knob tp_recompute_allgather=false", workload=REDUCED),
     row("torchtitan", "sharding=full_shard", "--reduce-dtype fp32"),
+    row("torchtitan", "sharding=full_shard", "--loss fp32",
+        workload={**REDUCED, "loss": Loss.OWN_DTYPE}),
     row("torchtitan", "sharding=full_shard", "trains on GPUs", **ON_CPU, workload=REDUCED),
     row("torchtitan", "sharding=ddp,tp_size=2", "--precision bf16", cluster="2xl4",
         workload=MIXED),
     row("trainer", "sharding=ddp,tp_size=2", "--knob tp_size=1 or --framework trainer",
         framework=trainer()),
+    row("deepspeed", f"{FULL},activation_checkpointing=every_2", "activation_checkpointing=none"),
+    row("torchtitan", "sharding=full_shard,activation_checkpointing=selective",
+        "keeps every second matrix product", workload=REDUCED),
+    row("trainer", "sharding=ddp,activation_checkpointing=selective", "cannot name what"),
+    row("trainer", "sharding=ddp,activation_checkpointing=every_2",
+        "--framework-version transformers=5.17",
+        framework=Framework(name=FrameworkName.ACCELERATE, versions={
+            "accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.0.0"})),
+    row("trainer", "sharding=full_shard", "--reduce-dtype bf16", framework=trainer(),
+        workload={**MIXED, **REDUCED}),
     row("trainer", "sharding=hybrid_shard", "with the file of the format accelerate",
         framework=trainer(), cluster="2x4xl4"),
     row("trainer", "sharding=full_shard", "ignores FSDP on a CPU", framework=trainer(), **ON_CPU),
@@ -148,12 +172,31 @@ def test_what_a_launcher_has_not_is_refused() -> None:
             assert reason in str(why_not(one, *case.parts())), (one, case)
 
 
+def test_json_has_all_knobs() -> None:
+    text = export("json", *Case(settings="sharding=ddp").parts(), ABOUT)
+    assert list(json.loads(text)["settings"]) == list(KNOBS)
+
+
+def test_a_loss_that_is_not_transformers_own_is_said() -> None:
+    for loss, said in ((Loss.FP32, "of an fp32 copy"), (Loss.OWN_DTYPE, "as they are")):
+        case = Case(settings="sharding=full_shard", workload={"loss": loss}, framework=trainer())
+        parts = case.parts()
+        (told,) = [one for one in FORMATS["trainer"].beside(*parts) if "compute_loss_func" in one]
+        assert said in told
+        assert "compute_loss_func" in export("trainer-flags", *parts, ABOUT)
+        assert variables_in(export("torchrun", *parts, ABOUT))["TUNED_LOSS"] == loss
+    own = Case(settings="sharding=full_shard", framework=trainer()).parts()
+    assert not [one for one in FORMATS["trainer"].beside(*own) if "loss" in one]
+    assert "TUNED_LOSS" not in export("torchrun", *own, ABOUT)
+    of_a_script = of_script("trainer", workload={"loss": Loss.FP32})
+    assert "compute_loss_func" not in export("trainer-flags", *of_a_script, ABOUT)
+
+
 @pytest.mark.parametrize(
     ("settings", "oldest"),
     [
         ("sharding=ddp,gradient_accumulation_steps=2", "0.31"),
         ("sharding=full_shard,gradient_accumulation_steps=2", "1.6"),
-        ("sharding=full_shard,activation_checkpointing=full", "1.10"),
         ("sharding=hybrid_shard", "1.10"),
         ("sharding=full_shard,gradient_accumulation_steps=2,sync_each_batch=false", "1.11"),
     ],
@@ -167,6 +210,38 @@ def test_a_stated_accelerate_must_know_the_configuration(settings: str, oldest: 
         told = why_not("accelerate", *case.parts())
         assert (told is None) is known, told
         assert known or f"--framework-version accelerate={oldest}" in str(told)
+
+
+def test_code_with_a_loss_is_for_models_that_take_one() -> None:
+    for release, taken in (("4.48.0", False), ("4.49.0", True)):
+        versions = {**STATED, "transformers": release}
+        framework = Framework(name=FrameworkName.ACCELERATE, versions=versions)
+        for loss in Loss:
+            case = Case(settings="sharding=ddp", framework=framework, workload={"loss": loss})
+            told = why_not("accelerate", *case.parts())
+            assert (told is None) is (taken or loss is Loss.HF)
+            assert told is None or "--framework-version transformers=4.49" in told
+
+
+def test_an_option_that_does_something_else_is_left_to_the_script() -> None:
+    """FSDP2's checkpointing of accelerate 1.8 to 1.14 is of the parts of layers."""
+    settings = "sharding=full_shard,activation_checkpointing=full"
+    versions = (
+        ("1.7.0", True, "1.6 or newer, but not 1.8 to 1.14. Start"),
+        ("1.8.0", False, "1.6 or newer. Start"),
+        ("1.14.0", False, "1.6 or newer. Start"),
+        ("1.15.0", True, "1.15 or newer. Start"),
+    )
+    for version, is_option, needed in versions:
+        case = Case(settings=settings, framework=trainer(accelerate=version))
+        text = export("accelerate", *case.parts(), ABOUT)
+        option = yaml.safe_load(text)["fsdp_config"]["fsdp_activation_checkpointing"]
+        assert option is is_option
+        assert f"Needs accelerate {needed}" in header_of(text)
+        assert ("model.gradient_checkpointing_enable(" in header_of(text)) is not is_option
+        told = json.loads(export("trainer", *case.parts(), ABOUT))
+        assert told["fsdp_config"]["activation_checkpointing"] is is_option
+        assert told["activation_checkpointing"] is not is_option
 
 
 def test_nanotron_is_told_no_field_that_its_release_refuses() -> None:

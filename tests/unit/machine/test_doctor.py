@@ -3,8 +3,9 @@
 import json
 from dataclasses import replace
 
-from tuner.client.doctor import CHECKED, Diagnosis, GpuLook, diagnose
+from tuner.client.doctor import CHECKED, GpuLook, diagnose
 from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Outcome
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import replica_of, usual_cases
@@ -12,7 +13,7 @@ from tuner.guard.replica import replica_of, usual_cases
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
-def verdicts() -> list[GuardCheck]:
+def verdicts():
     """The usual cases, all passed, with the local versions' suffixes that ranks report."""
     found = []
     for number, (question, settings) in enumerate(usual_cases()):
@@ -29,33 +30,37 @@ def verdicts() -> list[GuardCheck]:
     return found
 
 
-def look(
-    given: list[GuardCheck], versions: dict[str, str] | None = None, cluster: str = "cpu:2"
-) -> Diagnosis:
+def look(given, versions=None, cluster="cpu:2"):
     def here() -> Cluster:
         return parse_cluster(cluster)
 
     return diagnose(given, versions=VERSIONS if versions is None else versions, cluster=here)
 
 
-def test_the_usual_cases_check_every_knob() -> None:
+# A replica has the smallest that do what larger ones do; none has stages of a pipeline.
+SIZES = {"tp_size", "pp_size", "micro_batch_size", "gradient_accumulation_steps"}
+
+
+def test_the_usual_cases_check_every_knob():
+    assert CHECKED.keys() | SIZES == KNOBS.keys()
+    assert not CHECKED.keys() & SIZES
     found = look(verdicts())
     assert all(check.verdict is CheckState.PASSED for check in found.guard)
     assert {check.knob for check in found.guard} == set(CHECKED)
     assert found.is_sound
     assert not any("no knob was checked" in problem.what for problem in found.problems)
     counts = {(check.knob, check.value): check.passed for check in found.guard}
-    assert counts["sharding", "ddp"] == counts["sharding", "hybrid_shard"] == 2
+    assert (counts["sharding", "ddp"], counts["sharding", "hybrid_shard"]) == (2, 3)
     assert counts["tp_recompute_allgather", "true"] == 2
     assert counts["sync_each_batch", "false"] == 4
-    assert counts["cpu_offload", "true"] == 1
+    assert counts["cpu_offload", "true"] == counts["fused_loss", "true"] == 1
     assert {c.knob: c.left_open for c in found.guard if c.left_open} == {
         "cpu_offload": "not seen to act on a CPU, only to train the same"
     }
     assert json.loads(json.dumps(found.as_dict()))["sound"] is True
 
 
-def test_a_failure_is_serious_and_comes_first() -> None:
+def test_a_failure_is_serious_and_comes_first():
     given = verdicts()
     given[1] = replace(
         given[1], ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="loss is off"
@@ -69,7 +74,7 @@ def test_a_failure_is_serious_and_comes_first() -> None:
     assert [problem.serious for problem in found.problems].count(True) == 1
 
 
-def test_a_failure_that_blames_no_knob_names_the_settings() -> None:
+def test_a_failure_that_blames_no_knob_names_the_settings():
     (first, *_) = verdicts()
     found = look([replace(first, ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT)])
     assert not any(check.verdict is CheckState.FAILED for check in found.guard)
@@ -84,20 +89,20 @@ GPU = {
 }  # fmt: skip
 
 
-def on_gpus(seen: GpuLook, cluster: str = "2xh200-141gb") -> Diagnosis:
+def on_gpus(seen, cluster="2xh200-141gb"):
     return diagnose(
         verdicts(), versions=VERSIONS, cluster=lambda: parse_cluster(cluster), look=lambda: seen
     )
 
 
-def test_what_processes_find_on_the_gpus() -> None:
+def test_what_processes_find_on_the_gpus():
     found = on_gpus(GpuLook(gpus=(GPU, GPU)))
     assert found.is_sound
     assert found.gpus == (GPU, GPU)
     assert json.loads(json.dumps(found.as_dict()))["gpus"][0]["driver"] == "580.95.05"
 
 
-def test_gpus_that_cannot_be_used_are_a_serious_problem() -> None:
+def test_gpus_that_cannot_be_used_are_a_serious_problem():
     found = on_gpus(GpuLook(gpus=(GPU,), why_unusable="the NVIDIA driver 535 is too old"))
     assert not found.is_sound
     assert found.problems[0].what == "the NVIDIA driver 535 is too old"

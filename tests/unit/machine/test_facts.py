@@ -1,33 +1,32 @@
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 
+from tuner import machine
 from tuner.errors import UsageError
 from tuner.machine import Machine, ReportedGpu
-from tuner.machine import facts as machine
 
 GIB = 2**30
 L4 = ReportedGpu(name="NVIDIA L4", memory_mib=23034)
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, stdout: str, returncode: int = 0) -> None:
+def answers(monkeypatch, stdout, returncode=0):
     def run(argv: object, **_: object) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess([], returncode, stdout, "")
 
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def raises(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def raises(monkeypatch, error):
     def run(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def test_gpus_are_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_read_line_by_line(monkeypatch):
     answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, NVIDIA L4, 23034\n\n")
     assert machine.visible_gpus({}) == (L4, L4)
     assert [gpu.uuid for gpu in machine.visible_gpus({})] == ["GPU-1", "GPU-2"]
@@ -47,18 +46,14 @@ def test_gpus_are_read_line_by_line(monkeypatch: pytest.MonkeyPatch) -> None:
         ("0,GPU-a,1", "a0"),
     ],
 )
-def test_cuda_visible_devices_is_honoured(
-    monkeypatch: pytest.MonkeyPatch, visible: str, chosen: str
-) -> None:
+def test_cuda_visible_devices_is_honoured(monkeypatch, visible, chosen):
     answers(monkeypatch, "".join(f"GPU-{uuid}, NVIDIA L4, 23034\n" for uuid in ("a0", "a1", "b0")))
     found = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})
     assert [gpu.uuid for gpu in found] == [f"GPU-{uuid}" for uuid in chosen.split()]
 
 
 @pytest.mark.parametrize("visible", ["5", "GPU-c0", "GPU-a"])
-def test_cuda_visible_devices_that_names_none_is_no_machine_without_gpus(
-    monkeypatch: pytest.MonkeyPatch, visible: str
-) -> None:
+def test_cuda_visible_devices_that_names_none_is_no_machine_without_gpus(monkeypatch, visible):
     answers(monkeypatch, "".join(f"GPU-{uuid}, NVIDIA L4, 23034\n" for uuid in ("a0", "a1")))
     with pytest.raises(UsageError) as caught:
         machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible})
@@ -66,33 +61,29 @@ def test_cuda_visible_devices_that_names_none_is_no_machine_without_gpus(
     assert repr(visible) in str(caught.value)
 
 
-def test_a_driver_that_hangs_is_an_error_and_not_a_machine_without_gpus(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_driver_that_hangs_is_an_error_and_not_a_machine_without_gpus(monkeypatch):
     raises(monkeypatch, subprocess.TimeoutExpired("nvidia-smi", 20))
     with pytest.raises(UsageError, match="did not answer within 20 s"):
         machine.visible_gpus({})
 
 
-def total(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+def total(monkeypatch, size):
     monkeypatch.setattr(os, "sysconf", {"SC_PHYS_PAGES": size // 4096, "SC_PAGE_SIZE": 4096}.get)
 
 
-def limit(root: Path, file: str, value: object) -> None:
+def limit(root, file, value):
     path = root / "sys/fs/cgroup" / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{value}\n")
 
 
-def group(root: Path, text: str) -> None:
+def group(root, text):
     path = root / "proc/self/cgroup"
     path.parent.mkdir(parents=True)
     path.write_text(text)
 
 
-def test_the_smallest_limit_above_a_version_2_group_counts(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_smallest_limit_above_a_version_2_group_counts(monkeypatch, tmp_path):
     total(monkeypatch, 24 * GIB)
     group(tmp_path, "0::/user/job/step\n")
     limit(tmp_path, "user/memory.max", 16 * GIB)
@@ -101,9 +92,7 @@ def test_the_smallest_limit_above_a_version_2_group_counts(
     assert machine.memory_bytes(tmp_path) == 8 * GIB
 
 
-def test_version_1_limits_count_and_unlimited_ones_do_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_version_1_limits_count_and_unlimited_ones_do_not(monkeypatch, tmp_path):
     total(monkeypatch, 24 * GIB)
     group(tmp_path, "9:name=systemd:/\n5:cpu,memory:/job\n0::/\n")
     limit(tmp_path, "memory/memory.limit_in_bytes", 9223372036854771712)
@@ -112,7 +101,7 @@ def test_version_1_limits_count_and_unlimited_ones_do_not(
     assert machine.memory_bytes(tmp_path) == 2 * GIB
 
 
-def test_a_machine_can_be_told_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_can_be_told_elsewhere(monkeypatch):
     answers(monkeypatch, "GPU-1, NVIDIA L4, 23034\nGPU-2, NVIDIA L4, 23034\n")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     here = machine.this_machine()

@@ -2,25 +2,22 @@
 
 import re
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests.unit.machine import nvidia_smi as said
-from tests.unit.machine.nvidia_smi import Said
+from tuner import machine
 from tuner.client.request import read_cluster
-from tuner.core.cluster import Cluster
 from tuner.errors import UsageError
-from tuner.machine import facts as machine
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     """A machine's files, without a GPU."""
     return tmp_path / "root"
 
 
-def answers(monkeypatch: pytest.MonkeyPatch, answer: Said) -> None:
+def answers(monkeypatch, answer):
     def run(argv: tuple[str, ...], **_: object) -> subprocess.CompletedProcess[str]:
         words = answer.listing if argv[1:] == ("-L",) else answer.rows
         return subprocess.CompletedProcess(argv, answer.code, words, "")
@@ -28,13 +25,13 @@ def answers(monkeypatch: pytest.MonkeyPatch, answer: Said) -> None:
     monkeypatch.setattr(subprocess, "run", run)
 
 
-def has(root: Path, *paths: str) -> None:
+def has(root, *paths):
     for path in paths:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
         (root / path).touch()
 
 
-def refusal(root: Path, environment: dict[str, str] | None = None) -> str:
+def refusal(root, environment=None):
     with pytest.raises(UsageError) as raised:
         machine.visible_gpus(environment or {}, root)
     assert "\n" not in str(raised.value)
@@ -44,9 +41,7 @@ def refusal(root: Path, environment: dict[str, str] | None = None) -> str:
 @pytest.mark.parametrize(
     "answer", [said.LOST, said.UNKNOWN_ERROR, said.MISMATCH, said.NO_PERMISSION]
 )
-def test_a_driver_that_names_a_failure_is_quoted_where_no_device_is_seen(
-    monkeypatch, root, answer
-) -> None:
+def test_a_driver_that_names_a_failure_is_quoted_where_no_device_is_seen(monkeypatch, root, answer):
     answers(monkeypatch, answer)
     why = refusal(root)
     assert str(answer.code) in why
@@ -55,16 +50,14 @@ def test_a_driver_that_names_a_failure_is_quoted_where_no_device_is_seen(
 
 @pytest.mark.parametrize("answer", [said.NO_DRIVER, said.NO_ACCESS, said.NO_DEVICES])
 @pytest.mark.parametrize("path", ["dev/nvidia0", "proc/driver/nvidia/gpus/0000:01:00.0/numa"])
-def test_other_failures_are_errors_where_the_kernel_shows_a_gpu(
-    monkeypatch, root, answer, path
-) -> None:
+def test_other_failures_are_errors_where_the_kernel_shows_a_gpu(monkeypatch, root, answer, path):
     answers(monkeypatch, answer)
     assert machine.visible_gpus({}, root) == ()
     has(root, path)
     assert " ".join(answer.rows.split()) in refusal(root)
 
 
-def test_a_gpu_without_nvidia_smi_is_named(monkeypatch, root) -> None:
+def test_a_gpu_without_nvidia_smi_is_named(monkeypatch, root):
     def run(*_: object, **__: object) -> None:
         raise FileNotFoundError(2, "No such file or directory")
 
@@ -75,20 +68,18 @@ def test_a_gpu_without_nvidia_smi_is_named(monkeypatch, root) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1", "NoDevFiles"])
-def test_gpus_that_are_hidden_are_none_whatever_their_driver_says(
-    monkeypatch, root, visible
-) -> None:
+def test_gpus_that_are_hidden_are_none_whatever_their_driver_says(monkeypatch, root, visible):
     has(root, "dev/nvidia0")
     answers(monkeypatch, said.MISMATCH)
     assert machine.visible_gpus({"CUDA_VISIBLE_DEVICES": visible}, root) == ()
 
 
-def test_a_gpu_without_memory_of_its_own(monkeypatch, root) -> None:
+def test_a_gpu_without_memory_of_its_own(monkeypatch, root):
     answers(monkeypatch, said.GB10)
     assert "NVIDIA GB10" in refusal(root)
 
 
-def described(why: str, folder: Path) -> Cluster:
+def described(why, folder):
     """The cluster of the lines that a refusal gives."""
     lines = re.search(r"whose lines are: (.*?\})", why)
     assert lines is not None, why
@@ -97,7 +88,7 @@ def described(why: str, folder: Path) -> Cluster:
     return read_cluster(str(file))
 
 
-def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
+def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path):
     answers(monkeypatch, said.MIG)
     why = refusal(root)
     assert "1g.10gb, 3g.40gb" in why
@@ -106,6 +97,5 @@ def test_a_gpu_that_is_cut_is_not_whole(monkeypatch, root, tmp_path) -> None:
     assert 37 * 2**30 < cluster.gpu.memory_bytes < 39.25 * 2**30  # nvidia-smi mig -lgip: 39.25 GiB
     # the other one is whole, and the refusal names it
     whole = re.search(r"CUDA_VISIBLE_DEVICES=(\S+)", why)
-    assert whole is not None
     (gpu,) = machine.visible_gpus({"CUDA_VISIBLE_DEVICES": whole[1]}, root)
     assert gpu.memory_mib == 81_920

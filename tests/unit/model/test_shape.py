@@ -4,7 +4,6 @@ import builtins
 import json
 import os
 import socket
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +32,11 @@ TINY: dict[str, Any] = {
 TOKENS = {"pad_token_id", "bos_token_id", "eos_token_id"}
 
 
-def read(**changes: Any) -> ModelConfig:
+def read(**changes):
     return read_model_config({**TINY, **changes}, name="tiny")
 
 
-def refused(data: bytes | Mapping[str, Any]) -> ModelConfigError:
+def refused(data):
     with pytest.raises(ModelConfigError) as caught:
         read_model_config(data, name="hostile")
     message = str(caught.value)
@@ -46,7 +45,7 @@ def refused(data: bytes | Mapping[str, Any]) -> ModelConfigError:
     return caught.value
 
 
-def built_parameters(model: ModelConfig) -> int:
+def built_parameters(model):
     config = model.as_config()
     fields = AutoConfig.for_model(config.pop("model_type"), **config)
     attention = "eager" if model.model_type == "gemma2" else "sdpa"
@@ -56,10 +55,7 @@ def built_parameters(model: ModelConfig) -> int:
     return sum(parameter.numel() for parameter in built.parameters())
 
 
-# ---------------------------------------------------------------------------- what is accepted
-
-
-def test_the_shape_is_read_from_the_fields() -> None:
+def test_the_shape_is_read_from_the_fields():
     model = read(tie_word_embeddings=True, max_position_embeddings=128)
     assert (model.layers, model.hidden_size, model.heads, model.kv_heads) == (2, 32, 4, 2)
     assert (model.head_dim, model.intermediate_size, model.vocab_size) == (8, 48, 64)
@@ -72,7 +68,7 @@ def test_the_shape_is_read_from_the_fields() -> None:
     assert model.parameters == 2 * model.layer_parameters + 64 * 32 + 32 == model.active_parameters
 
 
-def test_defaults_are_those_of_transformers() -> None:
+def test_defaults_are_those_of_transformers():
     for model_type in TYPES:
         config = read_model_config({"model_type": model_type}, name="default").as_config()
         ours = AutoConfig.for_model(**config).to_dict()
@@ -85,7 +81,7 @@ def test_defaults_are_those_of_transformers() -> None:
         }
 
 
-def test_each_type_spells_its_rotary_embeddings() -> None:
+def test_each_type_spells_its_rotary_embeddings():
     for config, expected in [
         (
             {"model_type": "gpt_neox", "rotary_pct": 0.5, "rotary_emb_base": 2000},
@@ -139,7 +135,7 @@ def test_each_type_spells_its_rotary_embeddings() -> None:
         assert AutoConfig.for_model(**fields).rope_parameters == expected
 
 
-def test_the_fingerprint_is_of_the_shape_alone() -> None:
+def test_the_fingerprint_is_of_the_shape_alone():
     model = read()
     assert read_model_config(TINY, name="other").fingerprint == model.fingerprint
     assert read(rope_theta=10000, rms_norm_eps=0.000001).fingerprint == model.fingerprint
@@ -148,7 +144,7 @@ def test_the_fingerprint_is_of_the_shape_alone() -> None:
     assert model.fingerprint == golden, "studies are found by it: it may not change unnoticed"
 
 
-def test_reading_what_was_read_changes_nothing() -> None:
+def test_reading_what_was_read_changes_nothing():
     for model_type in TYPES:
         model = read_model_config({"model_type": model_type}, name="m")
         again = read_model_config(json.dumps(model.as_config()).encode(), name="m")
@@ -159,11 +155,8 @@ def test_reading_what_was_read_changes_nothing() -> None:
         assert {"model_type": model_type, **fields} == model.as_config()
 
 
-# ------------------------------------------------ whatever is accepted builds, and as counted
-
-
 @st.composite
-def small_configs(draw: st.DrawFn) -> dict[str, Any]:
+def small_configs(draw):
     """Configurations of every type with small sizes and every flag, all of them acceptable."""
     model_type = draw(st.sampled_from(TYPES))
     heads, kv_groups = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from([1, 2]))
@@ -202,14 +195,9 @@ def small_configs(draw: st.DrawFn) -> dict[str, Any]:
 
 @given(small_configs())
 @settings(max_examples=examples(120))
-def test_any_accepted_configuration_builds_with_the_parameters_counted(
-    config: dict[str, Any],
-) -> None:
+def test_any_accepted_configuration_builds_with_the_parameters_counted(config):
     model = read_model_config(config, name="small")
     assert model.parameters == built_parameters(model)
-
-
-# ------------------------------------------------------------------------------ what is refused
 
 
 # Values that are refused by their field alone, and then fields that do not go together.
@@ -251,7 +239,7 @@ TOGETHER: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
-def test_a_bad_field_is_named() -> None:
+def test_a_bad_field_is_named():
     alone = [({name: value}, name) for name, values in BAD.items() for value in values]
     for changes, field in alone + TOGETHER:
         assert refused({**TINY, **changes}).field == field, changes
@@ -282,11 +270,11 @@ ROPES = st.dictionaries(
 )
 
 
-def touched(*_: object, **__: object) -> None:
+def touched(*_, **__):
     raise AssertionError("a file or the network was touched")
 
 
-def outcome(data: bytes | Mapping[str, Any]) -> ModelConfig | ModelConfigError:
+def outcome(data):
     """What reading gives, with files and the network out of reach; nothing else may come out."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(builtins, "open", touched)
@@ -298,7 +286,7 @@ def outcome(data: bytes | Mapping[str, Any]) -> ModelConfig | ModelConfigError:
             return error
 
 
-def read_or_refused(data: bytes | Mapping[str, Any]) -> None:
+def read_or_refused(data):
     result = outcome(data)
     if isinstance(result, ModelConfig):
         json.dumps(result.as_config(), allow_nan=False)
@@ -313,35 +301,32 @@ def read_or_refused(data: bytes | Mapping[str, Any]) -> None:
     st.dictionaries(NAMES | st.text(max_size=12), HOSTILE | ROPES, min_size=1, max_size=3),
 )
 @settings(max_examples=examples(200))
-def test_hostile_objects_are_read_or_refused(model_type: str, changes: dict[str, Any]) -> None:
+def test_hostile_objects_are_read_or_refused(model_type, changes):
     read_or_refused({"model_type": model_type, **changes})
 
 
 @given(HOSTILE | st.binary(max_size=64))
 @settings(max_examples=examples(100))
-def test_hostile_bytes_are_read_or_refused(value: object) -> None:
+def test_hostile_bytes_are_read_or_refused(value):
     if isinstance(value, bytes):
         read_or_refused(value)
     else:
         read_or_refused(json.dumps(value).encode())
 
 
-def test_a_name_must_be_fit_to_be_shown() -> None:
+def test_a_name_must_be_fit_to_be_shown():
     for name in ["", "a\nb", "x" * 201, None, 3]:
         with pytest.raises(ModelConfigError):
             read_model_config(TINY, name=name)
 
 
-# ------------------------------------------------------------------------------------ files
-
-
-def write(path: Path, data: bytes) -> str:
+def write(path, data):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     return str(path)
 
 
-def test_a_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
+def test_a_file_is_named_after_itself_or_its_folder(tmp_path):
     data = json.dumps(TINY).encode()
     assert load_model(write(tmp_path / "my-llama" / "config.json", data)).name == "my-llama"
     (tmp_path / "my-llama" / "runs").mkdir()
@@ -353,7 +338,7 @@ def test_a_file_is_named_after_itself_or_its_folder(tmp_path: Path) -> None:
     )
 
 
-def test_a_catalogue_name_wins_over_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_catalogue_name_wins_over_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "gpt2", json.dumps(TINY).encode())
     assert load_model("gpt2").model_type == "gpt2"
@@ -361,7 +346,7 @@ def test_a_catalogue_name_wins_over_a_file(tmp_path: Path, monkeypatch: pytest.M
     assert load_model("./gpt2").model_type == "llama"
 
 
-def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_file_is_refused_unread(tmp_path, monkeypatch):
     path = tmp_path / "config.json"
     with path.open("wb") as file:
         file.truncate(100 * 2**20)
@@ -374,7 +359,7 @@ def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.Monke
         load_model(str(path))
 
 
-def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> None:
+def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "link.json").symlink_to(tmp_path / "pipe.json")
     (tmp_path / "loop.json").symlink_to(tmp_path / "loop.json")
@@ -387,9 +372,7 @@ def test_what_is_no_regular_file_is_refused_without_waiting(tmp_path: Path) -> N
             load_model(str(path))
 
 
-def test_a_pipe_put_in_the_file_s_place_does_not_make_it_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pipe_put_in_the_file_s_place_does_not_make_it_wait(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "pipe.json")
     regular = Path(write(tmp_path / "file.json", b"{}")).stat()
     monkeypatch.setattr(os, "stat", lambda *_, **__: regular)

@@ -1,7 +1,6 @@
 """A model that is not named: only a script's, and no number comes from it."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -23,7 +22,7 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 @pytest.fixture
-def study(tmp_path: Path) -> Study:
+def study(tmp_path):
     """Of a script whose model is not named, under a limit that its stand-in would never keep."""
     (tmp_path / "train.py").write_text("")
     question = Question(
@@ -38,18 +37,18 @@ def study(tmp_path: Path) -> Study:
     return Study(id="st-1", question=question, limits=limits, state=StudyState.RUNNING)
 
 
-def test_only_a_script_can_do_without(study: Study) -> None:
+def test_only_a_script_can_do_without(study):
     with pytest.raises(UsageError, match=r"model: got .*; must be named; only a --script"):
         replace(study.question, script=None)
 
 
-def test_its_sizes_rule_nothing_out(study: Study) -> None:
+def test_its_sizes_rule_nothing_out(study):
     legal = enumerate_space(study.question).legal
     assert {settings.tp_size for settings in legal} == {1, 2, 4, 8}
     assert {settings.micro_batch_size for settings in legal} == {1, 2, 4, 8, 16}
 
 
-def test_nothing_is_predicted_of_it(study: Study) -> None:
+def test_nothing_is_predicted_of_it(study):
     for one in (study, failed(study)):
         found = answer(one)
         assert found.best is None
@@ -58,7 +57,7 @@ def test_nothing_is_predicted_of_it(study: Study) -> None:
         assert "nothing is predicted of a script of one's own" in " ".join(found.explanation)
 
 
-def failed(study: Study) -> Study:
+def failed(study):
     plan = next_probe(study)
     assert not isinstance(plan, Stop | Wait)
     found = Measurement(outcome=Outcome.CRASHED, wall_s=1.0, device_s=8.0)

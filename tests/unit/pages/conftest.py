@@ -3,32 +3,30 @@
 from collections.abc import Callable
 
 import pytest
-from fastapi import FastAPI
 
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.conftest import app, settings, store, url
 from tests.unit.pages.html import Element, read_page
-from tuner.store import Store
 
 __all__ = ["app", "settings", "store", "url"]
 ShowPage = Callable[..., Element]
 
 
 @pytest.fixture
-def guarded(store: Store) -> FastAPI:
+def guarded(store):
     """The service where keys are needed."""
     return create_app(store, Settings(_env_file=None, require_keys=True))
 
 
 @pytest.fixture
-def browser(app: FastAPI) -> Browser:
+def browser(app):
     return Browser(app, address="127.0.0.1")
 
 
 @pytest.fixture
-def page(browser: Browser) -> ShowPage:
+def page(browser):
 
     def show(path: str, status: int = 200) -> Element:
         answer = browser.get(path)

@@ -1,7 +1,6 @@
 """Pages as what they are made of, and what holds of every one of them."""
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 
@@ -21,22 +20,22 @@ class Element:
     text: str = ""
     inside: list["Element"] = field(default_factory=list)
 
-    def __getitem__(self, name: str) -> str:
+    def __getitem__(self, name):
         return self.attributes[name]
 
-    def get(self, name: str, default: str = "") -> str:
+    def get(self, name, default=""):
         return self.attributes.get(name, default)
 
     @property
-    def classes(self) -> set[str]:
+    def classes(self):
         return set(self.get("class").split())
 
-    def all(self) -> Iterator["Element"]:
+    def all(self):
         yield self
         for one in self.inside:
             yield from one.all()
 
-    def find(self, tag: str = "", **attributes: str) -> list["Element"]:
+    def find(self, tag="", **attributes):
         """Elements of a tag that have these attributes; ``class_`` is one of the classes."""
         wanted = {name.rstrip("_").replace("_", "-"): v for name, v in attributes.items()}
         one_class = wanted.pop("class", None)
@@ -48,21 +47,21 @@ class Element:
             and all(one.attributes.get(name) == value for name, value in wanted.items())
         ]
 
-    def one(self, tag: str = "", **attributes: str) -> "Element":
+    def one(self, tag="", **attributes):
         (found,) = self.find(tag, **attributes)
         return found
 
-    def by_id(self, name: str) -> "Element":
+    def by_id(self, name):
         return self.one(id=name)
 
 
 class _Reader(HTMLParser):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(convert_charrefs=True)
         self.root = Element("", {})
         self.open = [self.root]
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         assert len({name for name, _ in attrs}) == len(attrs), (tag, attrs)
         while tag in ENDED_BY.get(self.open[-1].tag, ()):
             self.open.pop()
@@ -71,24 +70,24 @@ class _Reader(HTMLParser):
         if tag not in VOID:
             self.open.append(one)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         if tag not in VOID:
             self.handle_endtag(tag)
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         assert tag not in VOID, tag
         while self.open[-1].tag != tag and self.open[-1].tag in LEFT_OUT:
             self.open.pop()
         assert self.open[-1].tag == tag, f"</{tag}> closes <{self.open[-1].tag}>"
         self.open.pop()
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         for one in self.open:
             one.text += data
 
 
-def read_part(text: str) -> Element:
+def read_part(text):
     """A piece of a page, which must be nested rightly, and have nothing inline that acts."""
     reader = _Reader()
     reader.feed(str(text))
@@ -98,7 +97,7 @@ def read_part(text: str) -> Element:
     return reader.root
 
 
-def read_page(text: str) -> Element:
+def read_page(text):
     page = read_part(text)
     assert page.one("html")["lang"] == "en"
     assert page.one("head").one("title").text.strip()
@@ -115,7 +114,7 @@ def read_page(text: str) -> Element:
     return page
 
 
-def _check_nothing_inline(page: Element) -> None:
+def _check_nothing_inline(page):
     for one in page.all():
         assert one.tag not in ("style", "iframe", "object", "embed", "base"), one.tag
         assert not [name for name in one.attributes if name.startswith("on") or name == "style"]
@@ -128,7 +127,7 @@ def _check_nothing_inline(page: Element) -> None:
             assert not address.startswith("//"), address
 
 
-def _check_labels(page: Element) -> None:
+def _check_labels(page):
     """Each control has a name: a label around it or for it, or its own."""
     named = {one["for"] for one in page.find("label") if "for" in one.attributes}
     within = {id(one) for label in page.find("label") for one in label.all()}

@@ -2,31 +2,19 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from api.answers import Whole
-from api.pages.study import StudyPage, study_page
+from api.pages.study import study_page
 from tests.unit import made as plain
 from tests.unit.api.studies import TINY
-from tuner.client.launch import with_launch
+from tuner.client.answered import with_launch
 from tuner.client.request import read_request
-from tuner.core.measurement import (
-    Fidelity,
-    Measurement,
-)
-from tuner.core.study import (
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.measurement import Fidelity
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.explain.known import best_known
 from tuner.results import Evidence
 from tuner.space import enumerate_space
-from tuner.store import Event, Store, StudyStatus
+from tuner.store import Event, StudyStatus
 from tuner.store.tables import EventKind
 
 GIB = 2**30
@@ -34,9 +22,7 @@ BEGAN = datetime(2026, 11, 21, 6, tzinfo=UTC)
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
-def question(
-    cluster: str = "8xa100-80gb", batch: int = 256, name: str = "tiny", **knobs: Any
-) -> Question:
+def question(cluster="8xa100-80gb", batch=256, name="tiny", **knobs):
     body = {
         "workload": {
             "model": TINY,
@@ -50,7 +36,7 @@ def question(
     return read_request(body).question(VERSIONS)
 
 
-def ok(seconds: float, count: int, allocated: int) -> Measurement:
+def ok(seconds, count, allocated):
     found = plain.ok(seconds, allocated / 2**20)
     assert found.memory
     parts = {"parameters": 8, "gradients": 8, "optimizer": 4, "activations_and_temporaries": 2}
@@ -64,24 +50,18 @@ def ok(seconds: float, count: int, allocated: int) -> Measurement:
     return replace(found, memory=memory, step_times_s=steps, versions=VERSIONS)
 
 
-def oom(phase: str = "backward", log: str = "CUDA out of memory") -> Measurement:
+def oom(phase="backward", log="CUDA out of memory"):
     found = plain.oom(76 * 1024)
     assert found.oom
     where = {"rank": 3, "phase": phase, "requested_bytes": 3 * GIB, "allocated_bytes": 75 * GIB}
     return replace(found, oom=replace(found.oom, **where), log_tails={3: log})
 
 
-def crashed(detail: str = "signal 11", log: str = "Traceback\nRuntimeError: no") -> Measurement:
+def crashed(detail="signal 11", log="Traceback\nRuntimeError: no"):
     return replace(plain.crashed(), detail=detail, log_tails={0: log})
 
 
-def study(
-    asked: Question,
-    found: list[Measurement | None],
-    state: StudyState = StudyState.DONE,
-    reason: str = "the budget is spent",
-    **more: Any,
-) -> Study:
+def study(asked, found, state=StudyState.DONE, reason="the budget is spent", **more):
     """A study whose probes are the first legal settings, with these findings; ``None`` runs."""
     settings = enumerate_space(asked).legal
     assert len(settings) >= len(found), len(settings)
@@ -112,7 +92,7 @@ def study(
     return replace(made, **more)
 
 
-def whole(made: Study) -> Whole:
+def whole(made):
     found = best_known(made)
     return Whole(
         standing=_standing(made),
@@ -122,11 +102,11 @@ def whole(made: Study) -> Whole:
     )
 
 
-def shown(made: Study) -> StudyPage:
+def shown(made):
     return study_page(whole(made), events(made))
 
 
-def events(made: Study) -> list[Event]:
+def events(made):
     """What happened to it: running probes began, and it ended, if it did."""
     running = [
         _event(made, EventKind.PROBE, 30 * p.id, probe=p.id, state="running")
@@ -136,16 +116,17 @@ def events(made: Study) -> list[Event]:
     return [*running, _event(made, EventKind.STUDY, 20_000, state=str(made.state))]
 
 
-def _event(made: Study, kind: EventKind, at_s: float, **data: Any) -> Event:
+def _event(made, kind, at_s, **data):
     return Event(id=1, study_id=made.id, kind=kind, at=_moment(at_s), data=data)
 
 
-def _standing(made: Study) -> StudyStatus:
+def _standing(made):
     return StudyStatus(
         id=made.id,
         identity=made.question.identity,
         state=made.state,
         reason=made.reason,
+        pool="",
         revision=made.revision,
         limits=made.limits.as_dict(),
         asked_at=made.asked_at,
@@ -153,17 +134,17 @@ def _standing(made: Study) -> StudyStatus:
     )
 
 
-def _at_its_count(found: Measurement, settings: Any) -> Measurement:
+def _at_its_count(found, settings):
     steps = next(iter(found.step_times_s.values()), ())
     count = settings.gradient_accumulation_steps
     return replace(found, step_times_s={count: steps} if steps else {})
 
 
-def _moment(after_s: float) -> str:
+def _moment(after_s):
     return (BEGAN + timedelta(seconds=after_s)).isoformat(timespec="milliseconds")
 
 
-def stored(store: Store, made: Study) -> str:
+def stored(store, made):
     """Enters a made study's question and finished probes into a store, and ends it; its id."""
     study_id = store.ask(made.question, made.limits).id
     store.move(study_id, StudyState.RUNNING)

@@ -3,18 +3,17 @@
 from hashlib import sha256
 
 import pytest
-from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from api.pages.assets import FAVICON, FOR_EVER, asset_url, assets
+from api.pages.render import FAVICON, FOR_EVER, asset_url, assets
 
 
 @pytest.fixture
-def stranger(guarded: FastAPI) -> TestClient:
+def stranger(guarded):
     return TestClient(guarded, base_url="http://localhost", client=("192.0.2.1", 50000))
 
 
-def test_each_file_is_served_and_may_be_kept(stranger: TestClient) -> None:
+def test_each_file_is_served_and_may_be_kept(stranger):
     for name, asset in assets().items():
         answer = stranger.get(asset_url(name))
         assert (answer.status_code, answer.content) == (200, asset.content), name
@@ -27,7 +26,7 @@ def test_each_file_is_served_and_may_be_kept(stranger: TestClient) -> None:
         asset_url("nothing.css")
 
 
-def test_its_tag_saves_sending_it_again(stranger: TestClient) -> None:
+def test_its_tag_saves_sending_it_again(stranger):
     address = asset_url("style.css")
     tag = stranger.get(address).headers["etag"]
     for known in (tag, f'W/{tag}, "other"'):
@@ -45,7 +44,7 @@ def test_its_tag_saves_sending_it_again(stranger: TestClient) -> None:
     assert stranger.get("/favicon.ico").content == assets()[FAVICON].content
 
 
-def test_there_is_nothing_else(stranger: TestClient) -> None:
+def test_there_is_nothing_else(stranger):
     for path in ("/static/0/nothing.css", "/static/0/..%2frender.py", "/static/../render.py",
                  "/static/0/%2e%2e/render.py", "/static/0/__init__.py", "/static/0/",
                  "/static/0/style.css/", "/static/0/%00"):  # fmt: skip

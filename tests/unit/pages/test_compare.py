@@ -3,18 +3,16 @@
 import pytest
 
 from api.answers import Answers
-from api.pages.compare import Comparison, comparison_of, read_ids
+from api.pages.listing import comparison_of, read_ids
 from tests.unit.api.studies import MEASURED, WORKLOAD, ok, probe, question_of
-from tests.unit.pages.conftest import ShowPage
 from tuner.core.study import Limits
 from tuner.errors import UsageError
-from tuner.store import Store
 
 A, B, C = "st-00000000000a", "st-00000000000b", "st-00000000000c"
 HOSTILE = ("<img src=x onerror=alert(1)>", "\N{HEBREW LETTER ALEF}" * 40, "m" * 200, "\N{LLAMA}")
 
 
-def test_ids_are_given_in_either_way() -> None:
+def test_ids_are_given_in_either_way():
     for values, ids in (
         ([""], []),
         ([f"{A},{B}"], [A, B]),
@@ -28,12 +26,12 @@ def test_ids_are_given_in_either_way() -> None:
         assert error.value.field == "ids"
 
 
-def compared(store: Store, *ids: str) -> Comparison:
+def compared(store, *ids):
     answers, standings = Answers(store), store.statuses(ids)
     return comparison_of([answers.whole(standings[one]) for one in ids])
 
 
-def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store: Store) -> None:
+def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store):
     ids = []
     for batch, seconds in ((16, 1.0), (32, 4.0)):
         workload = {**WORKLOAD, "global_batch_size": batch}
@@ -54,7 +52,7 @@ def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store: Store) ->
     assert not any(section.differing for section in same.sections)
 
 
-def test_studies_stand_side_by_side_or_can_be_chosen(page: ShowPage, store: Store) -> None:
+def test_studies_stand_side_by_side_or_can_be_chosen(page, store):
     ids = []
     for number, name in enumerate(HOSTILE):
         workload = {**WORKLOAD, "model_name": name, "global_batch_size": 16 + 16 * number}

@@ -13,7 +13,7 @@ from tests.unit.pages.html import read_part
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
 
 
-def test_what_went_well() -> None:
+def test_what_went_well():
     clocks = {"sm_mhz": 1500.0, "power_w": 412.5, "throttle": ["sw_power_cap"]}
     measured = replace(
         ok(2.0, 1, 20 * GIB),
@@ -43,7 +43,7 @@ def test_what_went_well() -> None:
     assert found.logs == ()
 
 
-def test_where_memory_ran_out() -> None:
+def test_where_memory_ran_out():
     made = study(question(), [oom(phase="optimizer")])
     (probe,) = made.probes
     assert probe.measurement is not None
@@ -60,7 +60,7 @@ def test_where_memory_ran_out() -> None:
     assert set(short.facts) <= set(found.facts)
 
 
-def test_logs_are_bounded() -> None:
+def test_logs_are_bounded():
     long = "\n".join(f"{n} " + "x" * 1000 for n in range(1000))
     failed = replace(crashed(detail="signal 9"), log_tails=dict.fromkeys(range(100), long))
     made = study(question(), [failed])

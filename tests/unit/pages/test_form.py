@@ -1,7 +1,6 @@
 """The form that starts a study: what was typed becomes a request, or comes back with the errors."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -42,6 +41,7 @@ WRONG = {
     "workload.optimizer": "adagrad",
     "workload.precision": "fp8",
     "workload.reduce_dtype": "fp8",
+    "workload.loss": "mse",
     MODEL: "lama-3.1-8b",
     GPU: "h10",
     NODES: "0",
@@ -64,28 +64,30 @@ WRONG = {
     "knobs.micro_batch_size": "1.5",
     "knobs.gradient_accumulation_steps": "-1",
     "knobs.sync_each_batch": "yes",
+    "knobs.defer_all_reduce": "yes",
     "knobs.activation_checkpointing": "some",
     "knobs.cpu_offload": "1",
+    "knobs.fused_loss": "1",
 }
 
 
-def _texts(fields: dict[str, Any]) -> dict[str, list[str]]:
+def _texts(fields):
     return {name: [v] if isinstance(v, str) else v for name, v in fields.items()}
 
 
-def _request(**fields: Any) -> dict[str, Any]:
+def _request(**fields):
     asked = read_form(_texts({**GOOD, **fields}))
     assert all_wrong(asked) == ()
     return json.loads(json.dumps(asked.request))
 
 
-def _said(**fields: Any) -> dict[str, str]:
+def _said(**fields):
     wrong = all_wrong(read_form(_texts({**GOOD, **fields})))
     assert len({one.name for one in wrong}) == len(wrong), wrong
     return {one.name: one.said for one in wrong}
 
 
-def test_every_field_of_a_request_can_be_filled_in() -> None:
+def test_every_field_of_a_request_can_be_filled_in():
     paths = {path for name in specs() for path in (name, name.partition(".")[0])}
     assert TuneRequest.model_fields.keys() - {"replace"} <= paths  # offered where it is wanted
     assert {f"workload.{name}" for name in WorkloadGiven.model_fields} <= paths
@@ -93,7 +95,7 @@ def test_every_field_of_a_request_can_be_filled_in() -> None:
     assert {f"knobs.{name}" for name in KNOBS} <= paths
 
 
-def test_all_that_can_be_given_is_asked() -> None:
+def test_all_that_can_be_given_is_asked():
     request = _request(
         **{
             VERSIONS: "torch=2.13.0, accelerate==1.15.0",
@@ -110,6 +112,7 @@ def test_all_that_can_be_given_is_asked() -> None:
             "pool": "h100s",
             "sampler": "tpe",
             "workload.reduce_dtype": "fp32",
+            "workload.loss": "own_dtype",
         }
     )
     assert request["framework"] == {
@@ -124,9 +127,10 @@ def test_all_that_can_be_given_is_asked() -> None:
     assert request["budget"] == {"max_probes": 12, "wall_s": 5400.0, "gpu_s": 90.0}
     assert (request["headroom"], request["memory_limit_gib"]) == (0.1, 60.5)
     assert request["workload"]["reduce_dtype"] == "fp32"
+    assert request["workload"]["loss"] == "own_dtype"
 
 
-def test_a_pasted_configuration_is_the_model() -> None:
+def test_a_pasted_configuration_is_the_model():
     pasted = {MODEL: "", CONFIG: json.dumps(TINY), MODEL_NAME: "our <b>model</b>"}
     request = _request(**pasted, **{"workload.sequence_length": "32"})
     assert request["workload"]["model"] == TINY
@@ -136,12 +140,12 @@ def test_a_pasted_configuration_is_the_model() -> None:
 @pytest.mark.parametrize(
     ("nodes", "ranks", "spelled"), [("1", "2", "cpu:2"), ("2", "2", "2x2xcpu")]
 )
-def test_cpu_ranks_are_of_whoever_works(nodes: str, ranks: str, spelled: str) -> None:
+def test_cpu_ranks_are_of_whoever_works(nodes, ranks, spelled):
     request = _request(**{GPU: "CPU", NODES: nodes, GPUS_PER_NODE: ranks})
     assert request["cluster"] == spelled
 
 
-def test_nothing_typed_says_all_that_is_needed() -> None:
+def test_nothing_typed_says_all_that_is_needed():
     wrong = all_wrong(read_form({}))
     assert {one.name for one in wrong} == {
         MODEL,
@@ -154,7 +158,7 @@ def test_nothing_typed_says_all_that_is_needed() -> None:
     assert {one.said for one in wrong} == {"Is required"}
 
 
-def test_every_wrong_field_is_told_beside_it_at_once() -> None:
+def test_every_wrong_field_is_told_beside_it_at_once():
     assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER}
     assert set(_said(**WRONG)) == set(WRONG)
 
@@ -174,13 +178,13 @@ def test_every_wrong_field_is_told_beside_it_at_once() -> None:
         ('{"model_type": "llama", "auto_map": {"x": "y"}}', "auto_map"),
     ],
 )
-def test_what_is_wrong_with_a_pasted_configuration(text: str, said: str) -> None:
+def test_what_is_wrong_with_a_pasted_configuration(text, said):
     found = _said(**{MODEL: "", CONFIG: text, MODEL_NAME: "ours"})
     assert list(found) == [CONFIG]
     assert said in found[CONFIG]
 
 
-def test_it_comes_back_as_it_was_typed() -> None:
+def test_it_comes_back_as_it_was_typed():
     texts = _texts({**GOOD, **WRONG, "knobs.sharding": ["ddp", "zero9"]})
     asked = read_form(texts)
     form = form_of(texts, all_wrong(asked))
@@ -198,7 +202,7 @@ def test_it_comes_back_as_it_was_typed() -> None:
 @given(
     st.dictionaries(st.sampled_from(sorted(specs())), st.lists(st.text(max_size=40), max_size=3))
 )
-def test_whatever_is_typed_is_either_asked_or_told(texts: dict[str, list[str]]) -> None:
+def test_whatever_is_typed_is_either_asked_or_told(texts):
     asked = read_form(texts)
     wrong = all_wrong(asked)
     assert all(one.said and (one.name in specs() or one.name == "") for one in wrong)

@@ -38,7 +38,7 @@ QUESTIONS: list[dict[str, Any]] = [
 ]
 
 
-def _study(body: dict[str, Any]) -> Study:
+def _study(body):
     request = read_request(body)
     question = request.question(installed_versions())
     limits = request.limits_at(request.fidelity or Fidelity.MEASURED)
@@ -46,7 +46,7 @@ def _study(body: dict[str, Any]) -> Study:
 
 
 @pytest.mark.parametrize("body", QUESTIONS)
-def test_it_asks_the_same_on_the_same_terms(body: dict[str, Any]) -> None:
+def test_it_asks_the_same_on_the_same_terms(body):
     study = _study(body)
     asked = read_form(texts_of_study(study))
     assert all_wrong(asked) == ()

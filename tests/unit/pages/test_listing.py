@@ -9,11 +9,9 @@ from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
 from api.pages.listing import STARTS, Wanted, list_studies
 from tests.unit.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
-from tests.unit.pages.conftest import ShowPage
 from tests.unit.pages.html import Element
 from tuner.core.quantity import Provenance
-from tuner.core.study import Limits, Study, StudyState
-from tuner.store import Store
+from tuner.core.study import Limits, StudyState
 
 HOSTILE = (
     "<script>alert(1)</script><img src=x onerror=alert(2)>",
@@ -28,11 +26,11 @@ HOSTILE = (
 class Ticking:
     """A clock that a second passes on each time that it is looked at."""
 
-    def __init__(self, by_s: float) -> None:
+    def __init__(self, by_s):
         self.now = 0.0
         self.by_s = by_s
 
-    def __call__(self) -> float:
+    def __call__(self):
         self.now += self.by_s
         return self.now
 
@@ -40,17 +38,17 @@ class Ticking:
 STILL = Ticking(0.0)
 
 
-def ask(store: Store, number: int = 0, model: str = "m") -> Study:
+def ask(store, number=0, model="m"):
     workload = {**WORKLOAD, "model_name": model, "global_batch_size": 16 + 2 * number}
     return store.ask(question_of({**MEASURED, "workload": workload}), Limits())
 
 
 @pytest.fixture
-def answers(store: Store) -> Answers:
+def answers(store):
     return Answers(store)
 
 
-def test_filters_leave_out_what_is_not_wanted(store: Store, answers: Answers) -> None:
+def test_filters_leave_out_what_is_not_wanted(store, answers):
     first, second = ask(store, 0, "llama"), ask(store, 1, "llama-2")
     store.move(second.id, StudyState.CANCELLED)
     for values, found in (
@@ -65,9 +63,7 @@ def test_filters_leave_out_what_is_not_wanted(store: Store, answers: Answers) ->
         assert [line.summary.id for line in lines] == [one.id for one in found], values
 
 
-def test_a_study_is_one_line_with_its_answer(
-    store: Store, answers: Answers, page: ShowPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_is_one_line_with_its_answer(store, answers, page, monkeypatch):
     monkeypatch.setattr(listing, "BUDGET_S", 60.0)
     study = ask(store, model="our model")
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
@@ -77,7 +73,6 @@ def test_a_study_is_one_line_with_its_answer(
     probe(store, study.id)
     finish(store, study.id)
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
-    assert line.headline is not None
     assert line.headline.provenance is Provenance.MEASURED
     assert (line.probes, line.is_open, line.is_old) == (1, False, False)
     assert line.speed is not None
@@ -91,7 +86,7 @@ def test_a_study_is_one_line_with_its_answer(
     assert "data-moving" not in shown.attributes
 
 
-def test_answers_are_computed_only_while_there_is_time(store: Store, answers: Answers) -> None:
+def test_answers_are_computed_only_while_there_is_time(store, answers):
     for number in range(3):
         probe(store, ask(store, number).id)
     slow = list_studies(store, answers, Wanted(), Ticking(0.06))
@@ -107,7 +102,7 @@ def test_answers_are_computed_only_while_there_is_time(store: Store, answers: An
     assert old.is_old
 
 
-def test_an_empty_list_invites(page: ShowPage) -> None:
+def test_an_empty_list_invites(page):
     shown = page("/")
     starts = [a["href"] for a in shown.one(class_="welcome").find("a")]
     assert starts == ["/new", *(start.href for start in STARTS)]
@@ -118,9 +113,7 @@ def test_an_empty_list_invites(page: ShowPage) -> None:
         assert all_wrong(read_form(texts_of(parse_qsl(query)))) == (), start.title
 
 
-def test_search_filters_and_pages_are_in_the_address(
-    page: ShowPage, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_filters_and_pages_are_in_the_address(page, store, monkeypatch):
     monkeypatch.setattr(listing, "ON_A_PAGE", 2)
     names = ["größe & <b>co</b>" if number % 2 else "qwen" for number in range(5)]
     asked = [ask(store, number, model=name).id for number, name in enumerate(names)]
@@ -147,7 +140,7 @@ def test_search_filters_and_pages_are_in_the_address(
         page(f"/?{query}", 422)
 
 
-def test_hostile_names_and_reasons_are_text(page: ShowPage, store: Store) -> None:
+def test_hostile_names_and_reasons_are_text(page, store):
     studies = {name: ask(store, n, name) for n, name in enumerate(HOSTILE)}
     ended = ask(store, 20)
     store.move(ended.id, StudyState.FAILED, "for <b>no</b> good reason")

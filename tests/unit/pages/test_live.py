@@ -2,39 +2,37 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from api.context import Context
+from api.inputs import Context
 from api.pages import routes as module
 from api.settings import Settings
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.study import Limits, StudyState
-from tuner.store import Store
 
 WITHIN_S = 60
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_once(monkeypatch):
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
 
 
 @pytest.fixture
-def context(store: Store) -> Context:
+def context(store):
     return Context.of(store, Settings(_env_file=None, poll_s=0.01))
 
 
 @pytest.fixture
-def study_id(store: Store) -> str:
+def study_id(store):
     study = store.ask(question_of(MEASURED), Limits(max_probes=50))
     probe(store, study.id)
     return study.id
 
 
-async def watch(context: Context, study_id: str, seen: list[Any], **known: Any) -> None:
+async def watch(context, study_id, seen, **known):
     """What one viewer is sent, until the end."""
     async with context.poller.listen(study_id) as feed:
         assert feed is not None
@@ -43,21 +41,19 @@ async def watch(context: Context, study_id: str, seen: list[Any], **known: Any) 
             seen.append({"id": sent.id, **json.loads(sent.raw_data)})
 
 
-def run(*work: Callable[[], Awaitable[Any]]) -> None:
+def run(*work):
     async def limited() -> None:
         await asyncio.wait_for(asyncio.gather(*(one() for one in work)), WITHIN_S)
 
     asyncio.run(limited())
 
 
-async def until(ready: Callable[[], bool]) -> None:
+async def until(ready):
     while not ready():
         await asyncio.sleep(0.005)
 
 
-def test_a_viewer_is_sent_each_change_and_the_end(
-    store: Store, context: Context, study_id: str
-) -> None:
+def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
     seen: list[Any] = []
 
     async def happen() -> None:
@@ -66,7 +62,6 @@ def test_a_viewer_is_sent_each_change_and_the_end(
 
     run(lambda: watch(context, study_id, seen), happen)
     standing = store.status(study_id)
-    assert standing is not None
     page = context.pages.of(standing)
     assert (seen[0]["is_open"], seen[-1]["is_open"]) == (True, False)
     assert seen[-1]["parts"] == page.parts

@@ -8,7 +8,7 @@ from tests.unit.api.asgi import HOST, connection
 from tests.unit.api.browsers import PAGE
 
 
-def test_pages_are_for_people_and_what_tools_read_is_not() -> None:
+def test_pages_are_for_people_and_what_tools_read_is_not():
     pages = ("/", "/new", "/compare", "/studies/st-0123456789ab", "/studies/st-0/cancel")
     for path in (*pages, "/sign-in"):
         assert is_page(path)
@@ -51,13 +51,13 @@ ELSEWHERE = (
 )  # fmt: skip
 
 
-def test_pages_may_be_gone_on_to_and_all_else_leads_to_the_first() -> None:
+def test_pages_may_be_gone_on_to_and_all_else_leads_to_the_first():
     assert [local_path(path) for path in PAGES] == list(PAGES)
     assert {path: local_path(path) for path in ELSEWHERE} == dict.fromkeys(ELSEWHERE, "/")
 
 
 @given(st.text(alphabet="/\\.:@?#%[]\t\n newhtp\u3002", max_size=12).map(lambda text: "/" + text))
-def test_whatever_is_given_stays_here(path: str) -> None:
+def test_whatever_is_given_stays_here(path):
     """Browsers leave tabs and newlines out, and take a backslash for a slash."""
     found = local_path(path)
     seen = found.replace("\t", "").replace("\n", "").replace("\r", "").replace("\\", "/")

@@ -3,10 +3,9 @@ a form's answer leaves for the page after it.
 """
 
 from base64 import urlsafe_b64encode
-from typing import Any
 
 import pytest
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from api.pages.people import PAGE_HEADERS, forgetting_cookie, told_cookie, told_of
@@ -19,7 +18,7 @@ HOSTILE = '<script>alert(1)</script>"\u202e'
 
 
 @pytest.fixture
-def browser(app: FastAPI) -> Browser:
+def browser(app):
 
     @app.get("/studies/wrong/{what}", include_in_schema=False)
     def wrong(what: str) -> HTMLResponse:
@@ -37,7 +36,7 @@ def browser(app: FastAPI) -> Browser:
     return Browser(app)
 
 
-def html(response: Any, status: int = 200) -> str:
+def html(response, status=200):
     assert response.status_code == status
     assert response.headers["content-type"] == "text/html; charset=utf-8"
     for name, value in PAGE_HEADERS.items():
@@ -45,7 +44,7 @@ def html(response: Any, status: int = 200) -> str:
     return str(response.text)
 
 
-def test_a_problem_is_a_page_with_a_way_back(browser: Browser) -> None:
+def test_a_problem_is_a_page_with_a_way_back(browser):
     for path, status, words, back in (
         (f"/studies/{NO_STUDY}", 404, f"There is no study {NO_STUDY}.", "/"),
         (f"/studies/{NO_STUDY}/probes/1", 404, f"no study {NO_STUDY}", "/"),
@@ -66,12 +65,10 @@ def test_a_problem_is_a_page_with_a_way_back(browser: Browser) -> None:
     assert set(put.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
-# -- notes ------------------------------------------------------------------------------------
-
 ID = "st-0123456789ab"
 
 
-def request_with(header: str, scheme: str = "http") -> Request:
+def request_with(header, scheme="http"):
     """A request of a browser that was given this ``Set-Cookie`` header."""
     pair = header.partition(";")[0].encode()
     scope = {
@@ -86,7 +83,7 @@ def request_with(header: str, scheme: str = "http") -> Request:
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_notes_reach_the_page_of_their_study_alone(scheme: str) -> None:
+def test_notes_reach_the_page_of_their_study_alone(scheme):
     notes, secure = ("versions: torch 2.13.0; newest", "“quoted”, <b>"), scheme == "https"
     header = told_cookie(ID, notes, secure=secure)
     assert header is not None
@@ -97,7 +94,7 @@ def test_notes_reach_the_page_of_their_study_alone(scheme: str) -> None:
     assert told_of(request_with(forgetting_cookie(secure=secure), scheme), ID) == ()
 
 
-def test_what_is_not_ours_is_nothing() -> None:
+def test_what_is_not_ours_is_nothing():
     """Where there is no https, a neighbour of our domain can set the cookie."""
     texts = ("[" * 2000, f'["{ID}", "\\ud800"]', f'["{ID}", 1]', "{}", "null", '["a"]')
     values = [urlsafe_b64encode(text.encode()).decode() for text in texts]

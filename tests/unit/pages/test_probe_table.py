@@ -2,7 +2,7 @@
 
 import pytest
 
-from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
+from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
@@ -11,16 +11,16 @@ FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed(), ok(1.5, 1
 
 
 @pytest.fixture(scope="module")
-def table() -> ProbeTable:
+def table():
     made = study(question(), FOUND, StudyState.RUNNING)
     return table_of(made, made.probes[2].request.settings)
 
 
-def ids(table: ProbeTable) -> list[int]:
+def ids(table):
     return [row.id for row in table.rows]
 
 
-def test_a_row_says_what_was_found(table: ProbeTable) -> None:
+def test_a_row_says_what_was_found(table):
     keys = ("outcome", "memory", "step", "speed", "took")
     shown = {row.id: tuple(row.cells[key].text for key in keys) for row in table.rows}
     assert shown[3] == ("ok", "30.2", "1.01", "4,068", "12 s")
@@ -32,7 +32,7 @@ def test_a_row_says_what_was_found(table: ProbeTable) -> None:
     assert all(list(row.cells) == [column.key for column in table.columns] for row in table.rows)
 
 
-def test_it_is_sorted_and_what_is_unknown_goes_last(table: ProbeTable) -> None:
+def test_it_is_sorted_and_what_is_unknown_goes_last(table):
     for sort, expected in (
         (FASTEST_FIRST, [3, 5, 1, 2, 4, 6]),
         ("-id", [6, 5, 4, 3, 2, 1]),
@@ -46,7 +46,7 @@ def test_it_is_sorted_and_what_is_unknown_goes_last(table: ProbeTable) -> None:
         assert sorted(ids(table.chosen(f"-{column.key}", ANY))) == [1, 2, 3, 4, 5, 6]
 
 
-def test_an_outcome_is_chosen_and_all_are_counted(table: ProbeTable) -> None:
+def test_an_outcome_is_chosen_and_all_are_counted(table):
     chosen = table.chosen(FASTEST_FIRST, "ok")
     assert ids(chosen) == [3, 5, 1]
     assert chosen.counts == {"": 6, "ok": 3, "oom": 1, "crashed": 1, "running": 1}
@@ -57,7 +57,7 @@ def test_an_outcome_is_chosen_and_all_are_counted(table: ProbeTable) -> None:
             table.chosen(*wrong)
 
 
-def test_knobs_that_are_the_same_everywhere_have_no_column(table: ProbeTable) -> None:
+def test_knobs_that_are_the_same_everywhere_have_no_column(table):
     assert "pp_size" not in [column.key for column in table.columns]
     assert "pp size 1" in table.common
 

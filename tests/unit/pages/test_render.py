@@ -7,15 +7,15 @@ from api.pages.render import linked, sentence
 from tests.unit.pages.html import read_part
 
 
-def shown(template: str, **values: object) -> str:
+def shown(template, **values):
     return render.environment().from_string(template).render(**values)
 
 
-def test_everything_is_escaped() -> None:
+def test_everything_is_escaped():
     assert shown("{{ a }}", a="<b>\"'&") == "&lt;b&gt;&#34;&#39;&amp;"
 
 
-def test_figures_and_moments_as_they_are_written() -> None:
+def test_figures_and_moments_as_they_are_written():
     for template, expected in (
         ("{{ 61.25|gib }} {{ 0.5|gib }} {{ none|gib }}", "61.2 GiB 512 MiB unknown"),
         ("{{ 9412.4|per_s }} {{ none|per_s }}", "9,412 unknown"),
@@ -40,7 +40,7 @@ def test_figures_and_moments_as_they_are_written() -> None:
         assert (found["datetime"], found.text) == (iso, expected)
 
 
-def test_sentences_are_text_in_which_probes_of_the_study_are_links() -> None:
+def test_sentences_are_text_in_which_probes_of_the_study_are_links():
     for text, probes, expected in (
         ("faster (probe #3 against #12, #9).", {3, 12},
          'faster (probe <a href="/studies/st-1/probes/3">#3</a> against '

@@ -2,7 +2,6 @@
 
 import logging
 import re
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +14,6 @@ from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import PREDICTED, question_of
 from tuner.core.study import Limits
-from tuner.store import Store
 from tuner.store.access import IDLE, LASTS, Keys
 from tuner.store.tables import Scope, SessionRow, clock
 
@@ -23,17 +21,17 @@ WRONG = f"tuner_{'0' * 16}_{'A' * 43}"
 
 
 @pytest.fixture
-def keys(store: Store) -> Keys:
+def keys(store):
     return Keys(store.transactions)
 
 
 @pytest.fixture
-def key(keys: Keys) -> str:
+def key(keys):
     return keys.create("a", Scope.READ)[1]
 
 
 @pytest.fixture
-def app(store: Store) -> Callable[..., FastAPI]:
+def app(store):
     """The service with such settings; keys are needed unless they say otherwise."""
 
     def make(**given: Any) -> FastAPI:
@@ -43,16 +41,16 @@ def app(store: Store) -> Callable[..., FastAPI]:
 
 
 @pytest.fixture
-def browser(app: Callable[..., FastAPI]) -> Browser:
+def browser(app):
     return Browser(app())
 
 
 @pytest.fixture
-def study_id(store: Store) -> str:
+def study_id(store):
     return store.ask(question_of(PREDICTED), Limits()).id
 
 
-def aged(store: Store, created: timedelta, unused: timedelta) -> None:
+def aged(store, created, unused):
     """Lets every session have begun, and been used last, so long ago."""
     with store.transactions.write() as session:
         now = clock(session)
@@ -61,15 +59,12 @@ def aged(store: Store, created: timedelta, unused: timedelta) -> None:
         session.execute(update(SessionRow).values(times))
 
 
-def count(store: Store) -> int:
+def count(store):
     with store.transactions.read() as session:
         return session.scalar(select(func.count()).select_from(SessionRow)) or 0
 
 
-# -- in ---------------------------------------------------------------------------------------
-
-
-def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, key: str) -> None:
+def test_who_signs_in_goes_on_to_where_they_wanted(browser, key):
     assert browser.get("/").headers["location"] == "/sign-in"
     sent = browser.get("/?query=a%20b&state=done")
     assert (sent.status_code, sent.headers["location"]) == (
@@ -78,12 +73,8 @@ def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, key: str) -
     )
     form = browser.get(sent.headers["location"])
     onward = re.search(r'name="next" value="([^"]*)"', form.text)
-    assert onward is not None
     response = browser.sign_in(f"  {key}\n", next=onward[1].replace("&amp;", "&"))
-    assert (response.status_code, response.headers["location"]) == (
-        303,
-        "/?query=a%20b&state=done",
-    )
+    assert (response.status_code, response.headers["location"]) == (303, "/?query=a%20b&state=done")
     page = browser.get(response.headers["location"])
     assert page.status_code == 200
     assert 'action="/sign-out"' in page.text
@@ -94,9 +85,7 @@ def test_who_signs_in_goes_on_to_where_they_wanted(browser: Browser, key: str) -
 @pytest.mark.parametrize(
     ("scheme", "prefix", "more"), [("http", "", ""), ("https", "__Host-", " Secure;")]
 )
-def test_the_cookie_is_for_this_browser_and_service_alone(
-    app: Any, key: str, scheme: str, prefix: str, more: str
-) -> None:
+def test_the_cookie_is_for_this_browser_and_service_alone(app, key, scheme, prefix, more):
     opened = Browser(app(), scheme=scheme)
     given = opened.sign_in(key).headers.get_list("set-cookie")
     expected = rf"{prefix}tuner_session=[\w-]{{43}}; Path=/; HttpOnly; SameSite=Lax;{more}"
@@ -106,7 +95,7 @@ def test_the_cookie_is_for_this_browser_and_service_alone(
     assert opened.get("/").status_code == 200
 
 
-def test_each_sign_in_is_a_session_of_its_own(browser: Browser, key: str, store: Store) -> None:
+def test_each_sign_in_is_a_session_of_its_own(browser, key, store):
     """Whoever had a cookie put into the browser knows nothing of the session that begins."""
     planted = "P" * 43
     browser.cookies.set("tuner_session", planted, domain="localhost.local")
@@ -122,10 +111,7 @@ def test_each_sign_in_is_a_session_of_its_own(browser: Browser, key: str, store:
     assert old.get("/").status_code == 303, "the one before has ended"
 
 
-# -- refused ----------------------------------------------------------------------------------
-
-
-def test_a_key_that_is_none_is_told_so_beside_the_field(browser: Browser, keys: Keys) -> None:
+def test_a_key_that_is_none_is_told_so_beside_the_field(browser, keys):
     revoked, text = keys.create("a", Scope.ADMIN)
     keys.revoke(revoked.id)
     for given in ("", "x", WRONG, text, "é", "k" * 100_000, "\x00"):
@@ -138,9 +124,7 @@ def test_a_key_that_is_none_is_told_so_beside_the_field(browser: Browser, keys: 
         assert given not in response.text or given in ("", "x", "é")
 
 
-def test_no_secret_is_kept_or_logged(
-    browser: Browser, keys: Keys, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_secret_is_kept_or_logged(browser, keys, store, caplog):
     made, key = keys.create("a", Scope.READ)
     wrong = key[:-1] + ("A" if key[-1] != "A" else "B")
     with caplog.at_level(logging.DEBUG):
@@ -166,7 +150,7 @@ def test_no_secret_is_kept_or_logged(
         assert secret not in kept
 
 
-def test_guesses_have_the_rate_of_their_address(app: Any, key: str) -> None:
+def test_guesses_have_the_rate_of_their_address(app, key):
     limited = app(rate_burst=6, rate_per_s=0.001)
     guesser = Browser(limited)
     token = guesser.token("/sign-in")
@@ -182,7 +166,7 @@ def test_guesses_have_the_rate_of_their_address(app: Any, key: str) -> None:
     assert Browser(limited, address="192.0.2.9").sign_in(key).status_code == 303
 
 
-def test_nobody_is_signed_in_or_out_by_another_site(browser: Browser, key: str) -> None:
+def test_nobody_is_signed_in_or_out_by_another_site(browser, key):
     for origin in ("https://evil.example", "null"):
         assert browser.submit("/sign-in", {"key": key}, Origin=origin).status_code == 403
     assert browser.post("/sign-in", data={"key": key}).status_code == 403, "nor without the token"
@@ -196,10 +180,7 @@ def test_nobody_is_signed_in_or_out_by_another_site(browser: Browser, key: str) 
     assert browser.get("/").status_code == 200
 
 
-# -- on, and out ------------------------------------------------------------------------------
-
-
-def test_a_session_ends_unused_or_after_a_week(browser: Browser, key: str, store: Store) -> None:
+def test_a_session_ends_unused_or_after_a_week(browser, key, store):
     minute = timedelta(minutes=1)
     for created, unused, open_still in (
         (timedelta(days=1), IDLE - minute, True),
@@ -213,7 +194,7 @@ def test_a_session_ends_unused_or_after_a_week(browser: Browser, key: str, store
         assert (browser.get("/").status_code == 200) is open_still, (created, unused)
 
 
-def test_who_signs_out_is_out_everywhere(browser: Browser, key: str, store: Store) -> None:
+def test_who_signs_out_is_out_everywhere(browser, key, store):
     browser.sign_in(key)
     token = browser.session() or ""
     response = browser.submit("/sign-out", page="/")
@@ -226,9 +207,7 @@ def test_who_signs_out_is_out_everywhere(browser: Browser, key: str, store: Stor
     assert browser.get("/").status_code == 303, "also for whoever kept the cookie"
 
 
-def test_a_session_reads_for_tools_and_changes_nothing(
-    browser: Browser, keys: Keys, store: Store, study_id: str
-) -> None:
+def test_a_session_reads_for_tools_and_changes_nothing(browser, keys, store, study_id):
     made, key = keys.create("a", Scope.ADMIN)
     browser.sign_in(key)
     token = {"csrf_token": browser.token("/")}

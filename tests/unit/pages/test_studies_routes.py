@@ -4,12 +4,10 @@ import json
 
 from api.app import create_app
 from api.pages.form_fields import CONFIG, FRAMEWORK, GPU, GPUS_PER_NODE, MODEL, MODEL_NAME, NODES
-from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, question_of
-from tests.unit.pages.html import Element, read_page
-from tuner.core.study import Limits, Study
-from tuner.store import Store
+from tests.unit.pages.html import read_page
+from tuner.core.study import Limits
 
 QUESTION = {
     MODEL: "",
@@ -26,21 +24,18 @@ QUESTION = {
 }
 
 
-def _ask(store: Store, number: int = 0, model: str = "m") -> Study:
+def _ask(store, number=0, model="m"):
     workload = {**WORKLOAD, "model_name": model, "global_batch_size": 16 + 2 * number}
     return store.ask(question_of({**MEASURED, "workload": workload}), Limits())
 
 
-def _page(browser: Browser, path: str) -> Element:
+def _page(browser, path):
     answer = browser.get(path)
     assert answer.status_code == 200, answer.text
     return read_page(answer.text)
 
 
-# -- the form ---------------------------------------------------------------------------------
-
-
-def test_the_form_begins_empty(browser: Browser) -> None:
+def test_the_form_begins_empty(browser):
     page = _page(browser, "/new")
     assert page.by_id("f-workload-model")["value"] == ""
     assert page.by_id("f-cluster-gpus-per-node")["value"] == "8"
@@ -50,7 +45,7 @@ def test_the_form_begins_empty(browser: Browser) -> None:
     assert page.by_id("question")["method"] == "post"
 
 
-def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
+def test_a_form_starts_a_study(browser, store):
     answer = browser.submit("/new", QUESTION, page="/new")
     assert answer.status_code == 303, answer.text
     (study,) = store.studies(2)
@@ -62,7 +57,7 @@ def test_a_form_starts_a_study(browser: Browser, store: Store) -> None:
     assert store.study(study.id).limits.max_probes == 4
 
 
-def test_errors_stand_beside_their_fields(browser: Browser, store: Store) -> None:
+def test_errors_stand_beside_their_fields(browser, store):
     wrong = {
         **QUESTION,
         "workload.sequence_length": "<b>long</b>",
@@ -98,9 +93,7 @@ def test_errors_stand_beside_their_fields(browser: Browser, store: Store) -> Non
     assert all("open" in one.attributes for one in page.find("details"))
 
 
-def test_too_many_open_studies_are_told_and_the_form_is_kept(
-    store: Store, settings: Settings
-) -> None:
+def test_too_many_open_studies_are_told_and_the_form_is_kept(store, settings):
     _ask(store, 3)
     app = create_app(store, settings.model_copy(update={"max_open_studies": 1}))
     browser = Browser(app, address="127.0.0.1")
@@ -112,7 +105,7 @@ def test_too_many_open_studies_are_told_and_the_form_is_kept(
     assert page.by_id("f-workload-sequence-length")["value"] == "32"
 
 
-def test_a_form_can_be_filled_in_like_a_study(browser: Browser, store: Store) -> None:
+def test_a_form_can_be_filled_in_like_a_study(browser, store):
     study = _ask(store, model="our model")
     page = _page(browser, f"/new?like={study.id}")
     assert json.loads(page.by_id("f-config").text)["hidden_size"] == TINY["hidden_size"]

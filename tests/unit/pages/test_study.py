@@ -1,28 +1,18 @@
 """A study's page in parts: what they hold, whatever the study, and how large they get."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from api.pages.answer import answer_of
 from api.pages.charts.memory import OUTSIDE
-from api.pages.study import MOST_TROUBLES, MOST_VALUES, StudyPage, status_of
+from api.pages.study import MOST_TROUBLES, MOST_VALUES, status_of
 from tests.unit.pages.html import Element, read_part
-from tests.unit.pages.made import (
-    GIB,
-    crashed,
-    events,
-    ok,
-    oom,
-    question,
-    shown,
-    study,
-)
-from tuner.client.launch import with_launch
+from tests.unit.pages.made import GIB, crashed, events, ok, oom, question, shown, study
+from tuner.client.answered import with_launch
 from tuner.core.evaluation import Guard
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, ProbeState, Study, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
 
 MOST_BYTES = 300_000
@@ -38,24 +28,21 @@ HOSTILE = (
 )
 
 
-def words(part: Element | str) -> str:
+def words(part):
     return " ".join((part if isinstance(part, Element) else read_part(part)).text.split())
 
 
 @pytest.fixture(scope="module")
-def page() -> StudyPage:
+def page():
     return shown(study(question(tp_size=[1]), FOUND))
 
 
-# -- the answer -------------------------------------------------------------------------------
-
-
-def answer(made: Study, needed_gib: float | None = None) -> Any:
+def answer(made, needed_gib=None):
     found = best_known(made)
     return answer_of(made, found and with_launch(found, made.question), needed_gib)
 
 
-def test_what_to_run_and_what_to_copy() -> None:
+def test_what_to_run_and_what_to_copy():
     found = answer(study(question(tp_size=[1]), FOUND), 30.25)
     assert (found.title, found.note, found.why_none) == ("Run this", "", "")
     assert found.best is not None
@@ -73,7 +60,7 @@ def test_what_to_run_and_what_to_copy() -> None:
     assert "tp_size=2" in dict(other.cannot)["accelerate"]
 
 
-def test_what_is_not_sure_is_not_dressed_as_measured() -> None:
+def test_what_is_not_sure_is_not_dressed_as_measured():
     opened = answer(study(question(), [ok(2.0, 1, 20 * GIB), None], StudyState.RUNNING))
     assert (opened.title, bool(opened.note)) == ("Best so far", True)
     made = study(question(), [oom(), oom()])
@@ -90,10 +77,9 @@ def test_what_is_not_sure_is_not_dressed_as_measured() -> None:
     assert early.title == "Nothing is known yet"
 
 
-def test_the_result_of_the_guard_is_told_as_it_is() -> None:
+def test_the_result_of_the_guard_is_told_as_it_is():
     made = study(question(), [ok(2.0, 1, 20 * GIB)])
     suggestion = best_known(made)
-    assert suggestion is not None
     assert suggestion.best is not None
     marks = {}
     for verdict, why in (("passed", ""), ("not_checked", "no replica"), ("failed", "loss differs")):
@@ -104,10 +90,7 @@ def test_the_result_of_the_guard_is_told_as_it_is() -> None:
     assert marks == {"passed": "passed", "not_checked": "unknown", "failed": "failed"}
 
 
-# -- parts ------------------------------------------------------------------------------------
-
-
-def test_figures_of_each_part(page: StudyPage) -> None:
+def test_figures_of_each_part(page):
     for name, expected in {
         "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of the limit of 76.0 GiB", "measured"),
         "memory": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "headroom"),
@@ -121,7 +104,7 @@ def test_figures_of_each_part(page: StudyPage) -> None:
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_words_are_shown_as_text(name: str) -> None:
+def test_hostile_words_are_shown_as_text(name):
     found = [FOUND[0], crashed(detail=name, log=name), replace(oom(log=name), detail=name)]
     asked = question(name=name.strip()[:200])
     made = shown(study(asked, [*found, None], StudyState.RUNNING, reason=name))
@@ -133,7 +116,7 @@ def test_hostile_words_are_shown_as_text(name: str) -> None:
     assert name in read_part(ended.parts["status"]).text
 
 
-def test_a_page_of_500_probes_is_not_too_large() -> None:
+def test_a_page_of_500_probes_is_not_too_large():
     """Every other one fails in some way, with a long log."""
     log = "\n".join("torch.OutOfMemoryError: CUDA out of memory. " * 4 for _ in range(200))
     found = [
@@ -144,7 +127,7 @@ def test_a_page_of_500_probes_is_not_too_large() -> None:
         )[n % 8]
         for n in range(500)
     ]
-    made = shown(study(question("8x8xa100-80gb", 46_080, name="n" * 200), found))
+    made = shown(study(question("8x8xa100-80gb", 23_040, name="n" * 200), found))
     sizes = {name: len(part.encode()) for name, part in made.parts.items()}
     assert sum(sizes.values()) < MOST_BYTES - AROUND_BYTES, sizes
     assert len(read_part(made.parts["probes"]).one("tbody").find("tr")) == 500
@@ -152,10 +135,7 @@ def test_a_page_of_500_probes_is_not_too_large() -> None:
     assert f"the {MOST_VALUES} best of" in words(made.parts["knobs"])
 
 
-# -- status -----------------------------------------------------------------------------------
-
-
-def test_what_runs_and_since_when() -> None:
+def test_what_runs_and_since_when():
     made = study(question(), [ok(1.0, 1, GIB), None], StudyState.RUNNING)
     found = status_of(made, events(made))
     (running,) = found.running
@@ -171,7 +151,7 @@ def test_what_runs_and_since_when() -> None:
     assert (part.one("progress")["value"], part.one("progress")["max"]) == ("1", "5")
 
 
-def test_what_is_waited_for_and_the_end() -> None:
+def test_what_is_waited_for_and_the_end():
     one = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     spent = replace(one, limits=Limits(max_probes=1))
     queued = replace(one.probes[0], id=2, state=ProbeState.QUEUED, measurement=None)

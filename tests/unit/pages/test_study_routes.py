@@ -2,36 +2,31 @@
 
 import pytest
 
-from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import MEASURED, probe, question_of
-from tests.unit.pages.conftest import ShowPage
-from tests.unit.pages.html import Element
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, stored, study
 from tuner.core.study import Limits, StudyState
-from tuner.store import Store
-from tuner.store.access import Action
-from tuner.store.audit import Audit
+from tuner.store.access import Action, Audit
 
 FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed()]
 
 
 @pytest.fixture
-def done(store: Store) -> str:
+def done(store):
     return stored(store, study(question(tp_size=[1]), FOUND))
 
 
 @pytest.fixture
-def running(store: Store) -> str:
+def running(store):
     asked = store.ask(question_of(MEASURED), Limits(max_probes=4))
     probe(store, asked.id)
     return asked.id
 
 
-def words(element: Element) -> str:
+def words(element):
     return " ".join(element.text.split())
 
 
-def test_a_study_that_was_answered(page: ShowPage, done: str) -> None:
+def test_a_study_that_was_answered(page, done):
     found = page(f"/studies/{done}?refresh=10")
     assert words(found.one("h1")) == "tiny on 8xa100-80gb"
     assert not found.find("noscript")
@@ -41,7 +36,7 @@ def test_a_study_that_was_answered(page: ShowPage, done: str) -> None:
         assert found.find("a", href=href), href
 
 
-def test_a_study_that_runs_moves_and_can_be_cancelled(page: ShowPage, running: str) -> None:
+def test_a_study_that_runs_moves_and_can_be_cancelled(page, running):
     found = page(f"/studies/{running}")
     live = found.by_id("study")["data-live"]
     assert live.startswith(f"/studies/{running}/live?sort=-speed&outcome=&after=")
@@ -56,7 +51,7 @@ def test_a_study_that_runs_moves_and_can_be_cancelled(page: ShowPage, running: s
         page(f"/studies/{running}/live{query}", 422)
 
 
-def test_the_evidence_of_a_probe(page: ShowPage, done: str, running: str) -> None:
+def test_the_evidence_of_a_probe(page, done, running):
     found = page(f"/studies/{done}/probes/2")
     assert words(found.one("h1")) == "Probe #2: out of memory"
     for expected in ("backward, on rank 3", "80,530,636,800 bytes", "CUDA out of memory"):
@@ -73,9 +68,7 @@ def test_the_evidence_of_a_probe(page: ShowPage, done: str, running: str) -> Non
     page("/studies/st-ffffffffffff/probes/1", 404)
 
 
-def test_a_study_is_cancelled_from_its_page(
-    browser: Browser, page: ShowPage, store: Store, running: str
-) -> None:
+def test_a_study_is_cancelled_from_its_page(browser, page, store, running):
     path = f"/studies/{running}"
     token = browser.token(path)
     assert browser.post(f"{path}/cancel").status_code in (403, 415)

@@ -1,37 +1,26 @@
 """What-if: any settings can be chosen, what gives way is said, and the best stands beside it."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.pages.what_if import (
-    ACCUMULATION,
-    AT,
-    BEFORE,
-    changes,
-    page_of,
-    read_moved,
-)
-from tests.unit.api.browsers import Browser
+from api.pages.what_if import ACCUMULATION, AT, BEFORE, changes, page_of, read_moved
 from tests.unit.api.studies import PREDICTED, TINY, WORKLOAD, finish, question_of
-from tests.unit.pages.conftest import ShowPage
-from tests.unit.pages.html import Element, read_page, read_part
+from tests.unit.pages.html import read_page, read_part
 from tuner.core.configuration import KNOBS, Settings, Sharding
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Study, StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import best_known
 from tuner.results import Predictor
-from tuner.store import Store
 
 JSON = {"Accept": "application/json"}
 HOSTILE = '<img src=x onerror=a(1)>"{{ 7*7 }}'
 
 
-def predicted_study(**limits: Any) -> Study:
+def predicted_study(**limits):
     body = {
         "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 64},
         "cluster": "8xa100-80gb",
@@ -51,12 +40,12 @@ SUGGESTION = best_known(STUDY)
 VALUES = {choice.knob: choice.values for choice in PREDICTOR.choices.knobs}
 
 
-def page_with(**values: Any) -> Any:
+def page_with(**values):
     return page_of(PREDICTOR, SUGGESTION, {k: str(v) for k, v in values.items()})
 
 
 @given(st.fixed_dictionaries({k: st.sampled_from(v) for k, v in VALUES.items()}), st.booleans())
-def test_whatever_is_chosen_leads_to_legal_settings(values: dict[str, Any], moved: bool) -> None:
+def test_whatever_is_chosen_leads_to_legal_settings(values, moved):
     """What was moved is had, unless it is inactive there; all else that gave way is said."""
     before = PREDICTOR.choices.legal[0]
     given_now = {k: str(v).lower() if isinstance(v, bool) else str(v) for k, v in values.items()}
@@ -68,7 +57,7 @@ def test_whatever_is_chosen_leads_to_legal_settings(values: dict[str, Any], move
     assert bool(found.notes) == bool(otherwise)
 
 
-def test_what_gives_way_is_said_with_the_reason() -> None:
+def test_what_gives_way_is_said_with_the_reason():
     before = Settings(sharding=Sharding.FULL_SHARD, tp_size=2, micro_batch_size=1,
                       gradient_accumulation_steps=16)  # fmt: skip
     page = page_with(sharding="ddp", tp_size=2, micro_batch_size=1, **{BEFORE: before})
@@ -95,32 +84,27 @@ def test_what_gives_way_is_said_with_the_reason() -> None:
         ({"tp_size": "1", BEFORE: "nonsense"}, "settings"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(values: dict[str, str], field: str) -> None:
+def test_what_cannot_be_chosen_is_refused(values, field):
     with pytest.raises(UsageError) as error:
         page_of(PREDICTOR, SUGGESTION, values)
     assert error.value.field == field
 
 
-# -- over HTTP --------------------------------------------------------------------------------
-
-
 @pytest.fixture
-def path(store: Store) -> str:
+def path(store):
     body = {**PREDICTED, "workload": {**WORKLOAD, "model_name": HOSTILE}}
     study = store.ask(question_of(body), Limits(fidelity=Fidelity.PREDICTED))
     finish(store, study.id)
     return f"/studies/{study.id}/settings"
 
 
-def checked(page: Element) -> dict[str, str]:
+def checked(page):
     radios = page.find("input", type="radio")
     found = {one["name"]: one["value"] for one in radios if "checked" in one.attributes}
     return found | {one["name"]: one["value"] for one in page.find("input", type="range")}
 
 
-def test_the_form_without_a_script_moves_the_knobs(
-    browser: Browser, page: ShowPage, path: str
-) -> None:
+def test_the_form_without_a_script_moves_the_knobs(browser, page, path):
     first = page(path)
     assert (first.by_id("knobs")["method"], first.by_id("knobs")["action"]) == ("get", path)
     assert first.find("input", type="range", name="at.micro_batch_size")
@@ -134,7 +118,7 @@ def test_the_form_without_a_script_moves_the_knobs(
     assert note.text.strip()
 
 
-def test_a_script_gets_the_part_that_changes(browser: Browser, page: ShowPage, path: str) -> None:
+def test_a_script_gets_the_part_that_changes(browser, page, path):
     answer = browser.get(f"{path}?sharding=full_shard&micro_batch_size=2", headers=JSON)
     assert answer.headers["content-type"] == "application/json"
     assert "accept" in answer.headers["vary"].lower()

@@ -2,11 +2,10 @@
 
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -14,15 +13,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
-from tuner.core.study import (
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-    Question,
-    Study,
-    StudyState,
-)
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.step import memory_bound
 from tuner.model import read_model_config
@@ -43,9 +34,7 @@ SIZES = {
 }
 
 
-def make_question(
-    cluster: str = "cpu:2", batch: int = 8, heads: int = 6, **knobs: tuple[Any, ...]
-) -> Question:
+def make_question(cluster="cpu:2", batch=8, heads=6, **knobs):
     sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": heads}
     return Question(
         workload=Workload(
@@ -60,9 +49,7 @@ def make_question(
     )
 
 
-def make_study(
-    question: Question | None = None, *, probes: Sequence[Probe] = (), seed: int = 0, **limits: Any
-) -> Study:
+def make_study(question=None, *, probes=(), seed=0, **limits):
     return Study(
         id="st-000000000000",
         question=question or make_question(),
@@ -73,7 +60,7 @@ def make_study(
     )
 
 
-def make_memory(allocated: int, overhead: int = 0) -> Memory:
+def make_memory(allocated, overhead=0):
     return Memory(
         allocated_bytes=allocated,
         allocated_low_bytes=allocated - allocated // 100,
@@ -86,9 +73,7 @@ def make_memory(allocated: int, overhead: int = 0) -> Memory:
     )
 
 
-def make_ok(
-    seconds: float | dict[int, Sequence[float]], allocated: int, *, count: int = 1, **more: Any
-) -> Measurement:
+def make_ok(seconds, allocated, *, count=1, **more):
     """Done, with ten equal steps, or the steps that are given by count."""
     times = seconds if isinstance(seconds, dict) else {count: (seconds,) * 10}
     return Measurement(
@@ -102,7 +87,7 @@ def make_ok(
     )
 
 
-def make_oom(needed: int, limit: int) -> Measurement:
+def make_oom(needed, limit):
     shortage = OutOfMemory(
         rank=0,
         phase="backward",
@@ -114,21 +99,13 @@ def make_oom(needed: int, limit: int) -> Measurement:
     return Measurement(outcome=Outcome.OOM, oom=shortage, wall_s=1.0, device_s=2.0)
 
 
-def moment(number: int) -> str:
+def moment(number):
     """When a probe was done that no other ran beside."""
     at = datetime(2026, 1, 1) + timedelta(seconds=(number - 1) * APART_S)
     return f"{at.isoformat()}Z"
 
 
-def make_probe(
-    number: int,
-    settings: Settings,
-    measurement: Measurement | None,
-    *,
-    repetition: int = 0,
-    limit: int | None = None,
-    state: ProbeState = ProbeState.DONE,
-) -> Probe:
+def make_probe(number, settings, measurement, *, repetition=0, limit=None, state=ProbeState.DONE):
     request = ProbeRequest(settings=settings, fidelity=Limits().fidelity, repetition=repetition)
     return Probe(
         id=number,
@@ -140,7 +117,7 @@ def make_probe(
     )
 
 
-def done(number: int, request: ProbeRequest, found: Measurement, limit: int | None) -> Probe:
+def done(number, request, found, limit):
     """A finished probe."""
     return Probe(
         id=number,
@@ -152,9 +129,7 @@ def done(number: int, request: ProbeRequest, found: Measurement, limit: int | No
     )
 
 
-def play(
-    study: Study, run: Callable[[ProbeRequest, int], Measurement], most: int = 500
-) -> tuple[Study, Stop]:
+def play(study, run, most=500):
     """Ask and measure until the planner stops; it fails where that takes more than ``most``."""
     limit = study.limits.limit_bytes(study.question.cluster)
     for _ in range(most):
@@ -176,11 +151,11 @@ class Machine:
     memory_factor: float = 0.9
     fail: Callable[[Settings], Outcome | None] = lambda _: None
 
-    def memory(self, settings: Settings) -> int:
+    def memory(self, settings):
         bound = memory_bound(self.question.workload, settings, self.question.cluster)
         return int(max(self.memory_factor * bound.total_bytes, bound.floor_bytes))
 
-    def seconds(self, settings: Settings, count: int) -> float:
+    def seconds(self, settings, count):
         """The truth: compute, communication, and a fixed part."""
         tokens = settings.micro_batch_size * 128
         compute = (tokens + 60) / settings.tp_size**0.8 * 1e-3
@@ -191,7 +166,7 @@ class Machine:
         syncs = count if settings.sync_each_batch else 1
         return count * each + 0.05 * syncs + 0.02
 
-    def run(self, request: ProbeRequest, limit: int) -> Measurement:
+    def run(self, request, limit):
         settings = request.settings
         outcome = self.fail(settings)
         if outcome is not None:
@@ -211,17 +186,17 @@ class Machine:
         }
         return make_ok(times, needed, wall_s=sum(map(sum, times.values())))
 
-    def play(self, study: Study) -> tuple[Study, Stop]:
+    def play(self, study):
         return play(study, self.run)
 
-    def best_seconds(self, legal: Sequence[Settings], limit: int) -> float:
+    def best_seconds(self, legal, limit):
         """The fastest of all that fit."""
         fitting = [s for s in legal if self.memory(s) <= limit]
         return min(self.seconds(s, s.gradient_accumulation_steps) for s in fitting)
 
 
 @pytest.fixture(scope="session")
-def lab() -> SimpleNamespace:
+def lab():
     """Makers of questions, studies, probes and measurements, and the machine."""
     return SimpleNamespace(
         Machine=Machine,

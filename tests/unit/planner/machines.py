@@ -4,19 +4,13 @@ What is ruled out is derived here from the probes alone, not from what the plann
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, isfinite
-from typing import Any
 
 from tests.unit.planner.conftest import done, make_ok, make_oom
-from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.measurement import (
-    CLOSES_CLASS,
-    RAN,
-    Measurement,
-    Outcome,
-)
+from tuner.core.configuration import Checkpointing
+from tuner.core.measurement import CLOSES_CLASS, RAN, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.cost.memory.step import memory_bound
 from tuner.planner import Stop, Wait, next_probe
@@ -26,9 +20,6 @@ Run = Callable[[ProbeRequest, int], Measurement]
 
 ENDS = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED, Outcome.TIMEOUT})
 """Outcomes after which settings are not tried again."""
-
-
-# -- machines ---------------------------------------------------------------------------------
 
 
 @dataclass(kw_only=True)
@@ -47,7 +38,7 @@ class Rough:
     shrinks: bool = False
     """Whether the need falls where it should grow with the micro-batch size."""
 
-    def run(self, request: ProbeRequest, limit_bytes: int) -> Measurement:
+    def run(self, request, limit_bytes):
         """The probe's measurement."""
         settings = request.settings
         draw = random.Random(f"{self.seed} {settings} {request.repetition}")
@@ -64,13 +55,13 @@ class Rough:
         stopped = request.repetition == 0 and draw.random() < 0.1
         return replace(found, outcome=Outcome.STOPPED_EARLY) if stopped else found
 
-    def _need_bytes(self, settings: Settings) -> int:
+    def _need_bytes(self, settings):
         question = self.study.question
         if self.shrinks:
             settings = replace(settings, micro_batch_size=max(1, 64 // settings.micro_batch_size))
         return memory_bound(question.workload, settings, question.cluster).total_bytes
 
-    def _steps(self, draw: random.Random, seconds: float) -> tuple[float, ...]:
+    def _steps(self, draw, seconds):
         spread = draw.choice([0.0, 0.01, 1.0])
         return tuple(seconds * exp(spread * draw.gauss(0, 1)) for _ in range(draw.randint(1, 10)))
 
@@ -85,12 +76,12 @@ class Asked:
     """Which."""
 
     @property
-    def pending(self) -> tuple[Probe, ...]:
+    def pending(self):
         """The probes that were on their way."""
         return tuple(p for p in self.before.probes if p.state is not ProbeState.DONE)
 
     @property
-    def is_repetition(self) -> bool:
+    def is_repetition(self):
         """Whether the settings had ended well already."""
         return any(
             p.request.settings == self.request.settings
@@ -100,9 +91,7 @@ class Asked:
         )
 
 
-def play_at_once(
-    study: Study, run: Run, at_once: int, draw: random.Random, most: int = 500
-) -> tuple[Study, Stop, list[Asked]]:
+def play_at_once(study, run, at_once, draw, most=500):
     """Ask and measure, with several probes on their way, which end in any order."""
     limit = study.limits.limit_bytes(study.question.cluster)
     asked: list[Asked] = []
@@ -128,10 +117,7 @@ def play_at_once(
     raise AssertionError("the planner does not stop")
 
 
-# -- what was learned -------------------------------------------------------------------------
-
-
-def needs_bytes(probe: Probe) -> float:
+def needs_bytes(probe):
     """What a probe was seen to need: infinite where it ran out, 0 where it says nothing."""
     found = probe.measurement
     if found is None or found.outcome is Outcome.OOM:
@@ -141,7 +127,7 @@ def needs_bytes(probe: Probe) -> float:
     return found.memory.allocated_bytes + found.memory.overhead_bytes
 
 
-def ruled_out(probes: Sequence[Probe], asked: Settings, limit_bytes: int) -> str:
+def ruled_out(probes, asked, limit_bytes):
     """Why settings must not be proposed for their own sake after ``probes``; empty if they may.
 
     All probes were run under ``limit_bytes``.
@@ -157,7 +143,7 @@ def ruled_out(probes: Sequence[Probe], asked: Settings, limit_bytes: int) -> str
     return ""
 
 
-def needs_no_less(one: Settings, other: Settings) -> bool:
+def needs_no_less(one, other):
     """Whether settings need no less memory than others that differ in four knobs only."""
     accumulates = [s.gradient_accumulation_steps > 1 for s in (one, other)]
     same = replace(
@@ -166,7 +152,8 @@ def needs_no_less(one: Settings, other: Settings) -> bool:
         tp_recompute_allgather=other.tp_recompute_allgather,
         activation_checkpointing=other.activation_checkpointing,
     )
-    kept = Checkpointing.NONE, other.activation_checkpointing
+    full = other.activation_checkpointing is Checkpointing.FULL
+    kept = tuple(Checkpointing) if full else (Checkpointing.NONE, other.activation_checkpointing)
     return (
         same == other.settings_class
         and accumulates[0] == accumulates[1]
@@ -177,7 +164,7 @@ def needs_no_less(one: Settings, other: Settings) -> bool:
     )
 
 
-def floats(value: Any) -> Iterator[float]:
+def floats(value):
     """All numbers in JSON values."""
     if isinstance(value, float):
         yield value
@@ -186,6 +173,6 @@ def floats(value: Any) -> Iterator[float]:
             yield from floats(one)
 
 
-def all_finite(value: Any) -> bool:
+def all_finite(value):
     """Whether no number in JSON values is infinite or not a number."""
     return all(map(isfinite, floats(value)))

@@ -1,23 +1,13 @@
 """Emulated studies: planned as measured ones, and labelled for what they are."""
 
-from collections.abc import Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.measurement import (
-    Collective,
-    Emulation,
-    Exposed,
-    Fidelity,
-    Measurement,
-    Outcome,
-)
+from tuner.core.measurement import Collective, Emulation, Exposed, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import Probe, ProbeRequest, Study, StudyState
+from tuner.core.study import ProbeRequest, StudyState
 from tuner.explain.known import answer
 from tuner.planner.forecast import corrections
 from tuner.planner.knowledge import learn
@@ -30,7 +20,7 @@ HALF = replace(FULL, micro_batch_size=2, gradient_accumulation_steps=2)
 EXPOSED = Exposed(value_s=0.4, low_s=0.2, high_s=0.8)
 
 
-def emulated(found: Measurement, exposed: Exposed = EXPOSED, **more: Any) -> Measurement:
+def emulated(found, exposed=EXPOSED, **more):
     """The measurement of a probe whose steps wait for communication."""
     if found.outcome is not Outcome.OK:
         return found
@@ -49,22 +39,16 @@ def emulated(found: Measurement, exposed: Exposed = EXPOSED, **more: Any) -> Mea
     return made
 
 
-def of(
-    lab: SimpleNamespace,
-    number: int,
-    settings: Settings,
-    found: Measurement,
-    fidelity: Fidelity = Fidelity.EMULATED,
-) -> Probe:
+def of(lab, number, settings, found, fidelity=Fidelity.EMULATED):
     probe = lab.probe(number, settings, found)
     return replace(probe, request=ProbeRequest(settings=settings, fidelity=fidelity))
 
 
-def study_of(lab: SimpleNamespace, *probes: Probe, **limits: Any) -> Study:
+def study_of(lab, *probes, **limits):
     return lab.study(probes=probes, **{"fidelity": Fidelity.EMULATED, **limits})
 
 
-def test_a_whole_study_is_labelled_emulated(lab: SimpleNamespace) -> None:
+def test_a_whole_study_is_labelled_emulated(lab):
     class Alone(lab.Machine):
         def run(self, request: ProbeRequest, limit: int) -> Measurement:
             assert request.fidelity is Fidelity.EMULATED
@@ -81,7 +65,7 @@ def test_a_whole_study_is_labelled_emulated(lab: SimpleNamespace) -> None:
     assert {q.provenance for q in quantities} == {Provenance.EMULATED}
 
 
-def test_the_model_widens_the_interval_and_tells_no_settings_apart(lab: SimpleNamespace) -> None:
+def test_the_model_widens_the_interval_and_tells_no_settings_apart(lab):
     steps = [1.0, 1.01, 1.02, 1.03, 1.04]
     found = emulated(lab.ok({1: steps}, 2**30))
     narrow, wide = (step_time([found], 1, with_model=on) for on in (False, True))
@@ -93,7 +77,7 @@ def test_the_model_widens_the_interval_and_tells_no_settings_apart(lab: SimpleNa
     assert not indistinguishable(known.findings[DDP], known.findings[FULL], 0.01)
 
 
-def test_a_device_that_stands_in_says_nothing_of_time(lab: SimpleNamespace) -> None:
+def test_a_device_that_stands_in_says_nothing_of_time(lab):
     found = emulated(lab.ok(1.0, 2**30), stands_in=True)
     best = answer(study_of(lab, of(lab, 1, DDP, found))).best
     assert best.step_time_s.provenance is Provenance.PREDICTED
@@ -101,13 +85,13 @@ def test_a_device_that_stands_in_says_nothing_of_time(lab: SimpleNamespace) -> N
     assert best.provenance == "predicted"
 
 
-def seconds(lab: SimpleNamespace, probes: Sequence[Probe], settings: Settings) -> float:
+def seconds(lab, probes, settings):
     predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
     found = corrections(study_of(lab, *probes), predicted)
     return found.factors.get(settings.settings_class, found.typical) * predicted[settings]
 
 
-def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab: SimpleNamespace) -> None:
+def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab):
     one = of(lab, 1, FULL, emulated(lab.ok(3.0, 2**30)))
     assert seconds(lab, [one], FULL) == pytest.approx(3.0)
     assert seconds(lab, [one], HALF) == pytest.approx(4.5)  # of the same class
@@ -117,7 +101,7 @@ def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab: SimpleNa
     assert seconds(lab, [], DDP) == 1.0
 
 
-def test_what_was_measured_replaces_what_was_emulated(lab: SimpleNamespace) -> None:
+def test_what_was_measured_replaces_what_was_emulated(lab):
     one = of(lab, 1, FULL, emulated(lab.ok(3.0, 2**30)))
     two = of(lab, 2, FULL, lab.ok(2.2, 2**30), Fidelity.MEASURED)
     assert seconds(lab, [one, two], FULL) == pytest.approx(2.2)
@@ -126,7 +110,7 @@ def test_what_was_measured_replaces_what_was_emulated(lab: SimpleNamespace) -> N
     assert seconds(lab, [stand_in], FULL) == 2.0
 
 
-def test_what_ran_out_of_memory_is_no_answer_whatever_is_predicted(lab: SimpleNamespace) -> None:
+def test_what_ran_out_of_memory_is_no_answer_whatever_is_predicted(lab):
     limit = 4096 * lab.MIB
     oom = of(lab, 1, HALF, lab.oom(2 * limit, limit))
     larger = replace(HALF, micro_batch_size=1, gradient_accumulation_steps=4)

@@ -1,18 +1,15 @@
 """Verdicts close settings, are shown with answers, and finalists without one are looked for."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import SimpleNamespace
 
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question, Study
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.faults import replicas_of, wrong_of
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learn
-from tuner.planner.wrong import replicas_of, wrong_of
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
@@ -21,11 +18,11 @@ MANY = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_ste
 FULL = parse_settings("sharding=full_shard,micro_batch_size=4")
 
 
-def question(lab: SimpleNamespace) -> Question:
+def question(lab):
     return replace(lab.question(), framework=framework("torch", VERSIONS, {}))
 
 
-def verdicts(asked: Question, settings: Settings, ruling: CheckState) -> Mapping[str, GuardCheck]:
+def verdicts(asked, settings, ruling):
     outcome = {CheckState.PASSED: Outcome.OK, CheckState.FAILED: Outcome.WRONG_RESULT}
     found = {}
     for replica in replicas_of(asked, settings):
@@ -39,7 +36,7 @@ def verdicts(asked: Question, settings: Settings, ruling: CheckState) -> Mapping
     return found
 
 
-def study(lab: SimpleNamespace, guards: Mapping[str, GuardCheck] | None = None) -> Study:
+def study(lab, guards=None):
     probes = [
         lab.probe(1, DDP, lab.ok(1.0, 2 * GIB)),
         lab.probe(2, FULL, lab.ok(1.5, GIB)),
@@ -48,7 +45,7 @@ def study(lab: SimpleNamespace, guards: Mapping[str, GuardCheck] | None = None) 
     return replace(lab.study(question(lab), probes=probes), guards=guards or {})
 
 
-def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> None:
+def test_a_verdict_is_shown_with_its_versions_and_date(lab):
     guard = answer(study(lab, verdicts(question(lab), DDP, CheckState.PASSED))).best.guard
     assert guard.as_dict() == {
         "verdict": "passed",
@@ -58,7 +55,7 @@ def test_a_verdict_is_shown_with_its_versions_and_date(lab: SimpleNamespace) -> 
     }
 
 
-def test_what_failed_is_not_suggested_anywhere(lab: SimpleNamespace) -> None:
+def test_what_failed_is_not_suggested_anywhere(lab):
     found = answer(study(lab, verdicts(question(lab), DDP, CheckState.FAILED)))
     shown = [found.best, *found.alternatives, *found.pareto]
     assert found.best.settings == FULL
@@ -67,7 +64,7 @@ def test_what_failed_is_not_suggested_anywhere(lab: SimpleNamespace) -> None:
     assert any("as planted" in line for line in found.explanation)
 
 
-def test_one_failure_closes_all_sizes(lab: SimpleNamespace) -> None:
+def test_one_failure_closes_all_sizes(lab):
     known = learn(study(lab, verdicts(question(lab), MANY, CheckState.FAILED)))
     closed = wrong_of(known.study, known.space.legal)
     kinds = {(s.settings_class, s.gradient_accumulation_steps > 1) for s in closed}
@@ -76,7 +73,7 @@ def test_one_failure_closes_all_sizes(lab: SimpleNamespace) -> None:
     assert not set(closed) & set(known.candidates())
 
 
-def test_finalists_are_guarded_until_they_have_verdicts(lab: SimpleNamespace) -> None:
+def test_finalists_are_guarded_until_they_have_verdicts(lab):
     assert to_guard(learn(study(lab))) == [DDP]
     undecided = verdicts(question(lab), DDP, CheckState.NOT_CHECKED)
     assert to_guard(learn(study(lab, undecided))) == [DDP]

@@ -33,7 +33,7 @@ class Planted:
     variation: float
     """Standard deviation of the logarithm of a run's time."""
 
-    def run(self, draw: random.Random, truth: Callable[[int], float], count: int) -> Measurement:
+    def run(self, draw, truth, count):
         """Up to ten timed steps, of short accumulations where ``count`` is long."""
         lucky, steps = exp(self.variation * draw.gauss(0, 1)), draw.choice([3, 4, 5, 7, 10, 10])
         times = {
@@ -43,12 +43,12 @@ class Planted:
         return Measurement(outcome=Outcome.OK, step_times_s=times)
 
 
-def a_variation(draw: random.Random) -> float:
+def a_variation(draw):
     """A machine's, from the distribution that is assumed: scaled inverse chi squared."""
     return ASSUMED / max(abs(draw.gauss(0, 1)), 0.05)
 
 
-def covered(noise: Noise, *, runs: int, count: int, variation: float | None = None) -> float:
+def covered(noise, *, runs, count, variation=None):
     """Part of 400 settings, each on a machine of its own, whose truth lies in the interval."""
     draw, inside = random.Random(f"{runs} {count} {variation}"), 0
     for _ in range(400):
@@ -64,7 +64,7 @@ def covered(noise: Noise, *, runs: int, count: int, variation: float | None = No
 
 
 @pytest.mark.parametrize("noise", NOISES)
-def test_intervals_cover_on_machines_of_any_variation(noise: str) -> None:
+def test_intervals_cover_on_machines_of_any_variation(noise):
     """Single probes, repeated finalists and long accumulations: 2,400 probes of each noise.
 
     Variation is drawn from what is assumed of it. Where steps vary much, too, more are covered: the
@@ -77,7 +77,7 @@ def test_intervals_cover_on_machines_of_any_variation(noise: str) -> None:
 
 
 @pytest.mark.parametrize("variation", [0.005, 0.02, 0.05])
-def test_repetitions_of_some_settings_tell_the_variation_of_all(variation: float) -> None:
+def test_repetitions_of_some_settings_tell_the_variation_of_all(variation):
     """After three repeated settings, intervals of others that ran once cover about 80% too."""
     draw, planted, inside = random.Random(7), Planted(NOISES["1%"], variation), 0
     for _ in range(400):
@@ -87,7 +87,7 @@ def test_repetitions_of_some_settings_tell_the_variation_of_all(variation: float
     assert 0.72 <= inside / 400 <= 0.97
 
 
-def test_the_median_alone_covers_without_variation() -> None:
+def test_the_median_alone_covers_without_variation():
     """The part of the steps, for itself, by the number of steps."""
     draw = random.Random(1)
     for n in (2, 3, 4, 5, 7, 10, 20):

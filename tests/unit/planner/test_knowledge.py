@@ -1,16 +1,14 @@
 """Lessons of probes: what fits, what is closed, and what needs no less than what did not fit."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from tuner.core.configuration import Checkpointing, Settings, parse_settings
+from tuner.core.configuration import Checkpointing, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Study
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import predict
-from tuner.planner.knowledge import Knowledge, family, heavier, learn, learned
+from tuner.planner.knowledge import family, heavier, learn, learned
 from tuner.space import enumerate_space
 
 SMALL = parse_settings("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4")
@@ -20,9 +18,7 @@ OTHER = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_st
 GIB = 2**30
 
 
-def study_of(
-    lab: SimpleNamespace, *rows: tuple[Settings, Measurement], limit: int = 4 * GIB, today: int = 0
-) -> Study:
+def study_of(lab, *rows, limit=4 * GIB, today=0):
     """Probes under a limit, in their order; repetitions count up. Today's limit may be another."""
     probes = [
         lab.probe(n, one, found, repetition=[s for s, _ in rows[: n - 1]].count(one), limit=limit)
@@ -31,11 +27,11 @@ def study_of(
     return lab.study(probes=probes, memory_limit_bytes=today or limit)
 
 
-def known(lab: SimpleNamespace, *rows: tuple[Settings, Measurement], **limits: int) -> Knowledge:
+def known(lab, *rows, **limits):
     return learn(study_of(lab, *rows, **limits))
 
 
-def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab: SimpleNamespace) -> None:
+def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab):
     found = known(lab, (SMALL, lab.oom(5 * GIB, 4 * GIB)))
     # without accumulation no gradients wait
     ruled_out = [found.is_infeasible(one) for one in (SMALL, MIDDLE, WHOLE, OTHER)]
@@ -52,15 +48,13 @@ def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab: SimpleN
         (3 * GIB, 4 * GIB, 4 * GIB, False),  # the device had less than was thought
     ],
 )
-def test_a_larger_limit_opens_what_a_smaller_one_closed(
-    lab: SimpleNamespace, needed: int, limit: int, today: int, is_open: bool
-) -> None:
+def test_a_larger_limit_opens_what_a_smaller_one_closed(lab, needed, limit, today, is_open):
     ran_out = lab.oom(needed, min(needed, limit))
     found = known(lab, (SMALL, ran_out), limit=limit, today=today)
     assert (SMALL in found.candidates()) is is_open
 
 
-def test_what_was_measured_may_not_fit_today(lab: SimpleNamespace) -> None:
+def test_what_was_measured_may_not_fit_today(lab):
     row = (SMALL, lab.ok(1.0, 2 * GIB, count=4, overhead=GIB))
     assert known(lab, row, limit=3 * GIB).fitting
     found = known(lab, row, limit=3 * GIB - 1)
@@ -88,8 +82,8 @@ CLASS, ALONE = {SMALL, MIDDLE, WHOLE}, {MIDDLE}
     ],
 )
 def test_what_an_outcome_closes_in_its_study_and_for_later_requests(
-    lab: SimpleNamespace, outcome: Outcome, phase: str, now: set[Settings], later: set[Settings]
-) -> None:
+    lab, outcome, phase, now, later
+):
     study = study_of(lab, (MIDDLE, Measurement(outcome=outcome, phase=phase, wall_s=9.0)))
     for asked, closed in ((study, now), (replace(study, probes_before=1), later)):
         candidates = set(learn(asked).candidates())
@@ -105,16 +99,14 @@ def test_what_an_outcome_closes_in_its_study_and_for_later_requests(
         (Outcome.WRONG_RESULT, False),
     ],
 )
-def test_a_repetition_may_take_back_what_ran(
-    lab: SimpleNamespace, outcome: Outcome, stays: bool
-) -> None:
+def test_a_repetition_may_take_back_what_ran(lab, outcome, stays):
     ran = (SMALL, lab.ok(1.0, GIB, count=4))
     found = known(lab, ran, (SMALL, Measurement(outcome=outcome)))
     assert [f.settings for f in found.fitting] == [SMALL] * stays
     assert found.repetitions[SMALL] == 2
 
 
-def test_repetitions_are_pooled(lab: SimpleNamespace) -> None:
+def test_repetitions_are_pooled(lab):
     rows = [(SMALL, lab.ok(1.0, GIB, count=4)), (SMALL, lab.ok(1.2, 2 * GIB, count=4))]
     (finding,) = known(lab, *rows).fitting
     assert finding.seconds == pytest.approx(1.1)
@@ -122,16 +114,14 @@ def test_repetitions_are_pooled(lab: SimpleNamespace) -> None:
     assert finding.probe_ids == (1, 2)
 
 
-def test_untimed_steps_and_settings_of_another_space_are_no_answer(lab: SimpleNamespace) -> None:
+def test_untimed_steps_and_settings_of_another_space_are_no_answer(lab):
     assert not known(lab, (replace(WHOLE, cpu_offload=True), lab.ok(0.1, GIB))).findings
     found = known(lab, (WHOLE, lab.ok({}, GIB)))
     assert not found.fitting
     assert WHOLE not in found.candidates()
 
 
-def test_what_was_stopped_early_is_tried_again_only_where_the_faster_does_not_fit(
-    lab: SimpleNamespace,
-) -> None:
+def test_what_was_stopped_early_is_tried_again_only_where_the_faster_does_not_fit(lab):
     ended = replace(lab.ok({4: (3.0, 3.0)}, GIB), outcome=Outcome.STOPPED_EARLY)
     rows = [(WHOLE, lab.ok(1.0, 3 * GIB)), (SMALL, ended)]
     found = known(lab, *rows)
@@ -143,16 +133,13 @@ def test_what_was_stopped_early_is_tried_again_only_where_the_faster_does_not_fi
     assert late.slow[SMALL].step_time_s.value is None
 
 
-def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) -> None:
+def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab):
     """Another one may be equal, and hold a mapping that is not."""
     study = study_of(lab, (WHOLE, lab.ok(1.0, GIB)))
     found = learned(study, Fidelity.MEASURED)
     assert learned(study, Fidelity.MEASURED) is found == learn(study)
     assert learned(replace(study), Fidelity.MEASURED) is not found
     assert learned(study, Fidelity.EMULATED).findings == {}
-
-
-# -- what needs no less -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,9 +150,7 @@ def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab: SimpleNamespace) 
         ("activation_checkpointing", "full", "none"),
     ],
 )
-def test_out_of_memory_rules_out_what_needs_no_less(
-    lab: SimpleNamespace, knob: str, light: str, heavy: str
-) -> None:
+def test_out_of_memory_rules_out_what_needs_no_less(lab, knob, light, heavy):
     base = "sharding=full_shard,tp_size=2,micro_batch_size=1,gradient_accumulation_steps=4"
     less, more = (parse_settings(f"{base},{knob}={value}") for value in (light, heavy))
     ran_out = lab.oom(5 * GIB, 4 * GIB)
@@ -174,9 +159,7 @@ def test_out_of_memory_rules_out_what_needs_no_less(
 
 
 @pytest.mark.parametrize(("cluster", "batch"), [("cpu:2", 8), ("8xh100-80gb", 64)])
-def test_by_arithmetic_too_they_need_no_less(
-    lab: SimpleNamespace, cluster: str, batch: int
-) -> None:
+def test_by_arithmetic_too_they_need_no_less(lab, cluster, batch):
     """Of all legal settings; what is dry-run or measured may differ by less than runs do."""
     question = lab.question(cluster, batch, heads=8)
     legal = enumerate_space(question).legal

@@ -1,7 +1,6 @@
 """What probes saw outside the allocator is what predictions of that machine count with."""
 
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,32 +17,30 @@ HALVES = replace(FULL, tp_size=2, tp_recompute_allgather=True, gradient_accumula
 
 
 @pytest.fixture
-def question(lab: SimpleNamespace) -> Question:
+def question(lab):
     found: Question = lab.question("8xa100-80gb", 64)
     return found
 
 
-def seen(lab: SimpleNamespace, number: int, settings: Settings, overhead_mib: int) -> Probe:
+def seen(lab, number, settings, overhead_mib):
     count = settings.gradient_accumulation_steps
     found = lab.ok(1.0, MIB, count=count, overhead=overhead_mib * MIB)
     probe: Probe = lab.probe(number, settings, found)
     return probe
 
 
-def study_of(lab: SimpleNamespace, question: Question, *probes: Probe, **limits: object) -> Study:
+def study_of(lab, question, *probes, **limits):
     found: Study = lab.study(question, **{"memory_limit_bytes": None, **limits})
     return replace(found, probes=probes)
 
 
-def test_settings_of_as_many_communicators_have_what_the_worst_of_them_had(
-    lab: SimpleNamespace, question: Question
-) -> None:
+def test_settings_of_as_many_communicators_have_what_the_worst_of_them_had(lab, question):
     larger = replace(FULL, micro_batch_size=2, gradient_accumulation_steps=4)
     study = study_of(lab, question, seen(lab, 1, FULL, 2000), seen(lab, 2, larger, 2100))
     assert overheads(study).of(replace(FULL, micro_batch_size=8)) == 2100 * MIB
 
 
-def test_others_differ_by_communicators(lab: SimpleNamespace, question: Question) -> None:
+def test_others_differ_by_communicators(lab, question):
     one = overheads(study_of(lab, question, seen(lab, 1, FULL, 2000)))
     each = default_costs().device.communicator_bytes.value
     assert one.of(HALVES) == 2000 * MIB + int(2 * each)
@@ -54,9 +51,7 @@ def test_others_differ_by_communicators(lab: SimpleNamespace, question: Question
     assert overheads(on_nodes).of(four) == 2900 * MIB  # 4 of them, and 300 MiB each
 
 
-def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
-    lab: SimpleNamespace, question: Question
-) -> None:
+def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(lab, question):
     past = study_of(lab, question, seen(lab, 1, FULL, 1700))
     study = replace(study_of(lab, question), past=(past,))
     assert overheads(study).of(FULL) == 1700 * MIB
@@ -64,7 +59,7 @@ def test_a_study_without_probes_has_what_its_past_saw_on_that_cluster(
     assert overheads(replace(study, past=(elsewhere,))).of(FULL) is None
 
 
-def test_it_decides_what_fits(lab: SimpleNamespace, question: Question) -> None:
+def test_it_decides_what_fits(lab, question):
     """Settings that fit with the catalogue's sizes do not with those seen; and back again."""
     plain = study_of(lab, question, fidelity=Fidelity.PREDICTED)
     needed = forecast(plain).estimates[FULL].expected_bytes

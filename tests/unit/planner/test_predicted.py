@@ -26,7 +26,7 @@ from tuner.core.study import (
 from tuner.core.words import describe
 from tuner.core.workload import Workload
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
-from tuner.dryrun import DryRun, plan_dry_runs
+from tuner.dryrun import plan_dry_runs
 from tuner.explain.known import answer
 from tuner.model import load_model
 from tuner.planner import Stop, is_answered, next_probe, what_is_needed
@@ -43,7 +43,7 @@ Make = Callable[..., Study]
 Play = Callable[..., tuple[Study, Stop]]
 
 
-def ask(name: str = "torch", cluster: str = "8xh100-80gb", **knobs: tuple[Any, ...]) -> Question:
+def ask(name="torch", cluster="8xh100-80gb", **knobs):
     stated = {} if name == "nanotron" else {"torch": "2.13.0"}
     return Question(
         workload=Workload(
@@ -56,7 +56,7 @@ def ask(name: str = "torch", cluster: str = "8xh100-80gb", **knobs: tuple[Any, .
 
 
 @pytest.fixture(scope="session")
-def predicted(lab: SimpleNamespace) -> Callable[..., Study]:
+def predicted(lab):
     """A predicted study."""
 
     def make(question: Question | None = None, **limits: Any) -> Study:
@@ -67,7 +67,7 @@ def predicted(lab: SimpleNamespace) -> Callable[..., Study]:
 
 
 @pytest.fixture(scope="session")
-def play(dry_run_of: Callable[..., DryRun]) -> Callable[..., tuple[Study, Stop]]:
+def play(dry_run_of):
     """Play a study through: ``play(study, says)``."""
 
     def run(study: Study, says: Says, most: int = 60) -> tuple[Study, Stop]:
@@ -81,12 +81,7 @@ def play(dry_run_of: Callable[..., DryRun]) -> Callable[..., tuple[Study, Stop]]
     return run
 
 
-def after(
-    study: Study,
-    request: ProbeRequest,
-    said: float | Mapping[str, str],
-    dry_run_of: Callable[..., DryRun],
-) -> Study:
+def after(study, request, said, dry_run_of):
     """The study after a dry run."""
     question, settings = study.question, request.settings
     if isinstance(said, Mapping):
@@ -104,7 +99,7 @@ def after(
     return replace(study, probes=(*study.probes, probe), dry_runs=kept)
 
 
-def test_the_class_of_the_winner_is_dry_run(predicted: Make, play: Play) -> None:
+def test_the_class_of_the_winner_is_dry_run(predicted, play):
     study, stop = play(predicted(), lambda settings: 20.0)
     assert stop.reason == "the class of the best settings was dry-run"
     found = answer(study)
@@ -122,7 +117,7 @@ def test_the_class_of_the_winner_is_dry_run(predicted: Make, play: Play) -> None
     assert "dry run (probe #" in found.explanation[0]
 
 
-def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted: Make, play: Play) -> None:
+def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted, play):
     def says(settings: Settings) -> float:
         checkpointed = settings.activation_checkpointing is Checkpointing.FULL
         return 20.0 if checkpointed else 500.0
@@ -134,7 +129,7 @@ def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted: Make, play:
     assert best.settings.activation_checkpointing is Checkpointing.FULL
 
 
-def test_three_failed_classes_are_the_end(predicted: Make, play: Play) -> None:
+def test_three_failed_classes_are_the_end(predicted, play):
     study, stop = play(predicted(max_probes=20), lambda settings: FAILURE)
     assert len(study.probes) == MOST_CLASSES
     assert not stop.nothing_fits
@@ -146,7 +141,7 @@ def test_three_failed_classes_are_the_end(predicted: Make, play: Play) -> None:
     assert what_is_needed(study) == ""
 
 
-def requests_of(study: Study) -> int:
+def requests_of(study):
     """Dry runs that a study's probes are."""
     settings = [probe.request.settings for probe in study.probes]
     found = (study.question.workload, study.question.cluster, study.question.framework)
@@ -155,12 +150,7 @@ def requests_of(study: Study) -> int:
 
 @pytest.mark.parametrize("knobs", [{}, {"tp_size": (2, 4)}, {"tp_size": (1,)}])
 @pytest.mark.parametrize("says", [lambda settings: 500.0, lambda settings: FAILURE])
-def test_dry_runs_are_counted_and_not_only_classes(
-    predicted: Make,
-    play: Play,
-    knobs: dict[str, Any],
-    says: Says,
-) -> None:
+def test_dry_runs_are_counted_and_not_only_classes(predicted, play, knobs, says):
     study, stop = play(predicted(ask(**knobs), max_dry_runs=MOST_DRY_RUNS), says)
     assert 0 < requests_of(study) <= MOST_DRY_RUNS
     assert len(study.probes) == (1 if knobs.get("tp_size") == (2, 4) else 3)
@@ -170,9 +160,7 @@ def test_dry_runs_are_counted_and_not_only_classes(
         )
 
 
-def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(
-    predicted: Make, play: Play
-) -> None:
+def test_nothing_fits_by_far_is_seen_by_one_dry_run_of_the_smallest(predicted, play):
     study, stop = play(predicted(memory_limit_bytes=2**20), lambda settings: 2.0)
     (probe,) = study.probes
     assert stop.reason == "no settings are predicted to fit"
@@ -188,7 +176,7 @@ NO_RATES = Cluster.from_dict(
 )
 
 
-def test_where_no_speed_is_known_what_fits_is_listed(predicted: Make, play: Play) -> None:
+def test_where_no_speed_is_known_what_fits_is_listed(predicted, play):
     study, stop = play(predicted(replace(ask(), cluster=NO_RATES)), lambda settings: 40.0)
     assert stop.reason.startswith("settings fit, but none is known to be the fastest: time is")
     assert not stop.nothing_fits
@@ -205,24 +193,20 @@ def test_where_no_speed_is_known_what_fits_is_listed(predicted: Make, play: Play
     assert what_is_needed(study) == ""
 
 
-def test_the_answer_is_the_same_whatever_the_order_of_probes(predicted: Make, play: Play) -> None:
+def test_the_answer_is_the_same_whatever_the_order_of_probes(predicted, play):
     study, _ = play(predicted(max_probes=5), lambda settings: 70.0)
     turned = replace(study, probes=tuple(reversed(study.probes)))
     assert answer(turned) == answer(study)
 
 
-def test_a_dry_run_that_is_not_kept_any_more_is_made_again(predicted: Make, play: Play) -> None:
+def test_a_dry_run_that_is_not_kept_any_more_is_made_again(predicted, play):
     study, _ = play(predicted(), lambda settings: 20.0)
     again = next_probe(replace(study, dry_runs={}, probes_before=len(study.probes)))
     assert again.repetition == 1
     assert again.settings == study.probes[0].request.settings
 
 
-def test_each_fidelity_mentions_the_other(
-    lab: SimpleNamespace,
-    predicted: Make,
-    play: Play,
-) -> None:
+def test_each_fidelity_mentions_the_other(lab, predicted, play):
     study, _ = play(predicted(), lambda settings: 20.0)
     best = answer(study).best
     count = best.settings.gradient_accumulation_steps
@@ -244,9 +228,7 @@ def test_each_fidelity_mentions_the_other(
     assert any("a dry run predicts" in sentence for sentence in found.explanation)
 
 
-def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(
-    predicted: Make,
-) -> None:
+def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(predicted):
     request = next_probe(predicted())
     key = request.settings.settings_class
     accidents = (Outcome.WORKER_LOST, Outcome.CRASHED, Outcome.TIMEOUT)
@@ -258,13 +240,13 @@ def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_no
         assert (request.settings in found.estimates) is not closed
 
 
-def ended(request: ProbeRequest, outcome: Outcome, **known: Any) -> Probe:
+def ended(request, outcome, **known):
     """A first probe that did not end well."""
     measurement = Measurement(outcome=outcome, **known)
     return Probe(id=1, request=request, state=ProbeState.DONE, measurement=measurement)
 
 
-def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Make) -> None:
+def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted):
     request = next_probe(predicted())
     probe = ended(request, Outcome.TIMEOUT, detail="TimeLimit", dry_run="key")
     study = replace(predicted(), probes=(probe,))
@@ -272,9 +254,7 @@ def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted: Make) -> None:
     assert next_probe(replace(study, probes_before=1)) != next_probe(study)
 
 
-def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
-    predicted: Make, play: Play
-) -> None:
+def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(predicted, play):
     busy = {"type": "Crashed", "message": "ended by signal 9"}
     study, stop = play(predicted(), lambda settings: busy)
     (probe,) = study.probes
@@ -298,7 +278,7 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(
     assert is_answered(settled)
 
 
-def test_ties_go_to_less_memory_then_to_simplicity() -> None:
+def test_ties_go_to_less_memory_then_to_simplicity():
     def settings(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
         return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
 
@@ -312,9 +292,7 @@ def test_ties_go_to_less_memory_then_to_simplicity() -> None:
     assert choose_predicted([], 0.01) is None
 
 
-def test_probes_of_one_fidelity_keep_their_place_in_the_askings(
-    lab: SimpleNamespace, predicted: Make
-) -> None:
+def test_probes_of_one_fidelity_keep_their_place_in_the_askings(lab, predicted):
     dry = ProbeRequest(settings=Settings(), fidelity=Fidelity.PREDICTED)
     probes = [lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, GIB)) for n in (1, 2, 4)]
     probes[1] = replace(probes[1], request=dry)

@@ -1,17 +1,14 @@
 """One probe as programs read it, at today's rates."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 from tests.unit.cost.calibrations import calibration_of
 from tests.unit.cost.test_emulated import CASES, GATHER
 from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
+from tuner.core.study import ProbeRequest, ProbeState
 from tuner.core.workload import Precision
-from tuner.cost.calibration import Calibration
 from tuner.cost.time.emulated import priced, rates_of
 from tuner.explain.known import answer
 from tuner.planner import fits, probe_as_dict
@@ -34,13 +31,13 @@ RAW = {
 DERIVED = {"outcome", "fits", "step_time_s", "tokens_per_s_per_gpu"}
 
 
-def probe_of(lab: SimpleNamespace, **changes: Any) -> Probe:
+def probe_of(lab, **changes):
     first = enumerate_space(lab.question()).legal[0]
     count = first.gradient_accumulation_steps
     return replace(lab.probe(1, first, lab.ok(2.0, 2**20, count=count)), **changes)
 
 
-def test_a_probe_that_is_done(lab: SimpleNamespace) -> None:
+def test_a_probe_that_is_done(lab):
     found = probe_as_dict(lab.study(lab.question()), probe_of(lab))
     assert set(found) == RAW | DERIVED
     assert found["outcome"] == "ok"
@@ -49,14 +46,14 @@ def test_a_probe_that_is_done(lab: SimpleNamespace) -> None:
     assert found["tokens_per_s_per_gpu"]["value"] > 0
 
 
-def test_a_probe_that_waits_has_nothing_derived(lab: SimpleNamespace) -> None:
+def test_a_probe_that_waits_has_nothing_derived(lab):
     waiting = probe_of(lab, state=ProbeState.QUEUED, measurement=None)
     found = probe_as_dict(lab.study(lab.question()), waiting)
     assert set(found) == RAW
     assert found["measurement"] is None
 
 
-def test_the_time_of_a_dry_run_is_predicted_at_measured_rates(lab: SimpleNamespace) -> None:
+def test_the_time_of_a_dry_run_is_predicted_at_measured_rates(lab):
     question = lab.question(cluster="2xh100-80gb")
     study = lab.study(question)
     cases = (
@@ -72,7 +69,7 @@ def test_the_time_of_a_dry_run_is_predicted_at_measured_rates(lab: SimpleNamespa
     assert usual["value"] != found["value"]
 
 
-def test_fits_is_of_the_studys_terms(lab: SimpleNamespace) -> None:
+def test_fits_is_of_the_studys_terms(lab):
     measurement = probe_of(lab).measurement
     assert measurement is not None
     assert fits(lab.study(lab.question(), memory_limit_bytes=2**30), measurement) is True
@@ -96,7 +93,7 @@ LATER = replace(
 )
 
 
-def alone(lab: SimpleNamespace, settings: Settings, seconds: float) -> Measurement:
+def alone(lab, settings, seconds):
     """Steps that compute so long, and have no price."""
     count = settings.gradient_accumulation_steps
     emulation = Emulation(
@@ -109,13 +106,7 @@ def alone(lab: SimpleNamespace, settings: Settings, seconds: float) -> Measureme
     return replace(lab.ok(seconds, 2**30), step_times_s={}, emulation=emulation)
 
 
-def of(
-    lab: SimpleNamespace,
-    number: int,
-    settings: Settings,
-    seconds: float,
-    calibration: Calibration | None,
-) -> Probe:
+def of(lab, number, settings, seconds, calibration):
     """A probe that was priced when there was this calibration."""
     found = alone(lab, settings, seconds)
     if calibration is not None:
@@ -124,12 +115,12 @@ def of(
     return replace(probe, request=ProbeRequest(settings=settings, fidelity=Fidelity.EMULATED))
 
 
-def study_of(lab: SimpleNamespace, *probes: Probe, calibration: Calibration | None) -> Study:
+def study_of(lab, *probes, calibration):
     study = lab.study(probes=probes, fidelity=Fidelity.EMULATED)
     return replace(study, calibration=calibration)
 
 
-def test_a_slower_probe_does_not_win_by_older_rates(lab: SimpleNamespace) -> None:
+def test_a_slower_probe_does_not_win_by_older_rates(lab):
     """Both would send the same, and links were found to be a thousand times as slow."""
     before, after = of(lab, 1, FULL, 1.2, CALIBRATION), of(lab, 2, HALF, 1.0, LATER)
     taken = [max(probe.measurement.step_times_s.values()) for probe in (before, after)]
@@ -144,14 +135,14 @@ def test_a_slower_probe_does_not_win_by_older_rates(lab: SimpleNamespace) -> Non
     assert probe_as_dict(study, before) == probe_as_dict(study, same.probes[0])
 
 
-def test_a_probe_without_a_price_gets_one_when_links_were_measured(lab: SimpleNamespace) -> None:
+def test_a_probe_without_a_price_gets_one_when_links_were_measured(lab):
     probe = of(lab, 1, FULL, 1.0, None)
     assert answer(study_of(lab, probe, calibration=None)).best is None
     best = answer(study_of(lab, probe, calibration=CALIBRATION)).best
     assert best.step_time_s.value > 1.0
 
 
-def test_a_price_that_cannot_be_made_anew_is_kept(lab: SimpleNamespace) -> None:
+def test_a_price_that_cannot_be_made_anew_is_kept(lab):
     """The calibration is gone, and no catalogue has the links of CPU ranks."""
     probe = of(lab, 1, FULL, 1.0, CALIBRATION)
     study = study_of(lab, probe, calibration=None)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -12,22 +11,14 @@ from hypothesis import strategies as st
 
 from tests.profiles import examples
 from tests.unit.planner.conftest import done, play
-from tests.unit.planner.machines import (
-    Asked,
-    Rough,
-    all_finite,
-    needs_bytes,
-    play_at_once,
-    ruled_out,
-)
-from tuner.core.answer import Candidate, Suggestion
+from tests.unit.planner.machines import Rough, all_finite, needs_bytes, play_at_once, ruled_out
 from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.explain.known import answer
 from tuner.planner import is_answered, next_probe
-from tuner.planner.finalists import is_final
 from tuner.planner.knowledge import learn
+from tuner.planner.ranking import is_final
 from tuner.planner.search import ExpectedMemory
 from tuner.space import enumerate_space
 
@@ -36,15 +27,10 @@ CLUSTERS = st.sampled_from([("cpu:1", 8), ("cpu:2", 12), ("cpu:2", 96), ("cpu:4"
 LIMITS_MIB = st.sampled_from([1, 130, 200, 260, 400, 4000])
 
 
-def rough_study(
-    lab: SimpleNamespace, where: tuple[str, int], limit_mib: int, **limits: object
-) -> Study:
+def rough_study(lab, where, limit_mib, **limits):
     return lab.study(
         lab.question(*where), memory_limit_bytes=limit_mib * lab.MIB, **{"max_probes": 14, **limits}
     )
-
-
-# -- studies that are played through ----------------------------------------------------------
 
 
 @given(
@@ -56,15 +42,7 @@ def rough_study(
     shrinks=st.booleans(),
 )
 @settings(max_examples=examples(5))
-def test_whatever_a_machine_says(
-    lab: SimpleNamespace,
-    seed: int,
-    where: tuple[str, int],
-    limit_mib: int,
-    most: int,
-    trouble: float,
-    shrinks: bool,
-) -> None:
+def test_whatever_a_machine_says(lab, seed, where, limit_mib, most, trouble, shrinks):
     """It ends within its budget, proposes nothing that is ruled out, and answers what fits."""
     study = rough_study(lab, where, limit_mib, max_probes=most, seed=seed)
     rough = Rough(study=study, seed=seed, trouble=trouble, shrinks=shrinks)
@@ -76,7 +54,7 @@ def test_whatever_a_machine_says(
 
 
 @pytest.mark.parametrize("outcome", [o for o in Outcome if o is not Outcome.OK])
-def test_it_ends_when_all_probes_end_alike(lab: SimpleNamespace, outcome: Outcome) -> None:
+def test_it_ends_when_all_probes_end_alike(lab, outcome):
     study = rough_study(lab, ("cpu:2", 8), 4000, max_probes=400)
     legal = len(enumerate_space(study.question).legal)
 
@@ -105,14 +83,8 @@ def test_it_ends_when_all_probes_end_alike(lab: SimpleNamespace, outcome: Outcom
 )
 @settings(max_examples=examples(6))
 def test_whatever_a_machine_says_of_several_at_once(
-    lab: SimpleNamespace,
-    seed: int,
-    where: tuple[str, int],
-    limit_mib: int,
-    most: int,
-    at_once: int,
-    trouble: float,
-) -> None:
+    lab, seed, where, limit_mib, most, at_once, trouble
+):
     """The same holds while others are on their way, whichever of them ends first."""
     study = rough_study(lab, where, limit_mib, max_probes=most, seed=seed)
     rough = Rough(study=study, seed=seed, trouble=trouble)
@@ -124,7 +96,7 @@ def test_whatever_a_machine_says_of_several_at_once(
     check_answer(study)
 
 
-def test_an_honest_machine_is_kept_busy(lab: SimpleNamespace) -> None:
+def test_an_honest_machine_is_kept_busy(lab):
     """Eight at once find in a few rounds what one after the other finds."""
     machine = lab.Machine(lab.question("cpu:4", 96), noise=0.01)
     study = lab.study(machine.question, max_probes=24)
@@ -140,7 +112,7 @@ def test_an_honest_machine_is_kept_busy(lab: SimpleNamespace) -> None:
     assert seconds[1] <= 1.1 * seconds[0]
 
 
-def check_asked_beside(one: Asked) -> None:
+def check_asked_beside(one):
     """It is legal, not ruled out by what is done, and none of those on their way."""
     study, asked, pending = one.before, one.request.settings, one.pending
     ended = [p for p in study.probes if p not in pending]
@@ -155,7 +127,7 @@ def check_asked_beside(one: Asked) -> None:
     assert not repeated  # a finalist has no neighbours
 
 
-def check_requests(study: Study) -> None:
+def check_requests(study):
     """Every probe, given those before it, was one that may be asked for."""
     legal = set(enumerate_space(study.question).legal)
     limit = study.limits.limit_bytes(study.question.cluster)
@@ -172,12 +144,12 @@ def check_requests(study: Study) -> None:
             assert not floors.cannot_fit(asked)
 
 
-def fits(probe: Probe, limit: int) -> bool:
+def fits(probe, limit):
     found = probe.measurement
     return found is not None and found.outcome is Outcome.OK and needs_bytes(probe) <= limit
 
 
-def check_repetition(before: Study, request: ProbeRequest) -> None:
+def check_repetition(before, request):
     """Only what ran well, once, and was the answer or what it could not be told apart from."""
     same = [p for p in before.probes if p.request.settings == request.settings]
     outcomes = [p.measurement.outcome for p in same if p.measurement]
@@ -192,11 +164,8 @@ def check_repetition(before: Study, request: ProbeRequest) -> None:
     assert request.settings in {best.settings, *(f.settings for f in leaders)}
 
 
-# -- any history at all -----------------------------------------------------------------------
-
-
 @st.composite
-def histories(draw: st.DrawFn) -> Callable[[SimpleNamespace], Study]:
+def histories(draw):
     """Studies with probes that no planner asked for, of a few settings, at any fidelity."""
     seed, where = draw(st.integers(0, 2**31)), draw(CLUSTERS)
     limit_mib, count = draw(LIMITS_MIB), draw(st.integers(1, 24))
@@ -226,9 +195,7 @@ def histories(draw: st.DrawFn) -> Callable[[SimpleNamespace], Study]:
 
 @given(history=histories(), order=st.randoms(use_true_random=False))
 @settings(max_examples=examples(10))
-def test_any_history_has_a_plan_and_an_answer_whatever_its_order(
-    lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study], order: random.Random
-) -> None:
+def test_any_history_has_a_plan_and_an_answer_whatever_its_order(lab, history, order):
     study = history(lab)
     check_answer(study)
     step = next_probe(study)
@@ -243,7 +210,7 @@ def test_any_history_has_a_plan_and_an_answer_whatever_its_order(
     assert beside[0] == beside[1]
 
 
-def with_pending(study: Study) -> Study:
+def with_pending(study):
     """What is planned, and what is planned beside that, on their way; in no order."""
     for number in (1001, 1002):
         step = next_probe(study, beside=True)
@@ -254,7 +221,7 @@ def with_pending(study: Study) -> Study:
     return study
 
 
-def figures(suggestion: Suggestion) -> object:
+def figures(suggestion):
     best = suggestion.best
     every = [*([best] if best else []), *suggestion.alternatives, *suggestion.pareto]
     return [
@@ -265,9 +232,7 @@ def figures(suggestion: Suggestion) -> object:
 
 @given(history=histories())
 @settings(max_examples=examples(6))
-def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
-    lab: SimpleNamespace, history: Callable[[SimpleNamespace], Study]
-) -> None:
+def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(lab, history):
     """Nothing is ruled out or known to fit by them, and what was found has the same figures."""
     study = replace(history(lab), probes_before=0)
     mine = study.limits.fidelity
@@ -291,7 +256,7 @@ def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(
         assert figures(answer(both)) == figures(answer(study))
 
 
-def check_request(study: Study, request: ProbeRequest) -> None:
+def check_request(study, request):
     """A plan's request, after a history of which any probe may have had another limit."""
     limit = study.limits.limit_bytes(study.question.cluster)
     asked = request.settings
@@ -303,7 +268,7 @@ def check_request(study: Study, request: ProbeRequest) -> None:
     assert not ruled_out(certain, asked, limit)
 
 
-def fits_now(probe: Probe, limit: int) -> bool:
+def fits_now(probe, limit):
     """Whether a probe ran out under a smaller limit than today's, and may fit today's."""
     found = probe.measurement
     if found is None or found.outcome is not Outcome.OOM:
@@ -311,10 +276,7 @@ def fits_now(probe: Probe, limit: int) -> bool:
     return probe.memory_limit_bytes < limit and found.oom.needed_bytes <= limit
 
 
-# -- the answer -------------------------------------------------------------------------------
-
-
-def check_answer(study: Study) -> None:
+def check_answer(study):
     """It keeps within the limit with all that was measured, and nothing beats it."""
     limit = study.limits.limit_bytes(study.question.cluster)
     suggestion = answer(study)
@@ -332,7 +294,7 @@ def check_answer(study: Study) -> None:
         assert not faster or need_of(study, one) >= need_of(study, suggestion.best)
 
 
-def check_forecast(study: Study, suggestion: Suggestion, limit: int) -> None:
+def check_forecast(study, suggestion, limit):
     """Nothing is passed off as probed, and nothing is foreseen that the probes have ruled out."""
     known = learn(study.at(study.limits.fidelity))
     best = [suggestion.best] if suggestion.best else []
@@ -346,7 +308,7 @@ def check_forecast(study: Study, suggestion: Suggestion, limit: int) -> None:
         assert one.settings.settings_class not in known.closed_layouts
 
 
-def check_candidate(study: Study, one: Candidate, limit: int) -> None:
+def check_candidate(study, one, limit):
     same = [p for p in study.probes if p.request.settings == one.settings]
     certain = [p for p in same if not fits_now(p, limit)]
     assert max(needs_bytes(p) for p in certain) <= limit
@@ -360,5 +322,5 @@ def check_candidate(study: Study, one: Candidate, limit: int) -> None:
     assert 0 < speed.low <= speed.value <= speed.high
 
 
-def need_of(study: Study, one: Candidate) -> int:
+def need_of(study, one):
     return learn(study.at(study.limits.fidelity)).findings[one.settings].most_bytes

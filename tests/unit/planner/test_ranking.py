@@ -1,7 +1,4 @@
-from types import SimpleNamespace
-
 from tuner.core.configuration import parse_settings
-from tuner.core.evaluation import Evaluation
 from tuner.planner.knowledge import learn
 from tuner.planner.ranking import choose, pareto
 
@@ -11,7 +8,7 @@ C = "sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"
 TOLERANCE = 0.01
 
 
-def findings(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> tuple[Evaluation, ...]:
+def findings(lab, *rows):
     """Fastest first, from (settings, seconds or steps, MiB)."""
     probes = [
         lab.probe(
@@ -24,28 +21,28 @@ def findings(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> tuple[Eval
     return learn(lab.study(probes=probes)).fitting
 
 
-def best(lab: SimpleNamespace, *rows: tuple[str, object, int]) -> str:
+def best(lab, *rows):
     choice = choose(findings(lab, *rows), TOLERANCE)
     texts = {parse_settings(text): text for text, _, _ in rows}
     return texts[choice.best.settings]
 
 
-def test_the_fastest_wins(lab: SimpleNamespace) -> None:
+def test_the_fastest_wins(lab):
     assert best(lab, (A, 1.0, 900), (B, 1.1, 500)) == A
 
 
-def test_within_the_luck_of_one_run_the_lighter_wins(lab: SimpleNamespace) -> None:
+def test_within_the_luck_of_one_run_the_lighter_wins(lab):
     assert best(lab, (A, 1.0, 900), (B, 1.03, 500)) == B
     assert best(lab, (A, 1.0, 900), (B, 1.032, 500)) == A
 
 
-def test_within_the_tolerance_the_lighter_wins(lab: SimpleNamespace) -> None:
+def test_within_the_tolerance_the_lighter_wins(lab):
     found = findings(lab, (A, 1.0, 900), (B, 1.045, 500))
     assert choose(found, 0.044).best is found[0]
     assert choose(found, 0.046).best is found[1]
 
 
-def test_repetitions_tell_apart_what_one_run_does_not(lab: SimpleNamespace) -> None:
+def test_repetitions_tell_apart_what_one_run_does_not(lab):
     once, twice = (
         [
             lab.probe(
@@ -60,28 +57,28 @@ def test_repetitions_tell_apart_what_one_run_does_not(lab: SimpleNamespace) -> N
     assert [found.settings for found in answers] == [parse_settings(B), parse_settings(A)]
 
 
-def test_overlapping_intervals_are_a_tie_too(lab: SimpleNamespace) -> None:
+def test_overlapping_intervals_are_a_tie_too(lab):
     fast = [0.8, 0.9, 0.9, 0.9, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2]
     slow = [step + 0.1 for step in fast]
     assert best(lab, (A, fast, 900), (B, slow, 500)) == B
 
 
-def test_of_equally_light_ones_the_simpler_wins(lab: SimpleNamespace) -> None:
+def test_of_equally_light_ones_the_simpler_wins(lab):
     assert best(lab, (C, 1.0, 500), (A, 1.005, 500)) == A
     assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 500)) == B
     assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 502)) == C
 
 
-def test_a_trifle_of_memory_does_not_beat_the_fastest(lab: SimpleNamespace) -> None:
+def test_a_trifle_of_memory_does_not_beat_the_fastest(lab):
     assert best(lab, (A, 1.0, 500), (B, 1.005, 499)) == A
 
 
-def test_a_wide_interval_is_no_merit(lab: SimpleNamespace) -> None:
+def test_a_wide_interval_is_no_merit(lab):
     """C cannot be told apart from A, but B, which can, is faster than C and lighter."""
     wide = [0.9, 0.95, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8]
     assert best(lab, (A, 1.0, 900), (B, 1.1, 400), (C, wide, 500)) == A
 
 
-def test_the_front_has_what_nothing_beats_twice(lab: SimpleNamespace) -> None:
+def test_the_front_has_what_nothing_beats_twice(lab):
     found = findings(lab, (A, 1.0, 900), (B, 1.5, 500), (C, 2.0, 600))
     assert [f.seconds for f in pareto(found)] == [1.0, 1.5]

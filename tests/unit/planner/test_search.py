@@ -1,16 +1,13 @@
 """A search learns from failures, from probes of other fidelities, and with each sampler."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.client.advance import measurement_of
-from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.configuration import Checkpointing
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeRequest, ProbeState, SamplerName, Study
-from tuner.dryrun import DryRun
+from tuner.core.study import Probe, ProbeRequest, ProbeState, SamplerName
 from tuner.explain.known import answer
 from tuner.planner import next_probe
 from tuner.planner.knowledge import learn
@@ -24,7 +21,7 @@ DEADLINE_S = 600.0
 HUNG = Measurement(outcome=Outcome.TIMEOUT, wall_s=DEADLINE_S, device_s=2 * DEADLINE_S)
 
 
-def hangs(lab: SimpleNamespace, study: Study, does: Callable[[Settings], bool]) -> Study:
+def hangs(lab, study, does):
     """The study played through on a machine on which some settings hang until the deadline."""
 
     class Machine(lab.Machine):
@@ -35,12 +32,12 @@ def hangs(lab: SimpleNamespace, study: Study, does: Callable[[Settings], bool]) 
     return played
 
 
-def timeouts(study: Study) -> list[Probe]:
+def timeouts(study):
     found = [p for p in study.probes if p.measurement]
     return [p for p in found if p.measurement.outcome is Outcome.TIMEOUT]
 
 
-def test_a_timeout_is_a_lower_bound_of_the_step(lab: SimpleNamespace) -> None:
+def test_a_timeout_is_a_lower_bound_of_the_step(lab):
     one, two, three = enumerate_space(lab.question(batch=512)).legal[:3]
     probes = [lab.probe(n, s, HUNG) for n, s in enumerate((one, two), start=1)]
     short = replace(probes[1].request, accumulation_counts=(2, 4))
@@ -56,15 +53,10 @@ def test_a_timeout_is_a_lower_bound_of_the_step(lab: SimpleNamespace) -> None:
 @pytest.mark.parametrize(("cluster", "batch"), [("cpu:2", 8), ("cpu:4", 96)])
 @pytest.mark.parametrize(
     "does",
-    [
-        lambda s: s.activation_checkpointing is Checkpointing.NONE,
-        lambda s: s.tp_size == 1,
-    ],
+    [lambda s: s.activation_checkpointing is Checkpointing.NONE, lambda s: s.tp_size == 1],
     ids=["unchecked", "tp_size=1"],
 )
-def test_a_study_is_answered_though_what_looks_fastest_hangs(
-    lab: SimpleNamespace, cluster: str, batch: int, does: Callable[[Settings], bool]
-) -> None:
+def test_a_study_is_answered_though_what_looks_fastest_hangs(lab, cluster, batch, does):
     study = hangs(lab, lab.study(lab.question(cluster, batch), max_probes=20), does)
     best = answer(study).best
     assert not does(best.settings)
@@ -78,7 +70,7 @@ def test_a_study_is_answered_though_what_looks_fastest_hangs(
 GIB = 2**30
 
 
-def emulated(probes: Sequence[Probe], number: int = 100) -> tuple[Probe, ...]:
+def emulated(probes, number=100):
     """The same probes as if they had been emulated."""
     return tuple(
         replace(p, id=number + p.id, request=replace(p.request, fidelity=Fidelity.EMULATED))
@@ -86,11 +78,11 @@ def emulated(probes: Sequence[Probe], number: int = 100) -> tuple[Probe, ...]:
     )
 
 
-def search_of(study: Study) -> Search:
+def search_of(study):
     return Search(learn(study.at(study.limits.fidelity), study))
 
 
-def fits_of(study: Study, settings: Settings) -> float:
+def fits_of(study, settings):
     search = search_of(study)
     return float(search.belief.fits[search.prior.settings.index(settings)])
 
@@ -98,17 +90,17 @@ def fits_of(study: Study, settings: Settings) -> float:
 class Odd:
     """Without tensor parallelism, predicted to be the fastest, it takes three times as long."""
 
-    def __init__(self, lab: SimpleNamespace, **more: float) -> None:
+    def __init__(self, lab, **more):
         self.machine = lab.Machine(lab.question("cpu:4", 96), **more)
 
-    def run(self, request: ProbeRequest, limit: int) -> Measurement:
+    def run(self, request, limit):
         found = self.machine.run(request, limit)
         factor = 3.0 if request.settings.tp_size == 1 else 1.0
         times = {n: tuple(factor * s for s in steps) for n, steps in found.step_times_s.items()}
         return replace(found, step_times_s=times)
 
 
-def some(lab: SimpleNamespace, odd: Odd, step: int = 11, first: int = 1) -> list[Probe]:
+def some(lab, odd, step=11, first=1):
     """Every eleventh of the legal settings, run."""
     legal = enumerate_space(odd.machine.question).legal[::step]
     requests = [ProbeRequest(settings=s, fidelity=Fidelity.MEASURED) for s in legal]
@@ -117,7 +109,7 @@ def some(lab: SimpleNamespace, odd: Odd, step: int = 11, first: int = 1) -> list
     ]
 
 
-def test_what_ran_out_of_memory_emulated_is_not_asked_for_first(lab: SimpleNamespace) -> None:
+def test_what_ran_out_of_memory_emulated_is_not_asked_for_first(lab):
     first = next_probe(lab.study()).settings
     limit = 4096 * lab.MIB
     out = emulated([lab.probe(1, first, lab.oom(2 * limit, limit), limit=limit)])
@@ -128,7 +120,7 @@ def test_what_ran_out_of_memory_emulated_is_not_asked_for_first(lab: SimpleNames
     assert first in learn(study.at(Fidelity.MEASURED), study).candidates()
 
 
-def test_a_measured_search_starts_where_emulation_was_fastest(lab: SimpleNamespace) -> None:
+def test_a_measured_search_starts_where_emulation_was_fastest(lab):
     odd = Odd(lab)
     study = lab.study(odd.machine.question)
     assert next_probe(study).settings.tp_size == 1
@@ -139,10 +131,7 @@ def test_a_measured_search_starts_where_emulation_was_fastest(lab: SimpleNamespa
     assert answer(known).probes == {}  # nothing of it is counted as measured
 
 
-# -- dry runs ---------------------------------------------------------------------------------
-
-
-def dry_run(lab: SimpleNamespace, study: Study, settings: Settings, found: DryRun) -> Study:
+def dry_run(lab, study, settings, found):
     """The study after a dry run of the settings' class."""
     probe = Probe(
         id=len(study.probes) + 1,
@@ -158,9 +147,7 @@ def dry_run(lab: SimpleNamespace, study: Study, settings: Settings, found: DryRu
     )
 
 
-def test_a_dry_run_takes_the_place_of_arithmetic(
-    lab: SimpleNamespace, dry_run_of: Callable[..., DryRun]
-) -> None:
+def test_a_dry_run_takes_the_place_of_arithmetic(lab, dry_run_of):
     study = lab.study(lab.question("8xh100-80gb", 64, heads=8), memory_limit_bytes=70 * GIB)
     first = next_probe(study).settings
     size = 100 * GIB / first.micro_batch_size
@@ -176,13 +163,13 @@ def test_a_dry_run_takes_the_place_of_arithmetic(
     assert (after.allowed == before.allowed).all()  # arithmetic alone rules out
 
 
-def fails(settings: Settings) -> Outcome | None:
+def fails(settings):
     full = settings.activation_checkpointing is Checkpointing.FULL
     return Outcome.CRASHED if full and settings.micro_batch_size == 2 else None
 
 
 @pytest.mark.parametrize("name", [n for n in SamplerName if n is not SamplerName.GP])
-def test_the_answer_is_the_best_feasible_trial(lab: SimpleNamespace, name: SamplerName) -> None:
+def test_the_answer_is_the_best_feasible_trial(lab, name):
     question = lab.question(batch=32)
     machine = lab.Machine(question, noise=0.01, fail=fails)
     needs = sorted(machine.memory(one) for one in enumerate_space(question).legal)

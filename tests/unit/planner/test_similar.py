@@ -2,15 +2,13 @@
 
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Emulation, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
@@ -22,14 +20,14 @@ from tuner.planner import next_probe
 from tuner.planner.forecast import Asked, forecast
 from tuner.planner.prior import RUNS, predicted
 from tuner.planner.similar import NEAR, corrected_by, found_in, past_of
-from tuner.search.trials import Past, settings_features, workload_features
+from tuner.search.trials import settings_features, workload_features
 from tuner.space import enumerate_space
 
 ONE = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
 TWO = replace(ONE, micro_batch_size=4, gradient_accumulation_steps=1)
 
 
-def trials_of_past(study: Study) -> Past | None:
+def trials_of_past(study):
     return past_of(study.past, study.calibration)
 
 
@@ -37,7 +35,7 @@ Numbered = tuple[Settings, Measurement]
 
 
 @pytest.fixture
-def study(lab: SimpleNamespace) -> Callable[..., Study]:
+def study(lab):
     """A study with probes: ``study((ONE, lab.ok(0.1, 100, count=2)), ...)``."""
 
     def make(*found: Numbered, repetitions: Sequence[int] = ()) -> Study:
@@ -54,14 +52,12 @@ def study(lab: SimpleNamespace) -> Callable[..., Study]:
     return make
 
 
-def at(study: Study, fidelity: Fidelity) -> tuple[Probe, ...]:
+def at(study, fidelity):
     """The study's probes as if they had been of a fidelity."""
     return tuple(replace(p, request=replace(p.request, fidelity=fidelity)) for p in study.probes)
 
 
-def test_excess_is_what_was_seen_over_what_is_predicted(
-    lab: SimpleNamespace, study: Callable[..., Study]
-) -> None:
+def test_excess_is_what_was_seen_over_what_is_predicted(lab, study):
     one = trials_of_past(replace(study(), past=(study((ONE, lab.ok(1.0, 2**30, count=2))),)))
     two = trials_of_past(replace(study(), past=(study((ONE, lab.ok(1.5, 2**31, count=2))),)))
     assert two.log_excess[0] - one.log_excess[0] == pytest.approx(log(1.5))
@@ -69,9 +65,7 @@ def test_excess_is_what_was_seen_over_what_is_predicted(
     assert one.expected.tolist() == [RUNS]
 
 
-def test_a_past_that_is_read_anew_is_not_predicted_anew(
-    lab: SimpleNamespace, study: Callable[..., Study], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_past_that_is_read_anew_is_not_predicted_anew(lab, study, monkeypatch):
     asked: list[Settings] = []
 
     def counted(workload: Workload, *given: Any, **options: Any) -> Any:
@@ -90,9 +84,7 @@ def test_a_past_that_is_read_anew_is_not_predicted_anew(
     assert asked == [ONE, TWO]
 
 
-def test_studies_are_told_apart_and_settings_pooled(
-    lab: SimpleNamespace, study: Callable[..., Study]
-) -> None:
+def test_studies_are_told_apart_and_settings_pooled(lab, study):
     first = study(
         (ONE, lab.ok(1.0, 100, count=2)),
         (ONE, lab.ok(2.0, 300, count=2)),
@@ -106,22 +98,18 @@ def test_studies_are_told_apart_and_settings_pooled(
     assert 1.0 <= (found[ONE].seconds or 0.0) <= 2.0
 
 
-def test_what_ran_out_of_memory_says_nothing(
-    lab: SimpleNamespace, study: Callable[..., Study]
-) -> None:
+def test_what_ran_out_of_memory_says_nothing(lab, study):
     assert found_in(study((ONE, lab.oom(2**20, 2**20)), (TWO, lab.oom(2**45, 2**45)))) == ()
 
 
 @pytest.mark.parametrize(
     "outcome", [Outcome.WORKER_LOST, Outcome.DEVICE_LOST, Outcome.INVALID, Outcome.TIMEOUT]
 )
-def test_other_outcomes_teach_nothing(outcome: Outcome, study: Callable[..., Study]) -> None:
+def test_other_outcomes_teach_nothing(outcome, study):
     assert found_in(study((ONE, Measurement(outcome=outcome)))) == ()
 
 
-def test_what_was_measured_goes_before_what_was_emulated(
-    lab: SimpleNamespace, study: Callable[..., Study]
-) -> None:
+def test_what_was_measured_goes_before_what_was_emulated(lab, study):
     emulation = Emulation(compute_s={2: (3.0,)}, exposed_s={}, collectives={})
     guessed = replace(lab.ok(3.0, 100, count=2), emulation=emulation)
     emulated = at(study((ONE, guessed), (TWO, lab.ok(3.0, 100))), Fidelity.EMULATED)
@@ -133,9 +121,7 @@ def test_what_was_measured_goes_before_what_was_emulated(
     assert found == {ONE: pytest.approx(1.0), TWO: pytest.approx(3.0)}
 
 
-def test_predictions_are_of_the_study_s_own_question(
-    lab: SimpleNamespace, study: Callable[..., Study]
-) -> None:
+def test_predictions_are_of_the_study_s_own_question(lab, study):
     """The same seconds exceed what is predicted of a smaller batch by more."""
     whole = study((ONE, lab.ok(1.0, 100, count=2)))
     small = replace(whole, question=lab.question("8xh100-80gb", batch=16))
@@ -152,7 +138,7 @@ Earlier = Callable[..., Study]
 
 
 @pytest.fixture
-def earlier(lab: SimpleNamespace) -> Earlier:
+def earlier(lab):
     """A study of another batch, some settings of which took so many times what is predicted, at
     assumed rates where none are known."""
 
@@ -164,7 +150,7 @@ def earlier(lab: SimpleNamespace) -> Earlier:
         random.Random(number).shuffle(legal)
         probes: list[Probe] = []
         for settings in legal[:most]:
-            seconds = predicted(Asked(question, None), settings)[1].value
+            seconds = predicted(Asked(question, None), settings)[1][0].value
             count = settings.gradient_accumulation_steps
             took = lab.ok(slower(settings) * seconds, 2**28, count=count)
             probes.append(lab.probe(len(probes) + 1, settings, took))
@@ -174,7 +160,7 @@ def earlier(lab: SimpleNamespace) -> Earlier:
 
 
 @pytest.fixture
-def asked(lab: SimpleNamespace) -> Study:
+def asked(lab):
     """A predicted study of a global batch of 32."""
     study: Study = lab.study(
         lab.question(CLUSTER, batch=32), fidelity=Fidelity.PREDICTED, memory_limit_bytes=None
@@ -182,15 +168,15 @@ def asked(lab: SimpleNamespace) -> Study:
     return study
 
 
-def told(found: Suggestion, words: str) -> list[str]:
+def told(found, words):
     return [sentence for sentence in found.explanation if words in sentence]
 
 
-def plain(study: Study) -> Mapping[Settings, float]:
+def plain(study):
     return {s: e.seconds for s, e in forecast(replace(study, past=())).estimates.items()}
 
 
-def test_speeds_are_corrected_by_what_others_measured(asked: Study, earlier: Earlier) -> None:
+def test_speeds_are_corrected_by_what_others_measured(asked, earlier):
     past = tuple(earlier(lambda _: 1.4, batch=64 * n, number=n) for n in (1, 2))
     before, found = plain(asked), forecast(replace(asked, past=past))
     for settings, estimate in found.estimates.items():
@@ -199,7 +185,7 @@ def test_speeds_are_corrected_by_what_others_measured(asked: Study, earlier: Ear
     assert any(e.step_time_s.provenance is Provenance.TRANSFERRED for e in found.estimates.values())
 
 
-def test_the_speed_is_transferred_and_the_memory_predicted(asked: Study, earlier: Earlier) -> None:
+def test_the_speed_is_transferred_and_the_memory_predicted(asked, earlier):
     before = answer(asked)
     found = answer(replace(asked, past=(earlier(lambda _: 1.4, most=40),)))
     assert found.best.step_time_s.provenance is Provenance.TRANSFERRED
@@ -210,7 +196,7 @@ def test_the_speed_is_transferred_and_the_memory_predicted(asked: Study, earlier
     assert '"measured"' not in json.dumps({**found.as_dict(), "facts": []})
 
 
-def test_studies_that_agree_narrow_the_interval(asked: Study, earlier: Earlier) -> None:
+def test_studies_that_agree_narrow_the_interval(asked, earlier):
     def width(*past: Study) -> float:
         best = answer(replace(asked, past=past)).best
         assert best.step_time_s.low
@@ -226,7 +212,7 @@ def test_studies_that_agree_narrow_the_interval(asked: Study, earlier: Earlier) 
 
 
 @pytest.mark.long
-def test_intervals_cover_what_they_promise(lab: SimpleNamespace, earlier: Earlier) -> None:
+def test_intervals_cover_what_they_promise(lab, earlier):
     """Of 60 questions, each off by luck of its own beside what all have in common."""
     inside = total = 0
     for trial in range(60):
@@ -257,13 +243,13 @@ def test_intervals_cover_what_they_promise(lab: SimpleNamespace, earlier: Earlie
     assert 0.7 <= inside / total <= 0.9
 
 
-def test_far_workloads_change_nothing(asked: Study, earlier: Earlier) -> None:
+def test_far_workloads_change_nothing(asked, earlier):
     past = (earlier(lambda _: 3.0, batch=32 * 2**8),)
     assert forecast(replace(asked, past=past)).estimates == forecast(asked).estimates
     assert answer(replace(asked, past=past)).explanation == answer(asked).explanation
 
 
-def test_settings_far_from_all_that_ran_stay_predicted(asked: Study, earlier: Earlier) -> None:
+def test_settings_far_from_all_that_ran_stay_predicted(asked, earlier):
     found = forecast(replace(asked, past=(earlier(lambda _: 1.4, most=1),))).estimates
     near = [e for e in found.values() if e.near >= NEAR]
     far = [e for e in found.values() if e.near < NEAR]
@@ -277,9 +263,7 @@ def test_settings_far_from_all_that_ran_stay_predicted(asked: Study, earlier: Ea
 
 
 @pytest.mark.parametrize("factor", [0.1, 1.0, 8.0])
-def test_where_no_rate_is_known_other_studies_tell_the_speed(
-    lab: SimpleNamespace, earlier: Earlier, factor: float
-) -> None:
+def test_where_no_rate_is_known_other_studies_tell_the_speed(lab, earlier, factor):
     asked = lab.study(lab.question("cpu:2", batch=8), fidelity=Fidelity.PREDICTED)
     assert answer(asked).best is None
     past = earlier(lambda _: factor, cluster="cpu:2", batch=16, most=8)
@@ -287,7 +271,7 @@ def test_where_no_rate_is_known_other_studies_tell_the_speed(
     found = answer(study)
     assert found.best.step_time_s.provenance is Provenance.TRANSFERRED
     assert found.best.provenance is Provenance.PREDICTED  # as its memory is
-    truth = predicted(Asked(study.question, None), found.best.settings)[1].value
+    truth = predicted(Asked(study.question, None), found.best.settings)[1][0].value
     step = found.best.step_time_s
     assert step.value == pytest.approx(factor * truth, rel=0.35)
     assert step.low < factor * truth < step.high

@@ -1,10 +1,7 @@
-from types import SimpleNamespace
-
 import pytest
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
-from tuner.core.study import Study
 from tuner.planner.knowledge import learn
 from tuner.planner.outlook import Outlook
 
@@ -13,11 +10,11 @@ DDP = "sharding=ddp,micro_batch_size=4"
 SHARDED = "sharding=full_shard,micro_batch_size=4"
 
 
-def outlook_of(study: Study) -> Outlook:
+def outlook_of(study):
     return Outlook(learn(study))
 
 
-def study_of(lab: SimpleNamespace, factor: float = 1.0) -> Study:
+def study_of(lab, factor=1.0):
     """Three probes, of steps that all take ``factor`` times as long."""
     rows = ((DDP, 2.0), (SHARDED, 2.2), (f"{DDP},activation_checkpointing=full", 2.6))
     probes = [
@@ -27,13 +24,13 @@ def study_of(lab: SimpleNamespace, factor: float = 1.0) -> Study:
     return lab.study(probes=probes)
 
 
-def test_what_was_not_timed_scales_with_what_was(lab: SimpleNamespace) -> None:
+def test_what_was_not_timed_scales_with_what_was(lab):
     other = parse_settings("sharding=shard_grad_op,micro_batch_size=4")
     one, tenfold = (outlook_of(study_of(lab, f)).seconds(other).value for f in (1.0, 10.0))
     assert tenfold == pytest.approx(10 * one, rel=0.2)
 
 
-def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab: SimpleNamespace) -> None:
+def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab):
     study = study_of(lab)
     outlook, best = outlook_of(study), parse_settings(DDP)
     ((_, change, pairs),) = outlook.effects(best, "activation_checkpointing", ["full"])
@@ -42,7 +39,7 @@ def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab: SimpleNamespa
     assert change.ratio > 1.05  # computing forward again is predicted, and was measured
 
 
-def test_grounds_say_whether_rates_are_known(lab: SimpleNamespace) -> None:
+def test_grounds_say_whether_rates_are_known(lab):
     assert outlook_of(study_of(lab)).grounds.at_assumed_rates
     known = lab.study(lab.question("8xa100-80gb", 64, heads=8))
     assert outlook_of(known).grounds == Grounds(

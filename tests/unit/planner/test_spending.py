@@ -3,13 +3,12 @@
 import random
 from dataclasses import replace
 from math import inf
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState
 from tuner.explain.known import answer
 from tuner.planner.spending import (
     Cost,
@@ -24,7 +23,7 @@ from tuner.planner.spending import (
 )
 
 
-def probe(wall_s: float, end_s: float | None) -> Probe:
+def probe(wall_s, end_s):
     return Probe(
         id=1,
         request=ProbeRequest(settings=Settings(), fidelity=Limits().fidelity),
@@ -47,16 +46,14 @@ def probe(wall_s: float, end_s: float | None) -> Probe:
         ([(0, 10)], 0),
     ],
 )
-def test_time_that_several_share_counts_once(
-    rows: list[tuple[float, float | None]], expected_s: float
-) -> None:
+def test_time_that_several_share_counts_once(rows, expected_s):
     probes = [probe(*row) for row in rows]
     for seed in range(3):
         random.Random(seed).shuffle(probes)
         assert total_measured(probes) == (pytest.approx(expected_s), 2 * sum(r[0] for r in rows))
 
 
-def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
+def test_after_each_probe_it_is_what_those_up_to_it_took():
     draw = random.Random(2)
     rows = [(draw.randint(0, 9), draw.randint(10, 59)) for _ in range(20)]
     probes = [probe(*row) for row in sorted(rows, key=lambda row: row[1])] + [probe(3, None)]
@@ -67,7 +64,7 @@ def test_after_each_probe_it_is_what_those_up_to_it_took() -> None:
 
 
 @pytest.fixture
-def study(lab: SimpleNamespace) -> Study:
+def study(lab):
     """Two askings of two probes each, on two devices."""
     probes = [
         lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, 1, wall_s=10.0, device_s=20.0))
@@ -83,12 +80,12 @@ def study(lab: SimpleNamespace) -> Study:
     )
 
 
-def test_all_that_was_spent_counts(study: Study) -> None:
+def test_all_that_was_spent_counts(study):
     assert cost(study) == Cost(wall_s=40 + 8 + 0.75, device_s=80 + 2 * 8)
     assert cost_of_asking(study) == Cost(wall_s=20 + 3 + 0.5, device_s=40 + 2 * 3)
 
 
-def test_budget_answer_and_break_even_say_the_same(study: Study) -> None:
+def test_budget_answer_and_break_even_say_the_same(study):
     found = answer(study)
     assert (found.wall_s, found.device_s) == (cost(study).wall_s, cost(study).device_s)
     assert any("49 s and 96 device-seconds so far" in line for line in found.explanation)
@@ -100,7 +97,7 @@ def test_budget_answer_and_break_even_say_the_same(study: Study) -> None:
         assert spent(on(study, **limits)) == why
 
 
-def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study: Study) -> None:
+def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study):
     def alone(fidelity: Fidelity) -> Cost:
         limits = replace(study.limits, fidelity=fidelity)
         return cost(replace(study, limits=limits, probes=(), probes_before=0))
@@ -109,7 +106,7 @@ def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study: Study) -> 
     assert alone(Fidelity.PREDICTED) == Cost(wall_s=8.0, device_s=0.0)
 
 
-def test_what_another_worker_runs_meanwhile_is_the_new_askings(study: Study) -> None:
+def test_what_another_worker_runs_meanwhile_is_the_new_askings(study):
     """It was asked for first, and is done last."""
     first, *others = study.probes
     late = replace(first, finished_at="2026-02-01T00:00:00.000Z")
@@ -121,18 +118,18 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(study: Study) -> 
     assert cost_of_asking(found).wall_s == 3.5
 
 
-def on(study: Study, **limits: object) -> Study:
+def on(study, **limits):
     return replace(study, limits=replace(study.limits, **limits))
 
 
-def test_the_tighter_budget_decides_how_long_there_is(study: Study) -> None:
+def test_the_tighter_budget_decides_how_long_there_is(study):
     assert (remaining_wall_s(study), remaining_device_time_s(study)) == (None, inf)
     assert remaining_wall_s(on(study, wall_s=30.0)) == 6.5
     assert remaining_wall_s(on(study, wall_s=30.0, device_s=50.0)) == 2  # on two devices
     assert remaining_device_time_s(on(study, wall_s=1.0, device_s=50.0)) == 2
 
 
-def test_probes_on_their_way_are_spent_already(lab: SimpleNamespace, study: Study) -> None:
+def test_probes_on_their_way_are_spent_already(lab, study):
     one = lab.probe(5, Settings(micro_batch_size=8), None, state=ProbeState.RUNNING)
     tried = replace(study, probes=(*study.probes, one))
     assert spent(on(tried, max_probes=3)) == "the budget of 3 probes is spent"

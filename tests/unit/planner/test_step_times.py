@@ -3,34 +3,33 @@
 import random
 from math import exp, log
 from statistics import mean
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
-from tuner.planner.knowledge import Knowledge, learn
+from tuner.planner.knowledge import learn
 from tuner.planner.step_times import REACH, Seen, change_between, change_of, fair, joint_ends
 from tuner.planner.timing import RunVariation
 from tuner.space import enumerate_space
 
 
-def seconds(value: float, down: float, up: float) -> Quantity:
+def seconds(value, down, up):
     return Quantity(value=value, low=down, high=up, provenance=Provenance.MEASURED)
 
 
-def times_of(step_time_s: Quantity, spread_s: Quantity) -> Evaluation:
+def times_of(step_time_s, spread_s):
     return Evaluation(settings=Settings(), step_time_s=step_time_s, spread_s=spread_s)
 
 
-def test_a_change_is_a_ratio_with_an_interval() -> None:
+def test_a_change_is_a_ratio_with_an_interval():
     found = change_of(seconds(2.0, 2.0, 2.0), seconds(2.5, 2.4, 2.6))
     assert (found.ratio, found.low, found.high) == pytest.approx((1.25, 1.2, 1.3))
     assert found.is_clear
 
 
-def test_the_interval_covers_80_percent() -> None:
+def test_the_interval_covers_80_percent():
     """Of planted ratios, seen through two timings whose errors are independent."""
     draw, covered, times = random.Random(0), 0, 4000
     for _ in range(times):
@@ -45,7 +44,7 @@ def test_the_interval_covers_80_percent() -> None:
     assert 0.78 < covered / times < 0.82
 
 
-def test_what_the_model_added_to_both_is_wrong_in_one_direction() -> None:
+def test_what_the_model_added_to_both_is_wrong_in_one_direction():
     exact = seconds(2.0, 2.0, 2.0)
     wide, wider = seconds(2.0, 1.8, 2.2), seconds(2.0, 1.6, 2.4)
     alike = change_between(times_of(wide, exact), times_of(wide, exact))
@@ -54,7 +53,7 @@ def test_what_the_model_added_to_both_is_wrong_in_one_direction() -> None:
     assert (unlike.low, unlike.high) == pytest.approx((1.6 / 1.8, 2.4 / 2.2))
 
 
-def known_of(lab: SimpleNamespace, *seconds: float) -> Knowledge:
+def known_of(lab, *seconds):
     """Of settings that fit and took so long each, in ten equal steps."""
     question = lab.question("cpu:2", 96)
     legal = enumerate_space(question).legal
@@ -65,21 +64,21 @@ def known_of(lab: SimpleNamespace, *seconds: float) -> Knowledge:
     return learn(lab.study(question, probes=probes))
 
 
-def both(lab: SimpleNamespace, *seconds: float) -> tuple[tuple[Evaluation, ...], list[Evaluation]]:
+def both(lab, *seconds):
     """Findings, fastest first, and the fair ones."""
     known = known_of(lab, *seconds)
     moved = fair(known)
     return known.fitting, [moved[finding.settings] for finding in known.fitting]
 
 
-def test_one_alone_and_those_far_behind_keep_their_intervals(lab: SimpleNamespace) -> None:
+def test_one_alone_and_those_far_behind_keep_their_intervals(lab):
     for seconds in ([1.0], [1.0, 1.0 + 1.1 * REACH]):
         alone, moved = both(lab, *seconds)
         assert list(alone) == moved
     assert both(lab, 1.0, 1.02, 2.0)[1][:2] == both(lab, 1.0, 1.02)[1]
 
 
-def test_the_fastest_of_many_is_believed_to_be_a_lucky_one(lab: SimpleNamespace) -> None:
+def test_the_fastest_of_many_is_believed_to_be_a_lucky_one(lab):
     seconds = [1.0, *(1.02 + 0.001 * n for n in range(8))]
     (own, *_), (moved, *_) = both(lab, *seconds)
     assert moved.settings == own.settings
@@ -93,43 +92,43 @@ KNOWN = RunVariation(squares=400 * 0.01**2, freedom=400)
 HALF = QUANTILE * 0.01
 
 
-def seen(value: float, runs: int = 1, steps: float = 0.0) -> Seen:
+def seen(value, runs=1, steps=0.0):
     return Seen(value=value, runs=runs, steps=steps)
 
 
-def ends(*values: float, variation: RunVariation = KNOWN) -> tuple[tuple[float, float], ...]:
+def ends(*values, variation=KNOWN):
     return joint_ends(tuple(map(seen, values)), variation)
 
 
-def width(found: tuple[float, float]) -> float:
+def width(found):
     return found[1] - found[0]
 
 
-def test_what_is_clearly_faster_keeps_its_interval() -> None:
+def test_what_is_clearly_faster_keeps_its_interval():
     low, high = ends(0.0, *(0.08 + 0.005 * n for n in range(8)))[0]
     assert low == pytest.approx(-HALF, abs=0.0015)
     assert high == pytest.approx(HALF, abs=0.0015)
 
 
-def test_contenders_that_agree_support_each_other() -> None:
+def test_contenders_that_agree_support_each_other():
     for low, high in ends(*[0.5] * 8):
         assert 0.5 - 0.7 * HALF < low < 0.5 < high < 0.5 + 0.7 * HALF
         assert low + high == pytest.approx(1.0, abs=1e-4)
 
 
-def test_a_little_ahead_of_many_is_mostly_variation() -> None:
+def test_a_little_ahead_of_many_is_mostly_variation():
     low, high = ends(-0.02, *(0.001 * n - 0.004 for n in range(9)))[0]
     assert low > -0.02
     assert -0.005 < high < 0.005
 
 
-def test_contenders_that_agree_show_that_variation_is_small() -> None:
+def test_contenders_that_agree_show_that_variation_is_small():
     """One run each: nothing was repeated, and yet intervals narrow."""
     own = RunVariation().half_width(1)
     assert width(ends(*[0.001 * n for n in range(12)], variation=RunVariation())[5]) < 0.5 * own
 
 
-def test_what_was_run_more_often_and_steadily_moves_less() -> None:
+def test_what_was_run_more_often_and_steadily_moves_less():
     others = tuple(seen(0.02 + 0.001 * n) for n in range(6))
     for better, worse in ((seen(0.0, runs=4), seen(0.0)), (seen(0.0), seen(0.0, steps=0.02**2))):
         (_, high), (_, higher) = (joint_ends((one, *others), KNOWN)[0] for one in (better, worse))
@@ -139,7 +138,7 @@ def test_what_was_run_more_often_and_steadily_moves_less() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("spread", [0.0, 0.01, 0.03])
 @pytest.mark.parametrize("count", [2, 4, 9])
-def test_the_fastest_is_covered_whatever_the_spread(spread: float, count: int) -> None:
+def test_the_fastest_is_covered_whatever_the_spread(spread, count):
     """Variation is known here; of 9 that are equal, the fastest one's own interval covers 39%."""
     draw, own, joint = random.Random(f"{spread} {count}"), [], []
     for _ in range(150):

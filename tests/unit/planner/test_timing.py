@@ -1,6 +1,5 @@
 """Times of steps, and how far apart runs of the same settings are."""
 
-import random
 from math import log, sqrt
 from statistics import median
 
@@ -25,7 +24,7 @@ NO_VARIATION = RunVariation(squares=0.0)
 """Runs differ by nothing but their steps."""
 
 
-def run(**counts: list[float]) -> Measurement:
+def run(**counts):
     """``run(n4=[...])`` timed those steps of four micro-batches."""
     return Measurement(
         outcome=Outcome.OK,
@@ -33,11 +32,11 @@ def run(**counts: list[float]) -> Measurement:
     )
 
 
-def ends(found: Quantity) -> tuple[float | None, float | None, float | None]:
+def ends(found):
     return found.low, found.value, found.high
 
 
-def test_the_median_and_its_order_statistics() -> None:
+def test_the_median_and_its_order_statistics():
     steps = [float(n) for n in range(1, 11)]
     # the 3rd and the 8th of ten carry 1 - 2 * 56 / 1024 = 89%, the 4th and the 7th 66%
     low, value, high = ends(step_time([run(n1=steps)], 1, variation=NO_VARIATION))
@@ -57,18 +56,18 @@ def test_the_median_and_its_order_statistics() -> None:
         ([1.0, 9.0], (0.5, 5.0, 17.0)),
     ],
 )
-def test_few_steps_widen_the_interval(steps: list[float], expected: tuple[float, ...]) -> None:
+def test_few_steps_widen_the_interval(steps, expected):
     found = step_time([run(n1=steps)], 1, variation=NO_VARIATION)
     assert ends(found) == pytest.approx(expected, abs=0.001)
 
 
-def test_one_run_does_not_show_its_luck() -> None:
+def test_one_run_does_not_show_its_luck():
     low, value, high = ends(step_time([run(n1=[2.0] * 10)], 1))
     assert value == 2.0
     assert log(high / value) == pytest.approx(log(value / low)) == pytest.approx(0.0308, abs=1e-4)
 
 
-def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> None:
+def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it():
     once, same, other = (
         step_time([run(n1=[seconds] * 10) for seconds in runs], 1)
         for runs in ((1.0,), (1.0, 1.0), (1.0, 1.2))
@@ -78,14 +77,14 @@ def test_repetitions_that_agree_narrow_the_interval_and_others_widen_it() -> Non
     assert other.high > 1.17
 
 
-def test_long_accumulation_lies_on_the_line() -> None:
+def test_long_accumulation_lies_on_the_line():
     found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10)], 64, variation=NO_VARIATION)
     assert ends(found) == pytest.approx((64.5, 64.5, 64.5))
     assert found.provenance is Provenance.PREDICTED
     assert is_extrapolated([run(n2=[2.5], n4=[4.5])], 64)
 
 
-def test_the_lever_widens_the_interval() -> None:
+def test_the_lever_widens_the_interval():
     spread = [-0.2, -0.1, -0.1, -0.1, 0.0, 0.0, 0.1, 0.1, 0.1, 0.2]
     measured = run(n2=[2.5 + d for d in spread], n4=[4.5 + d for d in spread])
     near, far = step_time([measured], 8), step_time([measured], 64)
@@ -93,21 +92,21 @@ def test_the_lever_widens_the_interval() -> None:
     assert far.high - far.low > 5 * (near.high - near.low)
 
 
-def test_noise_cannot_bend_the_line_out_of_reason() -> None:
+def test_noise_cannot_bend_the_line_out_of_reason():
     falling = step_time([run(n2=[5.0] * 10, n4=[4.0] * 10)], 64)
     assert falling.value == 4.0
     steep = step_time([run(n2=[0.1] * 10, n4=[4.0] * 10)], 64)
     assert steep.value == 64.0  # 4 s for 4 micro-batches: at most 1 s for each
 
 
-def test_steps_at_the_full_count_overrule_the_line() -> None:
+def test_steps_at_the_full_count_overrule_the_line():
     found = step_time([run(n2=[2.5] * 10, n4=[4.5] * 10), run(n64=[60.0] * 5)], 64)
     assert found.value == 60.0
     assert found.provenance is Provenance.MEASURED
     assert not is_extrapolated([run(n2=[2.5]), run(n64=[60.0])], 64)
 
 
-def test_nothing_timed_is_unknown() -> None:
+def test_nothing_timed_is_unknown():
     assert step_time([], 4).value is None
     assert step_time([Measurement(outcome=Outcome.OOM)], 4).value is None
     assert step_time([run(n2=[1.0])], 64).value is None
@@ -119,9 +118,7 @@ def test_nothing_timed_is_unknown() -> None:
     runs=st.lists(st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), min_size=1, max_size=4),
     order=st.randoms(use_true_random=False),
 )
-def test_order_does_not_matter_and_the_interval_holds_the_value(
-    runs: list[list[float]], order: random.Random
-) -> None:
+def test_order_does_not_matter_and_the_interval_holds_the_value(runs, order):
     measured = [run(n1=steps) for steps in runs]
     found = step_time(measured, 1)
     shuffled = [run(n1=order.sample(steps, len(steps))) for steps in runs]
@@ -131,7 +128,7 @@ def test_order_does_not_matter_and_the_interval_holds_the_value(
     assert found.value == median(median(steps) for steps in runs)
 
 
-def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
+def test_values_are_alike_when_each_lies_in_the_others_interval():
     def q(low: float, value: float, high: float) -> Quantity:
         return Quantity(value=value, low=low, high=high, provenance=Provenance.MEASURED)
 
@@ -140,14 +137,14 @@ def test_values_are_alike_when_each_lies_in_the_others_interval() -> None:
     assert not alike(q(0.4, 0.55, 1.0), q(0.63, 0.81, 1.1))  # a noisy one and a slower one
 
 
-def steady(times: dict[int, float]) -> Measurement:
+def steady(times):
     """Three equal steps by count."""
     return Measurement(
         outcome=Outcome.OK, step_times_s={count: (one,) * 3 for count, one in times.items()}
     )
 
 
-def test_what_was_run_once_shows_none() -> None:
+def test_what_was_run_once_shows_none():
     assert (
         seen_variation([])
         == seen_variation([[steady({1: 1.0})], [steady({1: 3.0})]])
@@ -156,7 +153,7 @@ def test_what_was_run_once_shows_none() -> None:
     assert RunVariation().half_width(1) == pytest.approx(STUDENT[0] * ASSUMED)
 
 
-def test_repetitions_of_all_settings_are_pooled() -> None:
+def test_repetitions_of_all_settings_are_pooled():
     found = seen_variation(
         [[steady({1: 1.0}), steady({1: 1.1})], [steady({1: 5.0}), steady({1: 5.5})]]
     )
@@ -165,7 +162,7 @@ def test_repetitions_of_all_settings_are_pooled() -> None:
     assert found.half_width(2) == pytest.approx(STUDENT[2] * sqrt(found.squares / 3 / 2))
 
 
-def test_steps_of_one_run_count_once_and_only_equal_ones_are_compared() -> None:
+def test_steps_of_one_run_count_once_and_only_equal_ones_are_compared():
     short, full = steady({2: 1.0, 4: 2.0}), steady({64: 40.0})
     assert seen_variation([[short, full]]) == RunVariation()
     again = seen_variation([[short, steady({2: 1.1, 4: 2.2}), full]])
@@ -174,7 +171,7 @@ def test_steps_of_one_run_count_once_and_only_equal_ones_are_compared() -> None:
     assert seen_variation([[Measurement(outcome=Outcome.OOM)] * 2]) == RunVariation()
 
 
-def test_many_repetitions_leave_the_normal_interval() -> None:
+def test_many_repetitions_leave_the_normal_interval():
     wide = [
         RunVariation(squares=freedom * 0.02**2, freedom=freedom).half_width(1)
         for freedom in range(1, 60)

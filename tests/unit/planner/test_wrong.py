@@ -3,8 +3,6 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,7 +10,7 @@ from tests.unit.planner.machines import play_at_once
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
+from tuner.core.study import ProbeRequest, ProbeState, StudyState
 from tuner.errors import TrainsWronglyError
 from tuner.explain.known import answer, require_best, why_none
 from tuner.guard.check import CheckState, GuardCheck
@@ -27,15 +25,15 @@ DETAIL = "rank 0: the optimizer stepped 18 times instead of 6"
 Bug = Callable[[Settings], bool]
 
 
-def steps_on_each(settings: Settings) -> bool:
+def steps_on_each(settings):
     return settings.gradient_accumulation_steps > 1 and settings.sync_each_batch
 
 
-def only_ddp(settings: Settings) -> bool:
+def only_ddp(settings):
     return steps_on_each(settings) and settings.sharding is Sharding.DDP and settings.tp_size == 1
 
 
-def miscounted() -> Measurement:
+def miscounted():
     return Measurement(
         outcome=Outcome.WRONG_RESULT,
         detail=DETAIL,
@@ -46,12 +44,12 @@ def miscounted() -> Measurement:
     )
 
 
-def study_of(lab: SimpleNamespace, *, cluster: str = "cpu:2", limits: Any = None, **knobs: Any):
+def study_of(lab, *, cluster="cpu:2", limits=None, **knobs):
     asked = replace(lab.question(cluster, **knobs), framework=framework("torch", VERSIONS, {}))
     return lab.study(asked, **(limits or {}))
 
 
-def machine(lab: SimpleNamespace, study: Study, bug: Bug) -> Callable[..., Measurement]:
+def machine(lab, study, bug):
     """What a probe finds in a stack with a bug."""
     usual = lab.Machine(question=study.question)
 
@@ -61,24 +59,19 @@ def machine(lab: SimpleNamespace, study: Study, bug: Bug) -> Callable[..., Measu
     return run
 
 
-def played(lab: SimpleNamespace, study: Study, bug: Bug) -> tuple[Study, Stop]:
+def played(lab, study, bug):
     study, stop, _ = play_at_once(study, machine(lab, study, bug), 1, random.Random(0))
     state = StudyState.FAILED if stop.failure else StudyState.DONE
     return replace(study, state=state, reason=stop.failure or stop.reason), stop
 
 
-def wrong_probes(study: Study) -> list[Probe]:
+def wrong_probes(study):
     return [p for p in study.probes if p.measurement.outcome is Outcome.WRONG_RESULT]
-
-
-# -- a study finds it -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("at_once", [1, 3])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_value_is_wrong_after_a_probe_and_a_confirmation(
-    lab: SimpleNamespace, at_once: int, seed: int
-) -> None:
+def test_a_value_is_wrong_after_a_probe_and_a_confirmation(lab, at_once, seed):
     study = study_of(lab, limits={"max_probes": 30, "tolerance": 0.0})
     run = machine(lab, study, steps_on_each)
     study, stop, _ = play_at_once(study, run, at_once, random.Random(seed))
@@ -94,7 +87,7 @@ def test_a_value_is_wrong_after_a_probe_and_a_confirmation(
     assert not stop.failure
 
 
-def test_the_confirmation_leaves_what_is_right(lab: SimpleNamespace) -> None:
+def test_the_confirmation_leaves_what_is_right(lab):
     study = study_of(lab, limits={"max_probes": 60, "tolerance": 0.0}, sync_each_batch=(True,))
     study, _ = played(lab, study, only_ddp)
     assert len(wrong_probes(study)) == 1
@@ -104,7 +97,7 @@ def test_the_confirmation_leaves_what_is_right(lab: SimpleNamespace) -> None:
     assert closed.keys() == {one for one in learn(study).space.legal if only_ddp(one)}
 
 
-def test_no_second_confirmation_is_on_its_way(lab: SimpleNamespace) -> None:
+def test_no_second_confirmation_is_on_its_way(lab):
     study = study_of(lab, limits={"max_probes": 30, "tolerance": 0.0}, sync_each_batch=(True,),
                      gradient_accumulation_steps=(2, 4))  # fmt: skip
     first = next_probe(study)
@@ -116,7 +109,7 @@ def test_no_second_confirmation_is_on_its_way(lab: SimpleNamespace) -> None:
     assert not isinstance(beside, ProbeRequest)
 
 
-def test_where_all_that_fits_is_wrong_the_end_says_so(lab: SimpleNamespace) -> None:
+def test_where_all_that_fits_is_wrong_the_end_says_so(lab):
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
     study, stop = played(lab, study_of(lab, limits={"max_probes": 8}, **knobs), steps_on_each)
     assert len(study.probes) == 2
@@ -132,7 +125,7 @@ def test_where_all_that_fits_is_wrong_the_end_says_so(lab: SimpleNamespace) -> N
     assert "nothing" not in str(why_none(study, found))
 
 
-def test_a_budget_that_ends_at_a_wrong_probe_answers_nothing_wrong(lab: SimpleNamespace) -> None:
+def test_a_budget_that_ends_at_a_wrong_probe_answers_nothing_wrong(lab):
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
     study, _ = played(lab, study_of(lab, limits={"max_probes": 1}, **knobs), steps_on_each)
     found = answer(study)
@@ -142,9 +135,7 @@ def test_a_budget_that_ends_at_a_wrong_probe_answers_nothing_wrong(lab: SimpleNa
 
 @pytest.mark.parametrize("probed", [Fidelity.MEASURED, Fidelity.EMULATED])
 @pytest.mark.parametrize("asked", list(Fidelity))
-def test_a_probe_that_blames_no_knob_closes_such_settings_at_every_fidelity(
-    lab: SimpleNamespace, probed: Fidelity, asked: Fidelity
-) -> None:
+def test_a_probe_that_blames_no_knob_closes_such_settings_at_every_fidelity(lab, probed, asked):
     """Steps that were miscounted without accumulation are no knob's that is known."""
     knobs = {"sharding": (Sharding.DDP,), "tp_size": (1,), "gradient_accumulation_steps": (1,),
              "activation_checkpointing": ("none",), "cpu_offload": (False,)}  # fmt: skip
@@ -168,7 +159,7 @@ FEW = {"tp_size": (1,), "gradient_accumulation_steps": (1,), "cpu_offload": (Fal
        "sharding": (Sharding.DDP, Sharding.FULL_SHARD)}  # fmt: skip
 
 
-def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> None:
+def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
     """All that was tried and fits is found to be wrong by replicas: the search goes on."""
     study = study_of(lab, limits={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
     fast, slow = learn(study).space.legal
@@ -191,10 +182,7 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab: SimpleNamespace) -> 
     assert "but trains something else and is not suggested (probe #1" in compared
 
 
-# -- others have found it ---------------------------------------------------------------------
-
-
-def verdict(text: str, *, wrong: bool, ranks: int = 2, **more: Any) -> GuardCheck:
+def verdict(text, *, wrong, ranks=2, **more):
     outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
     ruling = CheckState.FAILED if wrong else CheckState.PASSED
     values = {
@@ -205,7 +193,7 @@ def verdict(text: str, *, wrong: bool, ranks: int = 2, **more: Any) -> GuardChec
     return GuardCheck(**values)
 
 
-def of_the_doctor(**more: Any) -> dict[str, GuardCheck]:
+def of_the_doctor(**more):
     """That each synchronization is wrong, and the last one right, in all shardings of a node."""
     found = []
     for sharding in ("ddp", "shard_grad_op", "full_shard"):
@@ -215,7 +203,7 @@ def of_the_doctor(**more: Any) -> dict[str, GuardCheck]:
     return {one.key: one for one in found}
 
 
-def test_no_study_probes_what_is_known_to_be_wrong(lab: SimpleNamespace) -> None:
+def test_no_study_probes_what_is_known_to_be_wrong(lab):
     study = replace(study_of(lab, limits={"max_probes": 30, "tolerance": 0.0}), id="st-1")
     study, _ = played(lab, replace(study, guards=of_the_doctor()), steps_on_each)
     assert wrong_probes(study) == []
@@ -223,7 +211,7 @@ def test_no_study_probes_what_is_known_to_be_wrong(lab: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("fidelity", list(Fidelity))
-def test_no_fidelity_answers_it(lab: SimpleNamespace, fidelity: Fidelity) -> None:
+def test_no_fidelity_answers_it(lab, fidelity):
     knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2, 4)}
     asked = {"fidelity": fidelity, "memory_limit_bytes": None}
     plain = study_of(lab, cluster="8xh100-80gb", limits=asked, **{**knobs, "batch": 64})
@@ -241,7 +229,7 @@ def test_no_fidelity_answers_it(lab: SimpleNamespace, fidelity: Fidelity) -> Non
         assert isinstance(next_probe(other), ProbeRequest)
 
 
-def test_a_prediction_of_any_model_leaves_it_out(lab: SimpleNamespace) -> None:
+def test_a_prediction_of_any_model_leaves_it_out(lab):
     limits = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None}
     plain = study_of(lab, cluster="8xh100-80gb", limits=limits, batch=512,
                      gradient_accumulation_steps=(8, 16))  # fmt: skip
@@ -252,16 +240,13 @@ def test_a_prediction_of_any_model_leaves_it_out(lab: SimpleNamespace) -> None:
     assert any(DETAIL in line for line in found.explanation)
 
 
-# -- what was never checked -------------------------------------------------------------------
-
-
-def predicted(lab: SimpleNamespace, *guards: GuardCheck, **limits: Any) -> Study:
+def predicted(lab, *guards, **limits):
     asked = {"fidelity": Fidelity.PREDICTED, "memory_limit_bytes": None, **limits}
     study = study_of(lab, cluster="8xh100-80gb", limits=asked, batch=64)
     return replace(study, guards={one.key: one for one in guards})
 
 
-def test_a_checked_one_goes_first_within_the_tolerance(lab: SimpleNamespace) -> None:
+def test_a_checked_one_goes_first_within_the_tolerance(lab):
     plain = answer(predicted(lab, tolerance=0.2)).best.settings
     other = Sharding.FULL_SHARD if plain.sharding is not Sharding.FULL_SHARD else Sharding.DDP
     checkpointing = plain.activation_checkpointing
@@ -283,7 +268,7 @@ def test_a_checked_one_goes_first_within_the_tolerance(lab: SimpleNamespace) -> 
     assert tight.best.guard.verdict == "unchecked"
 
 
-def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab: SimpleNamespace) -> None:
+def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab):
     """Probes compare no losses, so that one that runs confirms nothing."""
     fast = parse_settings("sharding=full_shard,micro_batch_size=4,activation_checkpointing=full")
     slow = parse_settings("sharding=full_shard,micro_batch_size=4")

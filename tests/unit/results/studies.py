@@ -1,8 +1,6 @@
 """Studies whose probes found what a test wants."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from tests.unit.conftest import VERSIONS, make_dry_run
 from tests.unit.planner.conftest import SIZES, done, make_question, make_study
@@ -12,7 +10,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.measurement import Fidelity, Measurement
-from tuner.core.study import ProbeRequest, Question, Study
+from tuner.core.study import ProbeRequest, Question
 from tuner.core.workload import Workload
 from tuner.model import read_model_config
 
@@ -23,12 +21,7 @@ Told = tuple[Settings, Measurement]
 """What a probe tried, and what it found."""
 
 
-def gpu_question(
-    cluster: str = "2xa100-80gb",
-    batch: int = 8,
-    name: str = "torch",
-    **knobs: tuple[Any, ...],
-) -> Question:
+def gpu_question(cluster="2xa100-80gb", batch=8, name="torch", **knobs):
     """A tiny model on GPUs whose rates are known."""
     table = version_table().frameworks[FrameworkName(name)]
     stated = {p: v for p, v in {**VERSIONS, "nanotron": "0.4"}.items() if p in table.oldest}
@@ -45,14 +38,12 @@ def gpu_question(
     )
 
 
-def predicted_study(question: Question | None = None, **limits: Any) -> Study:
+def predicted_study(question=None, **limits):
     """One to be predicted, without dry runs."""
     return make_study(question or gpu_question(), fidelity=Fidelity.PREDICTED, **limits)
 
 
-def measured_study(
-    told: Sequence[Told], question: Question | None = None, *, limit_mib: int = 4096, **limits: Any
-) -> Study:
+def measured_study(told, question=None, *, limit_mib=4096, **limits):
     """One with these probes, in their order; repetitions count up."""
     limit, seen = limit_mib * MIB, dict[Settings, int]()
     probes = []
@@ -65,9 +56,7 @@ def measured_study(
     return make_study(question, probes=probes, memory_limit_bytes=limit, **limits)
 
 
-def with_dry_run(
-    study: Study, settings: Settings, gib: float = 1.0, error: Mapping[str, str] | None = None
-) -> Study:
+def with_dry_run(study, settings, gib=1.0, error=None):
     """The study with the class of some settings dry-run; its peak, or how that failed."""
     failure = dict(error) if error else None
     dry_run = make_dry_run(study.question, settings, gib * GIB, gib * GIB / 8, error=failure)

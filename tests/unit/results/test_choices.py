@@ -1,17 +1,14 @@
 """What may be chosen, and what each value leads to: as the space itself has it."""
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
 from tests.unit.results.studies import gpu_question, predicted_study
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
-from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.explain.knobs import CHOSEN
-from tuner.results import Choices, choices
+from tuner.results import choices
 from tuner.space import check_settings, enumerate_space
 
 QUESTIONS = st.builds(
@@ -35,7 +32,7 @@ RAW = st.builds(
 
 
 @st.composite
-def almost_legal(draw: st.DrawFn) -> tuple[Question, Settings]:
+def almost_legal(draw):
     """A question, and legal settings of it with some knobs changed, many of which are dead there;
     accumulation is left out."""
     question = draw(QUESTIONS)
@@ -50,17 +47,17 @@ def almost_legal(draw: st.DrawFn) -> tuple[Question, Settings]:
     return question, Settings.from_dict({**start.as_dict(), **changes})
 
 
-def of(question: Question) -> Choices:
+def of(question):
     return choices(predicted_study(question))
 
 
-def of_knob(found: Choices, knob: str) -> tuple[Any, ...]:
+def of_knob(found, knob):
     return next(choice.values for choice in found.knobs if choice.knob == knob)
 
 
 @given(question=QUESTIONS)
 @settings(max_examples=examples(10))
-def test_values_are_those_of_the_space(question: Question) -> None:
+def test_values_are_those_of_the_space(question):
     found, legal = of(question), enumerate_space(question).legal
     assert [choice.knob for choice in found.knobs] == list(KNOBS)
     for choice in found.knobs:
@@ -73,9 +70,7 @@ def test_values_are_those_of_the_space(question: Question) -> None:
 
 @given(question=QUESTIONS, place=st.integers(0, 10**6))
 @settings(max_examples=examples(10))
-def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
-    question: Question, place: int
-) -> None:
+def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(question, place):
     found = of(question)
     start = found.legal[place % len(found.legal)]
     for knob, options in found.options(start).items():
@@ -97,13 +92,10 @@ def test_options_lead_to_all_legal_settings_that_differ_in_one_knob(
 
 
 @given(
-    asked=st.one_of(almost_legal(), st.tuples(QUESTIONS, RAW)),
-    keep=st.sampled_from(["", *CHOSEN]),
+    asked=st.one_of(almost_legal(), st.tuples(QUESTIONS, RAW)), keep=st.sampled_from(["", *CHOSEN])
 )
 @settings(max_examples=examples(30))
-def test_the_nearest_is_legal_and_keeps_what_was_moved(
-    asked: tuple[Question, Settings], keep: str
-) -> None:
+def test_the_nearest_is_legal_and_keeps_what_was_moved(asked, keep):
     question, raw = asked
     found = of(question)
     nearest = found.nearest(raw.as_dict(), keep)
@@ -118,7 +110,7 @@ def test_the_nearest_is_legal_and_keeps_what_was_moved(
         assert getattr(nearest, keep) == getattr(raw, keep)
 
 
-def test_offloading_is_not_in_a_space_that_was_not_asked_for_it() -> None:
+def test_offloading_is_not_in_a_space_that_was_not_asked_for_it():
     question = gpu_question("2xa100-80gb")
     raw = Settings(sharding=Sharding.FULL_SHARD, cpu_offload=True, micro_batch_size=4)
     assert check_settings(question, raw).cpu_offload

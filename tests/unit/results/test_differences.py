@@ -1,7 +1,6 @@
 """What differs between studies: nothing that does is left out, and nothing else is said to."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,25 +11,25 @@ from tests.unit.planner.conftest import make_ok
 from tests.unit.results.studies import GIB, MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, SamplerName, Study
+from tuner.core.study import SamplerName
 from tuner.explain.known import answer
-from tuner.results import Compared, Difference, Part, differences
+from tuner.results import Compared, Part, differences
 
 FOUR = Settings(micro_batch_size=4)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
 
 
-def of(*studies: Study) -> dict[tuple[Part, str], Difference]:
+def of(*studies):
     found = differences([Compared(study=one, suggestion=answer(one)) for one in studies])
     assert len({(line.part, line.name) for line in found}) == len(found)
     return {(line.part, line.name): line for line in found}
 
 
-def texts(line: Difference) -> list[str]:
+def texts(line):
     return [cell.text for cell in line.cells]
 
 
-def test_a_study_does_not_differ_from_itself() -> None:
+def test_a_study_does_not_differ_from_itself():
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
     found = of(study, study, study)
     assert not any(line.differs for line in found.values())
@@ -49,13 +48,13 @@ QUESTIONS = st.builds(
 
 @given(one=QUESTIONS, other=QUESTIONS)
 @settings(max_examples=examples(8))
-def test_questions_differ_where_they_are_not_the_same(one: Question, other: Question) -> None:
+def test_questions_differ_where_they_are_not_the_same(one, other):
     found = of(predicted_study(one), predicted_study(other))
     differs = any(line.differs for line in found.values() if line.part is Part.QUESTION)
     assert differs == (one.identity != other.identity)
 
 
-def test_figures_of_a_cluster_of_the_same_name_are_told() -> None:
+def test_figures_of_a_cluster_of_the_same_name_are_told():
     question = gpu_question()
     gpu = replace(question.cluster.gpu, memory_bytes=70 * GIB)
     other = replace(question, cluster=replace(question.cluster, gpu=gpu))
@@ -80,13 +79,13 @@ def test_figures_of_a_cluster_of_the_same_name_are_told() -> None:
         ({"sampler": SamplerName.RANDOM}, "sampler"),
     ],
 )
-def test_each_of_the_terms_is_told(change: dict[str, Any], name: str) -> None:
+def test_each_of_the_terms_is_told(change, name):
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))])
     found = of(study, replace(study, limits=replace(study.limits, **change)))
     assert {n for part, n in found if part is Part.TERMS and found[part, n].differs} == {name}
 
 
-def test_answers_are_told_with_their_numbers() -> None:
+def test_answers_are_told_with_their_numbers():
     one = measured_study([(FOUR, make_ok(1.0, 512 * MIB))])
     other = measured_study([(SHARDED, make_ok(2.0, 1024 * MIB))])
     found = of(one, other)

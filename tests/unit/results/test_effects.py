@@ -8,18 +8,16 @@ from tests.profiles import examples
 from tests.unit.planner.conftest import Machine, make_ok, make_question, make_study, play
 from tests.unit.planner.machines import Rough
 from tests.unit.results.studies import MIB, gpu_question, measured_study
-from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Study
 from tuner.explain.known import answer
-from tuner.results import KnobValue, choices, knob_effects
+from tuner.results import choices, knob_effects
 
 FOUR = Settings(micro_batch_size=4)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
 
 
-def effects(study: Study, suggestion: Suggestion | None) -> dict[str, dict[str, KnobValue]]:
+def effects(study, suggestion):
     found = knob_effects(study, suggestion)
     return {one.knob: {value.shown: value for value in one.values} for one in found}
 
@@ -31,9 +29,7 @@ def effects(study: Study, suggestion: Suggestion | None) -> dict[str, dict[str, 
     trouble=st.sampled_from([0.0, 0.5]),
 )
 @settings(max_examples=examples(5))
-def test_whatever_a_machine_says(
-    seed: int, where: tuple[str, int], limit_mib: int, trouble: float
-) -> None:
+def test_whatever_a_machine_says(seed, where, limit_mib, trouble):
     question = make_question(*where)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=8, seed=seed)
     study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
@@ -59,7 +55,7 @@ def test_whatever_a_machine_says(
             assert value.fits or value.tokens_per_s_per_gpu == UNKNOWN
 
 
-def test_what_was_measured_goes_before_what_is_predicted() -> None:
+def test_what_was_measured_goes_before_what_is_predicted():
     question = gpu_question()
     study = measured_study(
         [(FOUR, make_ok(0.5, 500 * MIB)), (SHARDED, make_ok(5, 500 * MIB))], question
@@ -76,7 +72,7 @@ def test_what_was_measured_goes_before_what_is_predicted() -> None:
     assert found["shard_grad_op"].relative
 
 
-def test_where_no_rate_is_known_probes_tell_of_what_was_not_probed() -> None:
+def test_where_no_rate_is_known_probes_tell_of_what_was_not_probed():
     study, _ = Machine(make_question()).play(make_study(max_probes=6))
     found = effects(study, answer(study))
     values = [value for of_knob in found.values() for value in of_knob.values()]

@@ -8,7 +8,7 @@ from tests.unit.planner.conftest import make_ok
 from tests.unit.results.studies import MIB, gpu_question, measured_study, predicted_study
 from tuner.core.configuration import Settings
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Study, StudyState
+from tuner.core.study import StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer, best_known
 from tuner.results import Headline, headline
@@ -16,15 +16,15 @@ from tuner.results import Headline, headline
 FOUR = Settings(micro_batch_size=4)
 
 
-def measured() -> Study:
+def measured():
     return measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(1.1, 500 * MIB))])
 
 
-def ended(study: Study, reason: str = "the budget is spent") -> Study:
+def ended(study, reason="the budget is spent"):
     return replace(study, state=StudyState.DONE, reason=reason)
 
 
-def test_it_is_what_the_answer_says() -> None:
+def test_it_is_what_the_answer_says():
     study = measured()
     said = answer(study)
     found = headline(study, said)
@@ -40,7 +40,7 @@ def test_it_is_what_the_answer_says() -> None:
     assert (found.is_forecast, found.is_pending, found.why_none) == (False, False, "")
 
 
-def test_a_prediction_of_what_is_to_be_measured_says_so() -> None:
+def test_a_prediction_of_what_is_to_be_measured_says_so():
     study = measured_study([], gpu_question())
     found = headline(study, answer(study))
     assert found.is_forecast
@@ -51,7 +51,7 @@ def test_a_prediction_of_what_is_to_be_measured_says_so() -> None:
     assert "has no measured answer" in headline(done, answer(done)).why_none
 
 
-def test_nothing_is_known_yet() -> None:
+def test_nothing_is_known_yet():
     study = replace(predicted_study(), state=StudyState.QUEUED)
     found = headline(study, best_known(study))
     assert found.is_pending
@@ -71,7 +71,7 @@ def test_nothing_is_known_yet() -> None:
         {"another": 1},
     ],
 )
-def test_what_another_version_wrote_is_not_read(changed: dict[str, object]) -> None:
+def test_what_another_version_wrote_is_not_read(changed):
     study = measured()
     values = {**headline(study, answer(study)).as_dict(), **changed}
     with pytest.raises((KeyError, TypeError, ValueError, UsageError)):

@@ -2,7 +2,6 @@
 
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tuner.results.optuna_storage import write_storage
 from tuner.space import enumerate_space
 
 
-def test_optuna_opens_an_exported_study(tmp_path: Path) -> None:
+def test_optuna_opens_an_exported_study(tmp_path):
     question = gpu_question()
     one, two, three = enumerate_space(question).legal[:3]
     rows = [(one, make_ok(2.0, 500 * MIB, count=one.gradient_accumulation_steps)),
@@ -29,7 +28,7 @@ def test_optuna_opens_an_exported_study(tmp_path: Path) -> None:
         assert {"sharding", "micro_batch_size"} <= copy.best_params.keys()
 
 
-def test_another_database_is_left_alone(tmp_path: Path) -> None:
+def test_another_database_is_left_alone(tmp_path):
     path = tmp_path / "tuner.db"
     with closing(sqlite3.connect(path)) as database, database:
         database.execute("CREATE TABLE studies (id)")

@@ -10,14 +10,12 @@ from tests.profiles import examples
 from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study, play
 from tests.unit.planner.machines import Rough
 from tests.unit.results.studies import GIB, MIB, measured_study, predicted_study, with_dry_run
-from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Study
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learn
-from tuner.results import Evidence, Point, PointKind, points
+from tuner.results import Evidence, PointKind, points
 
 FOUR = Settings(micro_batch_size=4)
 TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)
@@ -25,12 +23,12 @@ SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
 SPLIT = Settings(sharding=Sharding.SHARD_GRAD_OP, micro_batch_size=4)
 
 
-def by_settings(found: tuple[Point, ...]) -> dict[Settings, Point]:
+def by_settings(found):
     assert len({point.settings for point in found}) == len(found)
     return {point.settings: point for point in found}
 
 
-def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> None:
+def check(study, suggestion, found):
     """What holds of all points of a measured study."""
     known = learn(study.at(study.limits.fidelity), study)
     mine = by_settings(found)
@@ -65,9 +63,7 @@ def check(study: Study, suggestion: Suggestion, found: tuple[Point, ...]) -> Non
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
 @settings(max_examples=examples(6))
-def test_whatever_a_machine_says(
-    seed: int, where: tuple[str, int], limit_mib: int, trouble: float
-) -> None:
+def test_whatever_a_machine_says(seed, where, limit_mib, trouble):
     question = make_question(*where)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=8, seed=seed)
     study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
@@ -75,7 +71,7 @@ def test_whatever_a_machine_says(
     check(study, suggestion, points(study, suggestion))
 
 
-def test_the_answer_goes_first_then_the_fastest() -> None:
+def test_the_answer_goes_first_then_the_fastest():
     told = [(TWO, make_ok(2.0, 500 * MIB, count=2)), (SHARDED, make_ok(1.0, 600 * MIB)),
             (FOUR, make_oom(900 * MIB, 700 * MIB)), (SPLIT, make_ok(1.5, 650 * MIB))]  # fmt: skip
     study = measured_study(told, limit_mib=700)
@@ -86,7 +82,7 @@ def test_the_answer_goes_first_then_the_fastest() -> None:
     assert found[0].words == "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=1"
 
 
-def test_what_lies_outside_the_allocator_counts_against_the_limit() -> None:
+def test_what_lies_outside_the_allocator_counts_against_the_limit():
     found = make_ok(1.0, 600 * MIB, overhead=200 * MIB)
     study = measured_study([(FOUR, found)], limit_mib=700)
     (point,) = [p for p in points(study, answer(study)) if p.settings == FOUR]
@@ -97,7 +93,7 @@ def test_what_lies_outside_the_allocator_counts_against_the_limit() -> None:
     assert point.tokens_per_s_per_gpu.value is not None
 
 
-def test_a_smaller_limit_of_before_says_nothing_of_today() -> None:
+def test_a_smaller_limit_of_before_says_nothing_of_today():
     """It may fit now: the next asking tries it."""
     study = measured_study([(FOUR, make_oom(650 * MIB, 600 * MIB))], limit_mib=600)
     study = replace(study, limits=replace(study.limits, memory_limit_bytes=2000 * MIB))
@@ -107,7 +103,7 @@ def test_a_smaller_limit_of_before_says_nothing_of_today() -> None:
     assert point.overshoot_gib is None
 
 
-def test_what_was_stopped_early_has_its_memory_and_speed() -> None:
+def test_what_was_stopped_early_has_its_memory_and_speed():
     slow = replace(make_ok({4: [9.0, 9.0]}, 400 * MIB), outcome=Outcome.STOPPED_EARLY)
     one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (one, slow)])
@@ -118,7 +114,7 @@ def test_what_was_stopped_early_has_its_memory_and_speed() -> None:
     assert not point.on_front
 
 
-def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:
+def test_a_predicted_study_has_its_dry_runs_and_what_it_names():
     study = predicted_study()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
     study = with_dry_run(study, one, 1.0)
@@ -138,7 +134,7 @@ def test_a_predicted_study_has_its_dry_runs_and_what_it_names() -> None:
     assert {s for s, p in mine.items() if p.on_front} == {c.settings for c in suggestion.pareto}
 
 
-def test_of_two_fidelities_the_one_that_is_asked_for_is_shown() -> None:
+def test_of_two_fidelities_the_one_that_is_asked_for_is_shown():
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(3.0, 500 * MIB))])
     first, second = study.probes
     emulated = replace(second, request=replace(second.request, fidelity=Fidelity.EMULATED))

@@ -32,7 +32,7 @@ TOKENS = 128 * 8 / 2
     trouble=st.sampled_from([0.0, 0.3, 0.9]),
 )
 @settings(max_examples=examples(8))
-def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) -> None:
+def test_it_ends_where_the_answer_is(seed, limit_mib, trouble):
     question = make_question("cpu:2", 12)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=10, seed=seed)
     study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
@@ -48,7 +48,7 @@ def test_it_ends_where_the_answer_is(seed: int, limit_mib: int, trouble: float) 
     assert (steps[-1].best if steps else None) == (best and pytest.approx(best))
 
 
-def test_the_best_so_far() -> None:
+def test_the_best_so_far():
     told = [
         (TWO, make_ok(2.0, 500 * MIB, count=2)),
         (FOUR, make_oom(900 * MIB, 700 * MIB)),
@@ -65,7 +65,7 @@ def test_the_best_so_far() -> None:
     assert [step.wall_s for step in steps] == pytest.approx([2, 3, 5, 7])
 
 
-def test_what_trains_something_else_takes_its_class_with_it() -> None:
+def test_what_trains_something_else_takes_its_class_with_it():
     wrong = Measurement(outcome=Outcome.WRONG_RESULT)
     told = [(SHARDED, make_ok(2.0, 500 * MIB)), (FOUR, make_ok(1.0, 500 * MIB)),
             (TWO, wrong)]  # fmt: skip
@@ -73,7 +73,7 @@ def test_what_trains_something_else_takes_its_class_with_it() -> None:
     assert [step.best for step in steps] == pytest.approx([TOKENS / 2, TOKENS, TOKENS / 2])
 
 
-def test_what_crashed_once_is_closed_alone() -> None:
+def test_what_crashed_once_is_closed_alone():
     one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
     assert one.settings_class == replace(one, gradient_accumulation_steps=1)
     crashed = Measurement(outcome=Outcome.CRASHED)

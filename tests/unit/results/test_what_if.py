@@ -21,15 +21,14 @@ from tests.unit.results.studies import (
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.core.study import Study
 from tuner.explain.known import answer, as_predicted
-from tuner.results import Predictor, WhatIf, what_if
+from tuner.results import Predictor, what_if
 from tuner.space import enumerate_space
 
 NEVER = {Provenance.MEASURED, Provenance.EMULATED}
 
 
-def check(study: Study, found: WhatIf) -> None:
+def check(study, found):
     """What holds of every what-if."""
     workload, cluster = study.question.workload, study.question.cluster
     chosen = found.settings
@@ -61,7 +60,7 @@ def check(study: Study, found: WhatIf) -> None:
         assert speed == pytest.approx(tokens / found.step_time_s.value)
 
 
-def as_answered(study: Study, predictor: Predictor) -> None:
+def as_answered(study, predictor):
     """It tells the predicted answer's own figures."""
     said = answer(as_predicted(study))
     for one in filter(None, (said.best, *said.alternatives, *said.pareto)):
@@ -86,9 +85,7 @@ def as_answered(study: Study, predictor: Predictor) -> None:
     trouble=st.sampled_from([0.0, 0.5]),
 )
 @settings(max_examples=examples(5))
-def test_of_every_legal_settings_whatever_probes_found(
-    seed: int, where: tuple[str, int], limit_mib: int, trouble: float
-) -> None:
+def test_of_every_legal_settings_whatever_probes_found(seed, where, limit_mib, trouble):
     question = make_question(*where)
     study = make_study(question, memory_limit_bytes=limit_mib * MIB, max_probes=6, seed=seed)
     study, _ = play(study, Rough(study=study, seed=seed, trouble=trouble).run)
@@ -101,7 +98,7 @@ def test_of_every_legal_settings_whatever_probes_found(
     as_answered(study, predictor)
 
 
-def test_memory_is_of_the_dry_run_of_its_class() -> None:
+def test_memory_is_of_the_dry_run_of_its_class():
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
     study = with_dry_run(predicted_study(question), one, 1.0)
@@ -116,7 +113,7 @@ def test_memory_is_of_the_dry_run_of_its_class() -> None:
     assert what_if(study, replace(one, sync_each_batch=False)).basis is Basis.ARITHMETIC
 
 
-def test_what_was_measured_stands_beside_and_corrects() -> None:
+def test_what_was_measured_stands_beside_and_corrects():
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
     predicted_s = what_if(predicted_study(question), one).step_time_s.value
@@ -135,7 +132,7 @@ def test_what_was_measured_stands_beside_and_corrects() -> None:
     assert "times 2.00: by so much the probes of this study found other steps" in found.notes[1]
 
 
-def test_what_ran_out_of_memory_is_said_to() -> None:
+def test_what_ran_out_of_memory_is_said_to():
     one = Settings(micro_batch_size=4)
     study = measured_study([(one, make_oom(900 * MIB, 800 * MIB))], limit_mib=800)
     found = what_if(study, one)
@@ -147,7 +144,7 @@ def test_what_ran_out_of_memory_is_said_to() -> None:
     assert "did not fit when they, or smaller ones, were measured" in found.why
 
 
-def test_where_no_rate_is_known_probes_tell_the_speed() -> None:
+def test_where_no_rate_is_known_probes_tell_the_speed():
     question = make_question()
     study = make_study(question, memory_limit_bytes=600 * MIB, max_probes=8)
     unprobed = Settings(micro_batch_size=1, gradient_accumulation_steps=4)

@@ -1,7 +1,6 @@
 """Questions about a script that is there."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ Asking = Callable[..., Question]
 
 
 @pytest.fixture
-def asking(tmp_path: Path) -> Asking:
+def asking(tmp_path):
     """``asking(arguments, cluster=..., name=..., launch=..., knobs=...)``: a question."""
     (tmp_path / "train.py").write_text("print('steps')\n")
 

@@ -1,19 +1,18 @@
 """The command of a script with settings."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.unit.script.conftest import BATCH, Asking
+from tests.unit.script.conftest import BATCH
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.script import Launch
-from tuner.script.launching import command_of, script_launch
+from tuner.script import command_of, script_launch
 
 SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
 
 
-def test_the_command_is_what_a_user_types(asking: Asking, tmp_path: Path) -> None:
+def test_the_command_is_what_a_user_types(asking, tmp_path):
     question = asking((*BATCH, "--name", "a b"), environment=["SIZE={global_batch_size}"])
     command = command_of(question, SETTINGS)
     assert command.typed == (
@@ -24,7 +23,7 @@ def test_the_command_is_what_a_user_types(asking: Asking, tmp_path: Path) -> Non
     assert command.as_run(tmp_path) == (*launcher, *command.argv[1:])
 
 
-def test_accelerate_is_given_its_file(asking: Asking, tmp_path: Path) -> None:
+def test_accelerate_is_given_its_file(asking, tmp_path):
     question = asking(name="accelerate", launch=Launch.ACCELERATE)
     command = command_of(question, SETTINGS, configuration="a.yaml")
     assert command.argv[:5] == (
@@ -36,15 +35,13 @@ def test_accelerate_is_given_its_file(asking: Asking, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("value", "flags"), [("full", ("--recompute",)), ("none", ())])
-def test_a_flag_stands_at_one_value_only(
-    asking: Asking, value: str, flags: tuple[str, ...]
-) -> None:
+def test_a_flag_stands_at_one_value_only(asking, value, flags):
     question = asking((*BATCH, "{activation_checkpointing=full?--recompute}"))
     settings = Settings(activation_checkpointing=Checkpointing(value))
     assert command_of(question, settings).argv[9:] == flags
 
 
-def test_a_template_is_rendered_under_another_name(asking: Asking, tmp_path: Path) -> None:
+def test_a_template_is_rendered_under_another_name(asking, tmp_path):
     text = "tokens: {{micro: {micro_batch_size}, data: {data_parallel_size}}}\n"
     (tmp_path / "config.yaml").write_text(text)
     question = asking(("{template}",), template="config.yaml")

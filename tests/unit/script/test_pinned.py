@@ -1,24 +1,22 @@
 """What a script's command cannot vary: its space, and what is refused."""
 
-from typing import Any
-
 import pytest
 
-from tests.unit.script.conftest import BATCH, Asking
+from tests.unit.script.conftest import BATCH
 from tuner.core.configuration import KNOBS, Checkpointing, Sharding, parse_settings
 from tuner.core.script import Launch
 from tuner.errors import UsageError
 from tuner.space import check_settings, enumerate_space, settings_notes
 
 
-def varied(question: Any) -> dict[str, set[Any]]:
+def varied(question):
     """Knobs with several values in the space, with these."""
     legal = enumerate_space(question).legal
     values = {knob: {getattr(settings, knob) for settings in legal} for knob in KNOBS}
     return {knob: found for knob, found in values.items() if len(found) > 1}
 
 
-def test_only_what_is_named_varies(asking: Asking) -> None:
+def test_only_what_is_named_varies(asking):
     assert varied(asking()).keys() == {"micro_batch_size", "gradient_accumulation_steps"}
     more = (*BATCH, "{activation_checkpointing=full?--ac}", "--tp={tp_size}")
     found = varied(asking(more, knobs={"sharding": ("full_shard",)}))
@@ -27,14 +25,14 @@ def test_only_what_is_named_varies(asking: Asking) -> None:
     assert "sharding" not in found
 
 
-def test_what_is_not_named_may_be_stated(asking: Asking) -> None:
+def test_what_is_not_named_may_be_stated(asking):
     question = asking(knobs={"sharding": ("full_shard",)})
     space = enumerate_space(question)
     assert {settings.sharding for settings in space.legal} == {Sharding.FULL_SHARD}
     assert any("so it is as stated" in dead.why for dead in space.dead_knobs)
 
 
-def test_accelerate_is_told_by_its_file(asking: Asking) -> None:
+def test_accelerate_is_told_by_its_file(asking):
     question = asking(name="accelerate", launch=Launch.ACCELERATE)
     found = varied(question)
     assert {Sharding.DDP, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD} == found["sharding"]
@@ -42,14 +40,14 @@ def test_accelerate_is_told_by_its_file(asking: Asking) -> None:
     assert {s.activation_checkpointing for s in plain} == {Checkpointing.NONE}
 
 
-def test_accelerate_defers_synchronization_unless_told(asking: Asking) -> None:
+def test_accelerate_defers_synchronization_unless_told(asking):
     for name, value in (("accelerate", False), ("torch", True)):
         legal = enumerate_space(asking(name=name, cluster="cpu:2")).legal
         several = [s for s in legal if s.gradient_accumulation_steps > 1]
         assert {s.sync_each_batch for s in several} == {value}
 
 
-def test_settings_of_a_probe_are_told_what_cannot_be_had(asking: Asking) -> None:
+def test_settings_of_a_probe_are_told_what_cannot_be_had(asking):
     written = parse_settings("sharding=full_shard,micro_batch_size=2")
     given = {"sharding", "micro_batch_size"}
     assert check_settings(asking(), written, given=given).sharding is Sharding.DDP
@@ -67,9 +65,7 @@ def test_settings_of_a_probe_are_told_what_cannot_be_had(asking: Asking) -> None
         (BATCH, {"cluster": "2x8xa100-80gb"}, "a script is probed on one node"),
     ],
 )
-def test_what_is_refused(
-    asking: Asking, arguments: tuple[str, ...], more: dict[str, Any], said: str
-) -> None:
+def test_what_is_refused(asking, arguments, more, said):
     with pytest.raises(UsageError) as error:
         asking(arguments, **more)
     assert said in str(error.value)

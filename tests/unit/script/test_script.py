@@ -1,17 +1,16 @@
 """A script as a part of a question: its files, its identity, and what it may not be."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from tests.unit.script.conftest import BATCH, Asking
+from tests.unit.script.conftest import BATCH
 from tuner.core.script import read_script
 from tuner.core.study import Question
 from tuner.errors import UsageError
 
 
-def test_a_question_comes_back_from_json(asking: Asking, tmp_path: Path) -> None:
+def test_a_question_comes_back_from_json(asking, tmp_path):
     (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
     question = asking(
         ("--config", "{template}"), environment=["STEPS={gradient_accumulation_steps}"],
@@ -20,11 +19,10 @@ def test_a_question_comes_back_from_json(asking: Asking, tmp_path: Path) -> None
     again = Question.from_dict(question.as_dict())
     assert again == question
     assert again.identity == question.identity
-    assert question.script is not None
     assert question.script.knobs == {"micro_batch_size", "gradient_accumulation_steps"}
 
 
-def test_a_question_without_a_script_is_the_same_as_ever(asking: Asking) -> None:
+def test_a_question_without_a_script_is_the_same_as_ever(asking):
     plain = replace(asking(), script=None)
     assert "script" not in plain.as_dict()
     assert plain.identity != asking().identity
@@ -32,9 +30,8 @@ def test_a_question_without_a_script_is_the_same_as_ever(asking: Asking) -> None
     assert Question.from_dict(plain.as_dict()).script is None
 
 
-def test_an_edited_script_is_another_question(asking: Asking, tmp_path: Path) -> None:
+def test_an_edited_script_is_another_question(asking, tmp_path):
     before = asking()
-    assert before.script is not None
     assert before.script.why_other == ""
     (tmp_path / "train.py").write_text("print('other steps')\n")
     assert "was edited since it was asked about" in before.script.why_other
@@ -60,7 +57,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
 ]
 
 
-def test_what_is_refused(tmp_path: Path) -> None:
+def test_what_is_refused(tmp_path):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "large.py").write_bytes(b"#" * ((1 << 20) + 1))
     (tmp_path / "plain.yaml").write_text("batch: 2\n")

@@ -42,7 +42,7 @@ def make_prior(
     return Prior(
         settings=settings,
         features=settings_features(settings, parse_cluster("8xa100-80gb")),
-        log_seconds=np.log(np.array(seconds, dtype=float)),
+        experts=np.log(np.array(seconds, dtype=float))[None],
         log_need=np.log(np.array(needs or [10.0] * count) * GIB),
         need_error=np.full(count, 0.02),
         runs=np.full(count, 0.95),
@@ -64,7 +64,7 @@ def make_past(prior: Prior, excess: Sequence[float], *, studies: int = 2) -> Pas
         study=np.repeat(np.arange(studies, dtype=float), count),
         features=np.tile(prior.features, (studies, 1)),
         workload=np.tile(prior.workload, (studies * count, 1)),
-        log_excess=np.tile(np.array(excess), studies) + noise,
+        excess=(np.tile(np.array(excess), studies) + noise)[:, None],
         ran=np.ones(studies * count),
         expected=np.full(studies * count, 0.95),
     )

@@ -1,10 +1,11 @@
+from dataclasses import replace
 from math import exp, log
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from tuner.search.belief import believe
+from tuner.search.belief import believe, believed_trials
 from tuner.search.trials import Result, Trial
 
 
@@ -120,7 +121,7 @@ def test_the_order_of_trials_is_nothing(made: SimpleNamespace) -> None:
     prior = made.prior([4.0, 2.0, 1.0, 0.5])
     trials = [made.trial(0, 5.0), made.trial(2, 1.5), Trial(index=3, result=Result.FAILED)]
     one, other = believe(prior, trials), believe(prior, trials[::-1])
-    for name in one.__slots__:
+    for name in vars(one):
         assert np.array_equal(getattr(one, name), getattr(other, name))
 
 
@@ -130,3 +131,46 @@ def test_earlier_searches_that_agree_are_believed(made: SimpleNamespace) -> None
     past = made.past(prior, [0.7, 0.0, 0.0, 0.0, 0.0, -0.7], studies=4)
     belief = believe(prior, [], past)
     assert belief.log_seconds[0] > belief.log_seconds[5] + 0.2
+
+
+# -- several experts --------------------------------------------------------------------------
+
+
+def test_the_experts_that_probes_bear_out_are_believed(made: SimpleNamespace) -> None:
+    """One predicts twice the seconds for all, which orders nothing; one the opposite order."""
+    prior = made.prior([1.0, 2.0, 4.0, 8.0, 4.0, 2.0])
+    right = prior.experts[0]
+    prior = replace(prior, experts=np.array([-right, right, right + log(2.0)]))
+    before = believe(prior, [])
+    assert before.weights == pytest.approx([1 / 3] * 3)
+    assert before.log_seconds == pytest.approx(prior.experts.mean(0))
+    after = believe(prior, [made.trial(n, 2.0**n) for n in range(3)])
+    wrong = believe(replace(prior, experts=-right[None]), [made.trial(n, 2.0**n) for n in range(3)])
+    assert exp(after.log_seconds[3]) == pytest.approx(8.0, rel=0.2)
+    assert exp(wrong.log_seconds[3]) < 6.0
+    assert len(after.weights) < 3 or after.weights[0] < 0.1
+
+
+def test_what_still_runs_bears_no_expert_out(made: SimpleNamespace) -> None:
+    prior = made.prior([1.0, 2.0, 4.0, 8.0, 4.0, 2.0])
+    right = prior.experts[0]
+    prior = replace(prior, experts=np.array([right, right * 0.9 + 0.05, right * 1.2]))
+    trials = [made.trial(n, 2.0**n) for n in range(2)]
+    before = believe(prior, trials)
+    assert len(before.weights) > 1
+    # wherever they stand among the trials
+    running = believed_trials(before, [3, 4, 5])
+    after = believe(prior, [*running, *trials])
+    assert after.weights == pytest.approx(before.weights)
+    assert after.error[3] < before.error[3]
+
+
+def test_earlier_searches_that_probes_contradict_are_left_alone(made: SimpleNamespace) -> None:
+    """They saw the second half of the candidates five times as slow; here it is as predicted."""
+    prior = made.prior([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
+    past = made.past(prior, [0.0] * 3 + [log(5.0)] * 3, studies=4)
+    trials = [made.trial(n, exp(prior.log_seconds[n])) for n in (0, 3, 5)]
+    told, alone = believe(prior, trials, past), believe(prior, trials)
+    assert believe(prior, [], past).log_seconds[4] > alone.log_seconds[4] + 0.3
+    assert told.log_seconds == pytest.approx(alone.log_seconds, abs=0.1)
+    assert told.weights[: len(alone.weights)].sum() > 0.5

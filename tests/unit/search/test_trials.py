@@ -20,8 +20,10 @@ OTHER = {
     "micro_batch_size": 4,
     "gradient_accumulation_steps": 8,
     "sync_each_batch": False,
+    "defer_all_reduce": True,
     "activation_checkpointing": Checkpointing.FULL,
     "cpu_offload": True,
+    "fused_loss": True,
 }
 WORKLOAD = Workload(model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64)
 

@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -6,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space import Space, check_settings, count_settings, enumerate_space
@@ -29,8 +30,8 @@ def naive(question: Question) -> set[Settings]:
     world, node = question.cluster.world_size, question.cluster.gpus_per_node
     batch, found = question.workload.global_batch_size, set()
     shardings = [s for s in Sharding if s is not Sharding.ZERO1]
-    for tp, sharding, recompute, sync, checkpointing, micro in product(
-        range(1, node + 1), shardings, (False, True), (False, True), Checkpointing,
+    for tp, sharding, recompute, sync, defer, checkpointing, micro in product(
+        range(1, node + 1), shardings, (False, True), (False, True), (False, True), Checkpointing,
         range(1, batch + 1),
     ):  # fmt: skip
         if any(n % tp for n in (node, 32, 8, 11008, 2048)) or batch % (world // tp):
@@ -44,6 +45,8 @@ def naive(question: Question) -> set[Settings]:
             continue
         if sharding is Sharding.DDP and tp > 1 and ranks > 1:
             continue
+        if checkpointing is Checkpointing.SELECTIVE and tp > 1:
+            continue
         found.add(
             Settings(
                 sharding=sharding if ranks > 1 else Sharding.DDP,
@@ -52,6 +55,11 @@ def naive(question: Question) -> set[Settings]:
                 micro_batch_size=micro,
                 gradient_accumulation_steps=count,
                 sync_each_batch=sync or count == 1 or ranks == 1,
+                defer_all_reduce=defer
+                and sync
+                and count > 1
+                and ranks > 1
+                and sharding is Sharding.HYBRID_SHARD,
                 activation_checkpointing=checkpointing,
             )
         )
@@ -65,6 +73,53 @@ def test_the_space_is_what_the_rules_say(ask: Ask) -> None:
             legal = enumerate_space(question).legal
             assert len(set(legal)) == len(legal)
             assert set(legal) == naive(question)
+
+
+def test_a_fused_loss_is_looked_at_where_it_is_asked_for_and_can_be_had(ask: Ask) -> None:
+    both = {"fused_loss": (False, True)}
+    plain, asked = (enumerate_space(ask("8xa100-80gb", 8, **k)) for k in ({}, both))
+    fused = {one for one in asked.legal if one.fused_loss}
+    assert set(asked.legal) - fused == set(plain.legal)
+    assert fused == {replace(one, fused_loss=True) for one in plain.legal if one.tp_size == 1}
+    with pytest.raises(UsageError, match="Liger's kernels"):
+        enumerate_space(ask("8xa100-80gb", 8, name="trainer", fused_loss=(True,)))
+    ours, old = {"name": "accelerate", "fused_loss": (True,)}, {"transformers": "4.48.3"}
+    newer = ask("8xa100-80gb", 8, versions={"transformers": "4.49"}, **ours)
+    assert any(one.fused_loss for one in enumerate_space(newer).legal)
+    with pytest.raises(UsageError, match="or newer it can"):
+        enumerate_space(ask("8xa100-80gb", 8, versions=old, **ours))
+
+
+def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask: Ask) -> None:
+    """It has no argument for it: a callback of the user's must."""
+    cluster = "2x2xa100-80gb"
+    trainer, torch = (enumerate_space(ask(cluster, 16, name=n)) for n in ("trainer", "torch"))
+    assert Sharding.HYBRID_SHARD in values(trainer, "sharding")
+    assert values(trainer, "defer_all_reduce") == {False}
+    assert values(torch, "defer_all_reduce") == {False, True}
+    asked = enumerate_space(ask(cluster, 16, name="trainer", defer_all_reduce=(False, True)))
+    assert {one for one in asked.legal if not one.defer_all_reduce} == set(trainer.legal)
+    assert True in values(asked, "defer_all_reduce")
+
+
+@pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron"])
+def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask: Ask, name: str) -> None:
+    """Each knob, restricted to each of its values."""
+    cluster, batch, asked = "2x2xa100-80gb", 8, 0
+    whole = enumerate_space(ask(cluster, batch, name=name))
+    for knob, told in KNOBS.items():
+        kinds = {False, True} if told.kind is bool else values(whole, knob)
+        for value in sorted(kinds):
+            question = ask(cluster, batch, name=name, **{knob: (value,)})
+            try:
+                legal = enumerate_space(question).legal
+            except UsageError:
+                assert value not in values(whole, knob)
+                continue
+            asked += 1
+            for one in legal:
+                assert check_settings(question, one, given=tuple(KNOBS)) == one, (knob, value)
+    assert asked > 15
 
 
 @given(
@@ -133,7 +188,7 @@ def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
 
 def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
     for knobs, words in [
-        ({"name": "accelerate", "tp_size": (2,)}, "tp_size: got '2'; cannot be had here: no"),
+        ({"name": "accelerate", "tp_size": (2,)}, "tp_size: got '2'; cannot be had here: te"),
         ({"tp_size": (1,), "tp_recompute_allgather": (True,)}, "tp_recompute_allgather: got 'tr"),
         ({"pp_size": (2,)}, "pp_size: got '2'; cannot be had here: pipeline stages"),
     ]:
@@ -163,6 +218,24 @@ def test_accelerate_1_10_always_syncs_under_fsdp2(ask: Ask) -> None:
     today = enumerate_space(ask(name="accelerate"))
     assert set(map(frozenset, sync_by_sharding(today).values())) == {frozenset({False, True})}
     assert len(today.legal) > len(space.legal)
+
+
+def test_the_ladder_of_checkpointing_is_what_the_stack_can_be_told(ask: Ask) -> None:
+    knob, plain = "activation_checkpointing", {"none", "full"}
+    for name, versions, more in [
+        ("torch", {}, {"selective", "every_2"}),
+        ("accelerate", {}, {"selective", "every_2"}),
+        ("accelerate", {"torch": "2.10", "transformers": "4.52"}, set()),
+        ("trainer", {}, {"every_2"}),
+        ("trainer", {"transformers": "5.16"}, set()),
+        ("nanotron", {}, set()),
+    ]:
+        assert values(enumerate_space(ask(name=name, versions=versions)), knob) == plain | more
+    with pytest.raises(UsageError, match="no argument of the Trainer"):
+        enumerate_space(ask(name="trainer", activation_checkpointing=(Checkpointing.SELECTIVE,)))
+    with pytest.raises(UsageError, match="with tp_size 8 it must be one of none, every_2, full"):
+        split = Settings(tp_size=8, activation_checkpointing=Checkpointing.SELECTIVE)
+        check_settings(ask(), split)
 
 
 def test_accelerate_0_30_steps_too_often_when_it_syncs(ask: Ask) -> None:

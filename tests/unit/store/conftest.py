@@ -4,9 +4,7 @@ PostgreSQL."""
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, event, select, update
@@ -17,18 +15,17 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import Limits, Probe, ProbeRequest, Question, Study
+from tuner.core.study import Limits, ProbeRequest, Question
 from tuner.core.workload import Workload
-from tuner.dryrun import DryRun
 from tuner.model import load_model
-from tuner.store import Claim, Store, WorkerIdentity, open_store
+from tuner.store import WorkerIdentity, open_store
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
 ELSEWHERE = WorkerIdentity(host="elsewhere", boot_id="b", pid=1, started=1.0, name="elsewhere:1")
 """A worker of another machine: nobody here can see whether its process lives."""
 
 
-def enter(store: Store, study: Study, requests: list[ProbeRequest]) -> list[Probe]:
+def enter(store, study, requests):
     """Queues probes."""
     entered = []
     for request in requests:
@@ -39,7 +36,7 @@ def enter(store: Store, study: Study, requests: list[ProbeRequest]) -> list[Prob
     return entered
 
 
-def claimed(store: Store, study: Study, worker: WorkerIdentity, *devices: str) -> Claim:
+def claimed(store, study, worker, *devices):
     """Claims the oldest probe that may run on these devices."""
     claim = store.claim(study.id, worker, devices=devices)
     assert claim is not None
@@ -47,26 +44,26 @@ def claimed(store: Store, study: Study, worker: WorkerIdentity, *devices: str) -
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
+def sqlite_url(tmp_path):
     """The address of a SQLite file that does not exist yet, in a folder that does not either."""
     return f"sqlite:///{tmp_path}/data/tuner.db"
 
 
 @pytest.fixture
-def url(tmp_path: Path, make_database: Callable[[Path], str]) -> str:
+def url(tmp_path, make_database):
     """The address of a database without studies."""
     return make_database(tmp_path / "data" / "tuner.db")
 
 
 @pytest.fixture
-def store(url: str) -> Iterator[Store]:
+def store(url):
     """An open store, once for each kind of database."""
     with open_store(url) as opened:
         yield opened
 
 
 @pytest.fixture(scope="session")
-def question() -> Question:
+def question():
     """A question."""
     return Question(
         workload=Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8),
@@ -76,13 +73,13 @@ def question() -> Question:
 
 
 @pytest.fixture(scope="session")
-def worker() -> WorkerIdentity:
+def worker():
     """This process as a worker."""
     return WorkerIdentity.of_this_process("the tests")
 
 
 @pytest.fixture(scope="session")
-def requests() -> Callable[[int], list[ProbeRequest]]:
+def requests():
     """Makes so many different probes."""
 
     def make(number: int) -> list[ProbeRequest]:
@@ -100,7 +97,7 @@ def requests() -> Callable[[int], list[ProbeRequest]]:
 
 
 @pytest.fixture(scope="session")
-def found() -> Measurement:
+def found():
     """A measurement with everything in it."""
     return Measurement(
         outcome=Outcome.OK,
@@ -129,13 +126,13 @@ def found() -> Measurement:
 
 
 @pytest.fixture(scope="session")
-def dry_run_of() -> Callable[..., DryRun]:
+def dry_run_of():
     """Makes dry runs."""
     return make_dry_run
 
 
 @pytest.fixture(scope="session")
-def dead() -> WorkerIdentity:
+def dead():
     """A worker of this machine that has ended."""
     program = (
         "import json; from tuner.store import WorkerIdentity as Worker;"
@@ -146,13 +143,13 @@ def dead() -> WorkerIdentity:
 
 
 @pytest.fixture
-def study(store: Store, question: Question) -> Study:
+def study(store, question):
     """The question, asked."""
     return store.ask(question, Limits())
 
 
 @pytest.fixture
-def claim(store, study, requests, worker) -> Claim:
+def claim(store, study, requests, worker):
     """One probe of the study, claimed by this process."""
     assert store.enter_probe(study.id, study.revision, requests(1)[0], 1000)
     claim = store.claim(study.id, worker)
@@ -161,7 +158,7 @@ def claim(store, study, requests, worker) -> Claim:
 
 
 @pytest.fixture
-def run_out(store: Store) -> Callable[[], None]:
+def run_out(store):
     """Lets all leases run out, and all signs of workers be old."""
 
     def run_out() -> None:
@@ -176,7 +173,7 @@ def run_out(store: Store) -> Callable[[], None]:
 
 
 @pytest.fixture
-def count_statements() -> Iterator[Callable[[], list[str]]]:
+def count_statements():
     """Begins a list to which every statement is added from then on."""
     with ExitStack() as stack:
 

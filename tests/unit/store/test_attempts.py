@@ -10,15 +10,15 @@ from sqlalchemy.orm import Session
 from tests.unit.store.conftest import ELSEWHERE
 from tuner.core import lease
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Limits, Study
-from tuner.store import Claim, Store, WorkerIdentity
+from tuner.core.study import Limits
+from tuner.store import Claim, WorkerIdentity
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
 Begin = Callable[..., Claim]
 
 
 @pytest.fixture
-def begin(store, study, requests, worker, long_ago) -> Begin:
+def begin(store, study, requests, worker, long_ago):
     """Claims a probe; it was begun some seconds ago."""
     revision = store.study(study.id).revision
     assert store.enter_probe(study.id, revision, requests(1)[0], None) is not None
@@ -34,14 +34,14 @@ def begin(store, study, requests, worker, long_ago) -> Begin:
 
 
 @pytest.fixture
-def long_ago(store: Store, study: Study) -> None:
+def long_ago(store, study):
     """It was asked an hour ago."""
     with Session(store.transactions.writer) as session, session.begin():
         then = clock(session) - timedelta(hours=1)
         session.execute(update(StudyRow).values(asked_at=then))
 
 
-def test_what_was_given_back_is_charged(store, study, begin) -> None:
+def test_what_was_given_back_is_charged(store, study, begin):
     assert store.study(study.id).fruitless_s == 0
     store.give_back(begin(200), "the study's time is spent")
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
@@ -49,7 +49,7 @@ def test_what_was_given_back_is_charged(store, study, begin) -> None:
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
 
 
-def test_an_accident_is_charged_and_what_has_a_result_is_not(store, study, begin) -> None:
+def test_an_accident_is_charged_and_what_has_a_result_is_not(store, study, begin):
     """The last attempt's time is its measurement's."""
     crashed = Measurement(outcome=Outcome.CRASHED, wall_s=200.0)
     store.record(begin(200), crashed)
@@ -60,7 +60,7 @@ def test_an_accident_is_charged_and_what_has_a_result_is_not(store, study, begin
     assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
 
 
-def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, study, begin) -> None:
+def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, study, begin):
     lost = begin(500, ELSEWHERE)
     with Session(store.transactions.writer) as session, session.begin():
         row = session.get_one(AttemptRow, lost.attempt_id)
@@ -69,7 +69,7 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, stud
     assert store.study(study.id).fruitless_s == pytest.approx(30)
 
 
-def test_an_earlier_asking_is_not_charged(store, study, question, begin) -> None:
+def test_an_earlier_asking_is_not_charged(store, study, question, begin):
     store.give_back(begin(200), "Ctrl-C")
     store.ask(question, Limits(max_probes=3))
     again = store.study(study.id)

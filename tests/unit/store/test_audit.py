@@ -6,20 +6,19 @@ import pytest
 from sqlalchemy import delete, func, select, update
 
 from tuner.errors import UsageError
-from tuner.store import Store
-from tuner.store.audit import LOCAL, Action, Audit, AuditNote, add_audit
+from tuner.store.access import LOCAL, Action, Audit, AuditNote, add_audit
 from tuner.store.tables import AuditRow, clock
 
 
 @pytest.fixture
-def audit(store: Store) -> Audit:
+def audit(store):
     """That of a database in which nothing is noted."""
     with store.transactions.write() as session:
         session.execute(delete(AuditRow))
     return Audit(store.transactions)
 
 
-def test_the_newest_come_first(audit) -> None:
+def test_the_newest_come_first(audit):
     audit.note(LOCAL, Action.SUBMIT, "st-0123456789ab", address="127.0.0.1")
     audit.note("k1", Action.KEY_CREATE, key="", times=3)
     newer, older = audit.newest(10)
@@ -36,7 +35,7 @@ def test_the_newest_come_first(audit) -> None:
     assert newer.as_dict()["at"].endswith("Z")
 
 
-def test_they_are_read_in_pages(audit) -> None:
+def test_they_are_read_in_pages(audit):
     for number in range(5):
         audit.note(LOCAL, Action.CANCEL, times=number)
     first = audit.newest(2)
@@ -46,7 +45,7 @@ def test_they_are_read_in_pages(audit) -> None:
     assert audit.newest(2, before=last[-1].id) == []
 
 
-def test_a_strangers_text_is_cut_and_made_harmless(audit) -> None:
+def test_a_strangers_text_is_cut_and_made_harmless(audit):
     audit.note("k" * 500, Action.JOIN, address="a\nb\x1b[2J\0" + "x" * 10_000)
     (entry,) = audit.newest(1)
     assert entry.actor == "k" * 64
@@ -54,8 +53,8 @@ def test_a_strangers_text_is_cut_and_made_harmless(audit) -> None:
     assert len(entry.data["address"]) == 200
 
 
-def test_what_is_old_is_deleted_and_who_did_that_is_noted(audit, monkeypatch) -> None:
-    monkeypatch.setattr("tuner.store.audit.PRUNED", 3)
+def test_what_is_old_is_deleted_and_who_did_that_is_noted(audit, monkeypatch):
+    monkeypatch.setattr("tuner.store.access.PRUNED", 3)
     with audit.transactions.write() as session:
         now = clock(session)
         for days in (400, 31, 30, 29, 3, 2, 1):

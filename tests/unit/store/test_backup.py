@@ -12,22 +12,21 @@ import pytest
 from tuner.core.study import Limits
 from tuner.errors import StoreError, UsageError
 from tuner.store import open_store
-from tuner.store.backup import backup
-from tuner.store.migrate import check
+from tuner.store.migrate import backup, check
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Path:
+def target(tmp_path):
     return tmp_path / "copies" / "copy.db"
 
 
 @pytest.fixture(autouse=True)
-def folder(target: Path) -> Path:
+def folder(target):
     target.parent.mkdir()
     return target.parent
 
 
-def test_a_copy_holds_what_the_database_holds(sqlite_url, question, target) -> None:
+def test_a_copy_holds_what_the_database_holds(sqlite_url, question, target):
     with open_store(sqlite_url) as store:
         study = store.ask(question, Limits(max_probes=3))
         size_bytes = backup(sqlite_url, target)
@@ -38,7 +37,7 @@ def test_a_copy_holds_what_the_database_holds(sqlite_url, question, target) -> N
         assert copy.study(study.id) == study
 
 
-def test_a_copy_is_of_one_moment_while_others_write(sqlite_url, folder) -> None:
+def test_a_copy_is_of_one_moment_while_others_write(sqlite_url, folder):
     """Two rows are always written together; no copy has one of them."""
     open_store(sqlite_url).close()
     path = sqlite_url.removeprefix("sqlite:///")
@@ -75,10 +74,10 @@ def test_a_copy_is_of_one_moment_while_others_write(sqlite_url, folder) -> None:
     assert counts[-1] > counts[0] > 0
 
 
-def test_a_file_that_appears_meanwhile_is_not_overwritten(sqlite_url, target, monkeypatch) -> None:
+def test_a_file_that_appears_meanwhile_is_not_overwritten(sqlite_url, target, monkeypatch):
     open_store(sqlite_url).close()
     monkeypatch.setattr(
-        "tuner.store.backup.shutil.copymode", lambda *_: target.write_text("precious")
+        "tuner.store.migrate.shutil.copymode", lambda *_: target.write_text("precious")
     )
     with pytest.raises(UsageError, match="is there already"):
         backup(sqlite_url, target)
@@ -86,14 +85,14 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(sqlite_url, target, mo
     assert list(target.parent.iterdir()) == [target]
 
 
-def test_who_may_not_read_the_database_may_not_read_the_copy(sqlite_url, target) -> None:
+def test_who_may_not_read_the_database_may_not_read_the_copy(sqlite_url, target):
     open_store(sqlite_url).close()
     Path(sqlite_url.removeprefix("sqlite:///")).chmod(0o640)
     backup(sqlite_url, target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
-def test_a_damaged_database_leaves_no_copy(sqlite_url, target) -> None:
+def test_a_damaged_database_leaves_no_copy(sqlite_url, target):
     open_store(sqlite_url).close()
     path = Path(sqlite_url.removeprefix("sqlite:///"))
     contents = bytearray(path.read_bytes())
@@ -104,7 +103,7 @@ def test_a_damaged_database_leaves_no_copy(sqlite_url, target) -> None:
     assert list(target.parent.iterdir()) == []
 
 
-def test_postgresql_has_its_own_tool(target) -> None:
+def test_postgresql_has_its_own_tool(target):
     with pytest.raises(UsageError) as refused:
         backup("postgresql://user:secret@host/tuner", target)
     assert "pg_dump --format=custom --file=tuner.dump 'postgresql://user@host/tuner'" in str(

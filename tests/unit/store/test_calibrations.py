@@ -7,7 +7,6 @@ from sqlalchemy import text
 from tests.unit.cost import calibrations as known
 from tuner.core.cluster import parse_cluster
 from tuner.core.study import Limits
-from tuner.cost.calibration import Calibration
 
 CASES = [
     {"kind": "copy", "dtype": "bf16", "elements": 1024},
@@ -17,12 +16,12 @@ CASES = [
 TORCH = {"torch": "2.13.0"}
 
 
-def measured(name, at="2026-11-21T10:00:00+00:00", torch="2.13.0") -> Calibration:
+def measured(name, at="2026-11-21T10:00:00+00:00", torch="2.13.0"):
     cluster = parse_cluster(name)
     return known.calibration_of(CASES, cluster, at=at, versions={"torch": torch})
 
 
-def test_the_newest_counts(store) -> None:
+def test_the_newest_counts(store):
     cluster = parse_cluster("8xh100-80gb")
     assert store.calibration(cluster, TORCH) is None
     older, newer = measured("8xh100-80gb"), measured("8xh100-80gb", "2026-11-22T10:00:00+00:00")
@@ -32,7 +31,7 @@ def test_the_newest_counts(store) -> None:
     assert store.calibration(cluster, TORCH) == newer
 
 
-def test_a_node_of_the_same_size_goes_before_newer_ones(store) -> None:
+def test_a_node_of_the_same_size_goes_before_newer_ones(store):
     node, one = measured("8xh100-80gb"), measured("h100-80gb")
     store.keep_calibration(node)
     store.keep_calibration(one)
@@ -42,7 +41,7 @@ def test_a_node_of_the_same_size_goes_before_newer_ones(store) -> None:
     assert store.calibration(parse_cluster("h100-80gb"), TORCH) == one
 
 
-def test_other_devices_and_other_releases_are_not_these(store) -> None:
+def test_other_devices_and_other_releases_are_not_these(store):
     cluster = parse_cluster("8xh100-80gb")
     store.keep_calibration(measured("8xh100-80gb", torch="2.13.0+cu130"))
     assert store.calibration(cluster, TORCH) is not None
@@ -51,7 +50,7 @@ def test_other_devices_and_other_releases_are_not_these(store) -> None:
     assert store.calibration(parse_cluster("8xa100-80gb"), TORCH) is None
 
 
-def test_one_of_another_format_is_as_if_it_were_not_there(store) -> None:
+def test_one_of_another_format_is_as_if_it_were_not_there(store):
     cluster, older = parse_cluster("8xh100-80gb"), measured("8xh100-80gb")
     store.keep_calibration(older)
     store.keep_calibration(replace(older, at="2026-11-22T10:00:00+00:00"))
@@ -63,7 +62,7 @@ def test_one_of_another_format_is_as_if_it_were_not_there(store) -> None:
     assert store.calibration(cluster, TORCH) == older
 
 
-def test_a_study_is_read_with_the_rates_of_its_cluster(store, question) -> None:
+def test_a_study_is_read_with_the_rates_of_its_cluster(store, question):
     study = store.ask(question, Limits())
     assert study.calibration is None
     found = measured(question.cluster.name, torch=question.framework.versions["torch"])

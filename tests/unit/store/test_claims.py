@@ -1,7 +1,7 @@
 """Claims, records and what is given back when the answer of the database is lost."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +13,7 @@ from sqlalchemy import select
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import StoreError
-from tuner.store import Claim, Store, open_store
+from tuner.store import open_store
 from tuner.store.tables import AttemptRow
 
 Requests = Callable[[int], list[ProbeRequest]]
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 
 @contextmanager
-def answers_lost(store: Store) -> Iterator[None]:
+def answers_lost(store):
     """The next commit is made, and its answer does not come: the connection breaks."""
     dialect = store.transactions.engine.dialect
     commit = dialect.do_commit
@@ -41,7 +41,7 @@ def answers_lost(store: Store) -> Iterator[None]:
     assert lost
 
 
-def attempts(store: Store) -> list[tuple[int, str]]:
+def attempts(store):
     """Number and state of every attempt that was ever made."""
     columns = (AttemptRow.number, AttemptRow.state)
     with store.transactions.read() as session:
@@ -49,7 +49,7 @@ def attempts(store: Store) -> list[tuple[int, str]]:
         return [(number, str(state)) for number, state in rows]
 
 
-def left_by(store: Store, claim: Claim) -> tuple[Any, ...]:
+def left_by(store, claim):
     """All that a record or what is given back writes."""
     study = store.study(claim.study_id)
     return attempts(store), store.events(claim.study_id), study.revision
@@ -58,7 +58,7 @@ def left_by(store: Store, claim: Claim) -> tuple[Any, ...]:
 @pytest.mark.parametrize("devices", [(), ("GPU-0", "GPU-1")])
 def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
     store, study, requests, worker, run_out, devices
-) -> None:
+):
     assert store.enter_probe(study.id, study.revision, requests(1)[0])
     with answers_lost(store), pytest.raises(StoreError):
         store.claim(study.id, worker, devices=devices)
@@ -69,7 +69,7 @@ def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
     assert attempts(store) == [(1, "lost"), (2, "running")]
 
 
-def test_a_record_whose_answer_is_lost_is_made_once(store, claim, found) -> None:
+def test_a_record_whose_answer_is_lost_is_made_once(store, claim, found):
     strange = replace(found, losses=(10.5, float("nan")))
     with answers_lost(store), pytest.raises(StoreError):
         store.record(claim, strange)
@@ -80,7 +80,7 @@ def test_a_record_whose_answer_is_lost_is_made_once(store, claim, found) -> None
     assert left_by(store, claim) == before
 
 
-def test_an_accident_whose_record_is_sent_again_is_tried_once_more(store, claim, worker) -> None:
+def test_an_accident_whose_record_is_sent_again_is_tried_once_more(store, claim, worker):
     crashed = Measurement(outcome=Outcome.CRASHED, detail="signal 11")
     with answers_lost(store), pytest.raises(StoreError):
         store.record(claim, crashed)
@@ -91,7 +91,7 @@ def test_an_accident_whose_record_is_sent_again_is_tried_once_more(store, claim,
     assert attempts(store) == [(1, "done"), (2, "running")]
 
 
-def test_what_is_given_back_twice_is_given_back(store, claim) -> None:
+def test_what_is_given_back_twice_is_given_back(store, claim):
     with answers_lost(store), pytest.raises(StoreError):
         store.give_back(claim, "Ctrl-C")
     before = left_by(store, claim)
@@ -102,7 +102,7 @@ def test_what_is_given_back_twice_is_given_back(store, claim) -> None:
 
 def test_a_study_that_ends_while_it_is_claimed_has_nothing_queued(
     url, store, question, requests, worker
-) -> None:
+):
     for number in range(4):
         study = store.ask(replace(question, knobs={"tp_size": (1 + number,)}), Limits())
         if number % 2:

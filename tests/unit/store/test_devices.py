@@ -12,8 +12,8 @@ from sqlalchemy.engine import Engine
 from tests.unit.store.conftest import claimed, enter
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
-from tuner.store import Store, WorkerIdentity, open_store
+from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
+from tuner.store import WorkerIdentity, open_store
 from tuner.store.tables import AttemptRow, DeviceRow, StudyRow
 
 Requests = Callable[[int], list[ProbeRequest]]
@@ -23,18 +23,18 @@ LOST = Measurement(outcome=Outcome.DEVICE_LOST, detail="GPU-0 fell off the bus")
 
 
 @pytest.fixture
-def queued(store: Store, study: Study, requests: Requests) -> list[int]:
+def queued(store, study, requests):
     """Ids of four probes that wait."""
     return [probe.id for probe in enter(store, study, requests(4))]
 
 
-def held(store: Store) -> dict[str, int]:
+def held(store):
     with store.transactions.read() as session:
         return {row.device: row.attempt_id for row in session.scalars(select(DeviceRow))}
 
 
 @pytest.mark.usefixtures("queued")
-def test_a_device_is_held_by_one_claim(store, study, worker) -> None:
+def test_a_device_is_held_by_one_claim(store, study, worker):
     both = claimed(store, study, worker, "GPU-1", "GPU-0")
     assert held(store) == {"GPU-0": both.attempt_id, "GPU-1": both.attempt_id}
     before = (store.study(study.id), store.events(study.id))
@@ -47,7 +47,7 @@ def test_a_device_is_held_by_one_claim(store, study, worker) -> None:
 
 @pytest.mark.usefixtures("queued")
 @pytest.mark.parametrize("end", ["record", "again", "give_back", "lose", "cascade"])
-def test_a_device_is_free_when_the_attempt_ends(store, study, worker, dead, end) -> None:
+def test_a_device_is_free_when_the_attempt_ends(store, study, worker, dead, end):
     claim = claimed(store, study, dead if end == "lose" else worker, *GPUS)
     assert sorted(held(store)) == list(GPUS)
     match end:
@@ -70,9 +70,7 @@ def test_a_device_is_free_when_the_attempt_ends(store, study, worker, dead, end)
 
 
 @pytest.mark.usefixtures("queued")
-def test_of_those_who_claim_a_device_at_once_one_has_it(
-    url, store, study, question, requests
-) -> None:
+def test_of_those_who_claim_a_device_at_once_one_has_it(url, store, study, question, requests):
     """Each looks before any has written, so that only the key is left to guard."""
     other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     enter(store, other, requests(4))
@@ -104,10 +102,7 @@ def test_of_those_who_claim_a_device_at_once_one_has_it(
     assert states == {StudyState.RUNNING, StudyState.QUEUED}
 
 
-# A device that disappears
-
-
-def test_what_lost_a_device_is_tried_again_on_others(store, study, worker, queued) -> None:
+def test_what_lost_a_device_is_tried_again_on_others(store, study, worker, queued):
     assert store.record(claimed(store, study, worker, "GPU-0", "GPU-1"), LOST)
     taken = [claimed(store, study, worker, f"GPU-{n}").probe.id for n in (2, 3, 4)]
     assert taken == queued[1:], "those that lost none go first"
@@ -116,7 +111,7 @@ def test_what_lost_a_device_is_tried_again_on_others(store, study, worker, queue
     assert store.study(study.id).probes[0].state is ProbeState.RUNNING
 
 
-def test_what_lost_a_node_is_tried_again_on_the_others(store, study, worker, requests) -> None:
+def test_what_lost_a_node_is_tried_again_on_the_others(store, study, worker, requests):
     probe_id = enter(store, study, requests(1))[0].id
     lost = replace(LOST, lost_devices=("GPU-1", "GPU-0", "GPU-9"))
     claim = claimed(store, study, worker, *GPUS)
@@ -129,18 +124,14 @@ def test_what_lost_a_node_is_tried_again_on_the_others(store, study, worker, req
     assert held(store).keys() == {"GPU-2", "GPU-3", "GPU-9"}
 
 
-def test_what_lost_devices_that_it_did_not_hold_has_lost_all(
-    store, study, worker, requests
-) -> None:
+def test_what_lost_devices_that_it_did_not_hold_has_lost_all(store, study, worker, requests):
     enter(store, study, requests(1))
     lost = replace(LOST, lost_devices=("GPU-9",))
     assert store.record(claimed(store, study, worker, "GPU-0", "GPU-1"), lost)
     assert store.claim(study.id, worker, devices=("GPU-1",)) is None
 
 
-def test_what_lost_a_device_may_be_tried_where_none_are_named(
-    store, study, worker, requests
-) -> None:
+def test_what_lost_a_device_may_be_tried_where_none_are_named(store, study, worker, requests):
     probe_id = enter(store, study, requests(1))[0].id
     assert store.record(claimed(store, study, worker, "GPU-0"), LOST)
     assert store.claim(study.id, worker, Fidelity.EMULATED) is None
@@ -149,21 +140,21 @@ def test_what_lost_a_device_may_be_tried_where_none_are_named(
     assert claim.probe.id == probe_id
 
 
-def test_what_lost_two_devices_is_closed(store, study, worker, requests) -> None:
+def test_what_lost_two_devices_is_closed(store, study, worker, requests):
     enter(store, study, requests(1))
     for gpu in GPUS[:2]:
         assert store.record(claimed(store, study, worker, gpu), LOST)
     assert store.study(study.id).probes[0].measurement == LOST
 
 
-def test_what_crashed_on_a_device_may_have_it_again(store, study, worker, queued) -> None:
+def test_what_crashed_on_a_device_may_have_it_again(store, study, worker, queued):
     store.record(claimed(store, study, worker, "GPU-0"), Measurement(outcome=Outcome.CRASHED))
     assert claimed(store, study, worker, "GPU-0").probe.id == queued[0]
 
 
 def test_what_nobody_can_take_elsewhere_is_closed_after_a_lease(
     store, study, requests, worker, monkeypatch
-) -> None:
+):
     probe_id = enter(store, study, requests(1))[0].id
     attempt = claimed(store, study, worker, "GPU-0")
     assert store.record(attempt, replace(LOST, wall_s=3.0))

@@ -8,25 +8,23 @@ from sqlalchemy import text
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import ProbeRequest, ProbeState, Question
+from tuner.core.study import ProbeRequest, ProbeState
 from tuner.dryrun import DryRun
 
 MakeDryRun = Callable[..., DryRun]
 FAILURE = {"type": "TimeLimit", "message": "took longer than 60 s"}
 
 
-def request(settings: Settings, fidelity: Fidelity = Fidelity.PREDICTED) -> ProbeRequest:
+def request(settings, fidelity=Fidelity.PREDICTED):
     return ProbeRequest(settings=settings, fidelity=fidelity)
 
 
 @pytest.fixture
-def dry_run(question: Question, dry_run_of: MakeDryRun) -> DryRun:
+def dry_run(question, dry_run_of):
     return dry_run_of(question, Settings())
 
 
-def test_the_first_dry_run_of_a_key_stays_unless_it_failed(
-    store, question, dry_run, dry_run_of
-) -> None:
+def test_the_first_dry_run_of_a_key_stays_unless_it_failed(store, question, dry_run, dry_run_of):
     failed = dry_run_of(question, Settings(), error=FAILURE)
     assert failed.key == dry_run.key
     store.keep_dry_run(failed)
@@ -37,7 +35,7 @@ def test_the_first_dry_run_of_a_key_stays_unless_it_failed(
     assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
 
 
-def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(store, dry_run) -> None:
+def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(store, dry_run):
     store.keep_dry_run(dry_run)
     with store.transactions.write() as session:
         session.execute(text("UPDATE dry_runs SET record = '{\"format\": 0}'"))
@@ -46,7 +44,7 @@ def test_a_dry_run_of_another_format_is_as_if_it_were_not_there(store, dry_run) 
     assert store.dry_runs([dry_run.key]) == {dry_run.key: dry_run}
 
 
-def test_a_probe_that_is_known_is_entered_as_done(store, study, dry_run, found) -> None:
+def test_a_probe_that_is_known_is_entered_as_done(store, study, dry_run, found):
     store.keep_dry_run(dry_run)
     measurement = replace(found, dry_run=dry_run.key)
     entered = store.enter_probe(study.id, study.revision, request(Settings()), 7, measurement)
@@ -62,7 +60,7 @@ def test_a_probe_that_is_known_is_entered_as_done(store, study, dry_run, found) 
     assert store.studies()[0].probes == {Outcome.OK: 1}
 
 
-def test_a_worker_may_take_probes_of_one_fidelity_only(store, study, worker) -> None:
+def test_a_worker_may_take_probes_of_one_fidelity_only(store, study, worker):
     for fidelity in Fidelity:
         revision = store.study(study.id).revision
         assert store.enter_probe(study.id, revision, request(Settings(), fidelity), None)

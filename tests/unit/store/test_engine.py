@@ -2,6 +2,7 @@
 
 import socket
 import sqlite3
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,13 @@ from sqlalchemy.engine import Connection, Engine
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits
-from tuner.errors import AwayError, StoreError, TunerError, UsageError
+from tuner.errors import AwayError, StoreError, UsageError
 from tuner.store import default_url, open_store
 from tuner.store import engine as engine_module
 from tuner.store.engine import parse_url, shown_url
 
 
-def test_the_environment_names_another(monkeypatch, sqlite_url) -> None:
+def test_the_environment_names_another(monkeypatch, sqlite_url):
     monkeypatch.setenv("TUNER_DB", sqlite_url)
     assert default_url() == sqlite_url
     with open_store() as store:
@@ -40,7 +41,7 @@ def test_the_environment_names_another(monkeypatch, sqlite_url) -> None:
         f"sqlite:///{'x' * 300}.db",
     ],
 )
-def test_other_addresses_are_refused(text) -> None:
+def test_other_addresses_are_refused(text):
     with pytest.raises(UsageError, match=r"^db: got ") as caught:
         parse_url(text)
     assert caught.value.exit_code == 2
@@ -50,14 +51,14 @@ def test_other_addresses_are_refused(text) -> None:
 @pytest.mark.parametrize(
     "text", ["mysql://user:secret@host/name", "postgresql://user:secret@host:port/name"]
 )
-def test_a_password_is_not_shown(text) -> None:
+def test_a_password_is_not_shown(text):
     with pytest.raises(UsageError) as caught:
         parse_url(text)
     assert "secret" not in str(caught.value)
     assert shown_url(parse_url("postgresql://user:secret@host/name")).count("***") == 1
 
 
-def refused(url: str, kind: type[TunerError], match: str, *, create: bool = True) -> None:
+def refused(url, kind, match, *, create=True):
     with pytest.raises(kind, match=match) as caught:
         open_store(url, create=create)
     assert "\n" not in str(caught.value)
@@ -65,21 +66,21 @@ def refused(url: str, kind: type[TunerError], match: str, *, create: bool = True
         assert caught.value.field == "db"
 
 
-def test_a_library_that_is_too_old_is_refused(sqlite_url, monkeypatch) -> None:
+def test_a_library_that_is_too_old_is_refused(sqlite_url, monkeypatch):
     open_store(sqlite_url).close()
     monkeypatch.setattr(sqlite3, "sqlite_version", "3.34.1")
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     refused(sqlite_url, StoreError, r"SQLite 3\.35 is needed; this is 3\.34\.1")
 
 
-def test_a_file_that_is_no_database_is_refused(tmp_path) -> None:
+def test_a_file_that_is_no_database_is_refused(tmp_path):
     path = tmp_path / "notes.txt"
     path.write_text("not a database\n" * 100)
     refused(f"sqlite:///{path}", UsageError, "is not a database")
     assert path.read_text() == "not a database\n" * 100
 
 
-def test_a_damaged_file_is_an_error(tmp_path, question) -> None:
+def test_a_damaged_file_is_an_error(tmp_path, question):
     path = tmp_path / "tuner.db"
     with open_store(f"sqlite:///{path}") as store:
         store.ask(question, Limits())
@@ -96,7 +97,7 @@ def test_a_damaged_file_is_an_error(tmp_path, question) -> None:
     assert not isinstance(caught.value, AwayError)
 
 
-def test_another_programs_database_is_refused(tmp_path) -> None:
+def test_another_programs_database_is_refused(tmp_path):
     path = tmp_path / "other.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE studies (study_id INTEGER)")
@@ -104,11 +105,11 @@ def test_another_programs_database_is_refused(tmp_path) -> None:
     refused(f"sqlite:///{path}", UsageError, "is a database of another program")
 
 
-def read_only(dbapi_connection: sqlite3.Connection, record: object) -> None:
+def read_only(dbapi_connection, record):
     dbapi_connection.execute("PRAGMA query_only = ON")  # what follows from a file's permissions
 
 
-def test_a_file_that_cannot_be_written_is_refused(sqlite_url, question) -> None:
+def test_a_file_that_cannot_be_written_is_refused(sqlite_url, question):
     open_store(sqlite_url).close()
     event.listen(Engine, "connect", read_only)
     try:
@@ -120,7 +121,7 @@ def test_a_file_that_cannot_be_written_is_refused(sqlite_url, question) -> None:
         event.remove(Engine, "connect", read_only)
 
 
-def test_a_writer_that_does_not_end_is_an_error(sqlite_url, question, monkeypatch) -> None:
+def test_a_writer_that_does_not_end_is_an_error(sqlite_url, question, monkeypatch):
     monkeypatch.setattr("tuner.store.engine.BUSY_TIMEOUT_S", 0.1)
     with open_store(sqlite_url) as store:
         other = sqlite3.connect(parse_url(sqlite_url).database or "", isolation_level=None)
@@ -132,7 +133,7 @@ def test_a_writer_that_does_not_end_is_an_error(sqlite_url, question, monkeypatc
         assert store.ask(question, Limits()).probes == ()
 
 
-def test_postgresql_that_is_not_there_is_an_error() -> None:
+def test_postgresql_that_is_not_there_is_an_error():
     pytest.importorskip("psycopg")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -143,7 +144,7 @@ def test_postgresql_that_is_not_there_is_an_error() -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_sqlite_is_set_up_to_lose_nothing(sqlite_url, monkeypatch) -> None:
+def test_sqlite_is_set_up_to_lose_nothing(sqlite_url, monkeypatch):
     monkeypatch.setattr(engine_module, "DURABLY", "FULL")
     with open_store(sqlite_url) as store, store.transactions.engine.connect() as connection:
 
@@ -158,7 +159,7 @@ def test_sqlite_is_set_up_to_lose_nothing(sqlite_url, monkeypatch) -> None:
 
 def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
     sqlite_url, question, requests, worker, monkeypatch
-) -> None:
+):
     monkeypatch.setattr(engine_module, "DURABLY", "FULL")
     waits: dict[str, list[str]] = {}
 
@@ -188,7 +189,7 @@ def test_what_a_power_cut_ends_anyway_does_not_wait_for_the_disk(
     assert {doing for doing, hows in waits.items() if hows == ["waits"]} == set(waits) - goes_on
 
 
-def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question) -> None:
+def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question):
     path = Path(parse_url(sqlite_url).database or "")
     with open_store(sqlite_url) as store:
         study = store.ask(question, Limits())
@@ -202,3 +203,19 @@ def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question) 
         moved.rename(path.parent)
         assert store.study(study.id) == study
         assert store.ask(question, Limits(max_probes=1)).revision == study.revision + 1
+
+
+def test_a_pipeline_that_ends_in_trouble_is_the_databases_trouble(sqlite_url):
+    """What comes after a commit is not of SQLAlchemy's statements, and no error of its own."""
+
+    class Driver:
+        @contextmanager
+        def pipeline(self):
+            yield
+            raise sqlite3.OperationalError("the connection is closed")
+
+    with (
+        pytest.raises(AwayError, match="cannot be used: the connection is closed"),
+        engine_module._pipeline(Driver(), sqlite3, parse_url(sqlite_url)),
+    ):
+        pass

@@ -9,20 +9,19 @@ from sqlalchemy import update
 
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
-from tuner.store import Claim, Store
-from tuner.store.figures import Figures, read_figures
+from tuner.store.figures import read_figures
 from tuner.store.tables import AttemptRow, AttemptState, clock
 from tuner.store.workers import Workers
 
 Requests = Callable[[int], list[ProbeRequest]]
 
 
-def figures(store: Store) -> Figures:
+def figures(store):
     return read_figures(store.transactions)
 
 
 @pytest.fixture
-def busy(store, study, requests, worker, dead, question) -> Claim:
+def busy(store, study, requests, worker, dead, question):
     """Six probes: two queued, one of which was lost; one running; three done."""
     for number, request in enumerate(requests(6)):
         assert store.enter_probe(study.id, study.revision + number, request, None)
@@ -39,7 +38,7 @@ def busy(store, study, requests, worker, dead, question) -> Claim:
     return claim
 
 
-def test_what_there_is_is_counted(store, busy) -> None:
+def test_what_there_is_is_counted(store, busy):
     found = figures(store)
     assert {state: n for state, n in found.studies.items() if n} == {
         StudyState.RUNNING: 1,
@@ -60,7 +59,7 @@ def test_what_there_is_is_counted(store, busy) -> None:
     assert (found.devices_held, found.workers_living) == (2, 1)
 
 
-def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store, busy) -> None:
+def test_the_oldest_sign_of_a_worker_that_holds_a_probe(store, busy):
     assert figures(store).oldest_beat_s < 30
     with store.transactions.write() as session:
         until = clock(session) + timedelta(seconds=60 - 45)

@@ -6,15 +6,15 @@ import pytest
 
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, Question
+from tuner.core.study import Limits, ProbeRequest
 from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.faults import wrong_of
 from tuner.guard.replica import family_of, replica_of
-from tuner.planner.wrong import wrong_of
-from tuner.store import Store, WorkerIdentity
+from tuner.store import WorkerIdentity
 
 
 @pytest.fixture
-def verdict(question: Question) -> GuardCheck:
+def verdict(question):
     settings = Settings(sharding=Sharding.FULL_SHARD)
     replica = replica_of(question, settings)
     return GuardCheck(
@@ -30,11 +30,11 @@ def verdict(question: Question) -> GuardCheck:
     )
 
 
-def undated(verdict: GuardCheck) -> GuardCheck:
+def undated(verdict):
     return replace(verdict, date=None)
 
 
-def test_a_verdict_is_kept_with_its_date(store, verdict) -> None:
+def test_a_verdict_is_kept_with_its_date(store, verdict):
     assert store.checks() == {}
     store.keep_check(verdict)
     (found,) = store.checks().values()
@@ -44,7 +44,7 @@ def test_a_verdict_is_kept_with_its_date(store, verdict) -> None:
     assert store.checks("another") == {}
 
 
-def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(store, verdict) -> None:
+def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(store, verdict):
     undecided = replace(verdict, ruling=CheckState.NOT_CHECKED, outcome=Outcome.TIMEOUT)
     passed = replace(verdict, ruling=CheckState.PASSED, outcome=Outcome.OK, detail="")
     for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
@@ -53,7 +53,7 @@ def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(store, verdi
         assert undated(store.checks()[verdict.key]) == kept
 
 
-def test_a_study_is_read_with_its_verdicts(store, question, verdict) -> None:
+def test_a_study_is_read_with_its_verdicts(store, question, verdict):
     study = store.ask(question, Limits())
     assert study.guards == {}
     store.keep_check(verdict)
@@ -61,7 +61,7 @@ def test_a_study_is_read_with_its_verdicts(store, question, verdict) -> None:
     assert list(store.study(study.id).guards) == [verdict.key]
 
 
-def miscounted(store: Store, question: Question) -> str:
+def miscounted(store, question):
     """A study whose probe stepped too often, and whose other one did not; its id."""
     study = store.ask(question, Limits())
     wrong = Measurement(
@@ -81,7 +81,7 @@ def miscounted(store: Store, question: Question) -> str:
     return study.id
 
 
-def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question) -> None:
+def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question):
     study_id = miscounted(store, question)
     (kept,) = store.checks().values()
     assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
@@ -96,7 +96,7 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question) -> 
     assert wrong_of(other, [ddp, full]).keys() == {ddp}
 
 
-def test_a_verdict_on_another_model_that_failed_is_read_too(store, question, verdict) -> None:
+def test_a_verdict_on_another_model_that_failed_is_read_too(store, question, verdict):
     settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
     failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
     beside = replace(failed, key="beside", ruling=CheckState.PASSED, outcome=Outcome.OK)

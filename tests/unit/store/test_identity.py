@@ -11,21 +11,21 @@ import pytest
 from tuner.store import WorkerIdentity
 
 
-def test_a_process_that_ended_is_dead(dead) -> None:
+def test_a_process_that_ended_is_dead(dead):
     assert dead.is_alive() is False
 
 
-def test_a_pid_that_came_round_again_is_not_the_worker(worker) -> None:
+def test_a_pid_that_came_round_again_is_not_the_worker(worker):
     assert replace(worker, started=worker.started - 100).is_alive() is False
 
 
-def test_of_another_machine_or_boot_nothing_is_known(worker) -> None:
+def test_of_another_machine_or_boot_nothing_is_known(worker):
     assert replace(worker, host="elsewhere").is_alive() is None
     assert replace(worker, boot_id="before").is_alive() is None
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_zombie_is_dead_and_a_stopped_process_is_not() -> None:
+def test_a_zombie_is_dead_and_a_stopped_process_is_not():
     program = (
         "import json, os, signal; from tuner.store import WorkerIdentity as Worker;"
         " print(json.dumps(Worker.of_this_process().as_dict()), flush=True);"

@@ -10,14 +10,13 @@ import pytest
 from sqlalchemy import delete, text, update
 
 from tuner.errors import StoreError, UsageError
-from tuner.store import Store, access
-from tuner.store.access import Keys, includes
-from tuner.store.audit import Action, Audit
+from tuner.store import access
+from tuner.store.access import Action, Audit, Keys, includes
 from tuner.store.tables import AuditRow, KeyRow, Scope, clock
 
 
 @pytest.fixture
-def keys(store: Store) -> Keys:
+def keys(store):
     """The keys of a database without any."""
     with store.transactions.write() as session:
         session.execute(delete(KeyRow))
@@ -25,13 +24,13 @@ def keys(store: Store) -> Keys:
     return Keys(store.transactions)
 
 
-def use_was_noted(keys: Keys, ago: timedelta) -> None:
+def use_was_noted(keys, ago):
     """Lets every key have been used last so long ago."""
     with keys.transactions.write() as session:
         session.execute(update(KeyRow).values(last_used_at=clock(session) - ago))
 
 
-def test_a_key_is_shown_once_and_kept_as_a_hash(keys) -> None:
+def test_a_key_is_shown_once_and_kept_as_a_hash(keys):
     key, secret = keys.create("the scheduler", Scope.SUBMIT)
     assert re.fullmatch(rf"tuner_{key.id}_[A-Za-z0-9_-]{{43}}", secret)
     assert (key.name, key.scope) == ("the scheduler", Scope.SUBMIT)
@@ -44,7 +43,7 @@ def test_a_key_is_shown_once_and_kept_as_a_hash(keys) -> None:
             assert secret[-43:] not in repr(rows)
 
 
-def test_anything_else_is_not_a_key(keys) -> None:
+def test_anything_else_is_not_a_key(keys):
     key, secret = keys.create("a", Scope.ADMIN)
     other = keys.create("b", Scope.ADMIN)[1]
     last = "A" if secret[-1] != "A" else "B"
@@ -68,7 +67,7 @@ def test_anything_else_is_not_a_key(keys) -> None:
     assert all(one.last_used_at is None for one in keys.list())
 
 
-def test_a_key_that_does_not_exist_is_compared_too(keys, monkeypatch) -> None:
+def test_a_key_that_does_not_exist_is_compared_too(keys, monkeypatch):
     compared: list[tuple[str, str]] = []
 
     def compare(kept: str, given: str) -> bool:
@@ -83,7 +82,7 @@ def test_a_key_that_does_not_exist_is_compared_too(keys, monkeypatch) -> None:
     assert [(len(kept), len(given)) for kept, given in compared] == [(64, 64)] * 3
 
 
-def test_a_revoked_key_is_refused_at_once_and_for_ever(keys) -> None:
+def test_a_revoked_key_is_refused_at_once_and_for_ever(keys):
     key, secret = keys.create("a", Scope.READ)
     kept = keys.create("b", Scope.READ)[1]
     assert keys.check(secret)
@@ -96,7 +95,7 @@ def test_a_revoked_key_is_refused_at_once_and_for_ever(keys) -> None:
     assert actions == [Action.KEY_REVOKE, Action.KEY_CREATE, Action.KEY_CREATE]
 
 
-def test_a_beginning_that_two_keys_share_names_none(keys) -> None:
+def test_a_beginning_that_two_keys_share_names_none(keys):
     with keys.transactions.write() as session:
         now = clock(session)
         for number in ("00000000000000aa", "00000000000000ab"):
@@ -106,7 +105,7 @@ def test_a_beginning_that_two_keys_share_names_none(keys) -> None:
     assert keys.revoke("00000000000000aa").revoked_at is not None
 
 
-def test_use_is_noted_at_most_once_a_minute(keys) -> None:
+def test_use_is_noted_at_most_once_a_minute(keys):
     _, secret = keys.create("a", Scope.READ)
     assert keys.check(secret)
     (first,) = keys.list()
@@ -122,7 +121,7 @@ def test_use_is_noted_at_most_once_a_minute(keys) -> None:
     assert again.last_used_at > long_ago.last_used_at
 
 
-def test_a_key_is_good_although_its_use_cannot_be_noted(keys, monkeypatch, caplog) -> None:
+def test_a_key_is_good_although_its_use_cannot_be_noted(keys, monkeypatch, caplog):
     key, secret = keys.create("a", Scope.READ)
 
     def full() -> Any:
@@ -134,7 +133,7 @@ def test_a_key_is_good_although_its_use_cannot_be_noted(keys, monkeypatch, caplo
     assert caplog.messages == [f"that key {key.id} was used could not be noted: the disk is full"]
 
 
-def test_each_scope_includes_those_before_it() -> None:
+def test_each_scope_includes_those_before_it():
     allowed = {(str(a), str(b)) for a in Scope for b in Scope if includes(a, b)}
     assert allowed == {
         ("read", "read"),

@@ -3,13 +3,12 @@
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import inspect, text
 
 from tuner.core.study import Limits
 from tuner.errors import StoreError, UsageError
@@ -19,13 +18,13 @@ from tuner.store.tables import VERSION_TABLE
 
 
 @pytest.fixture
-def empty_url(sqlite_url: str) -> str:
+def empty_url(sqlite_url):
     """The address of a database without tables."""
     return sqlite_url
 
 
 @pytest.fixture
-def engine(empty_url: str) -> Iterator[Engine]:
+def engine(empty_url):
     parsed = parse_url(empty_url)
     if parsed.drivername == "sqlite":
         migrate.make_file(str(parsed.database))
@@ -34,7 +33,7 @@ def engine(empty_url: str) -> Iterator[Engine]:
     made.dispose()
 
 
-def described(connection: Connection) -> dict[str, object]:
+def described(connection):
     """All tables, as the database describes them, constraints and indexes by name."""
     inspector = inspect(connection)
     tables = {
@@ -58,17 +57,17 @@ def described(connection: Connection) -> dict[str, object]:
     return tables
 
 
-def named(found: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+def named(found):
     return {one["name"]: plain(one) for one in found}
 
 
-def plain(value: object) -> str:
+def plain(value):
     if isinstance(value, Mapping):
         return str({key: plain(item) for key, item in value.items()})
     return re.sub(r"\s+", " ", str(value))
 
 
-def test_migrations_make_what_the_tables_say(empty_url, engine) -> None:
+def test_migrations_make_what_the_tables_say(empty_url, engine):
     assert migrate.upgrade(empty_url) == list(migrate.REVISIONS)
     assert migrate.upgrade(empty_url) == []
     assert migrate.check(empty_url) == []
@@ -84,7 +83,7 @@ def test_migrations_make_what_the_tables_say(empty_url, engine) -> None:
         assert migrated == expected
 
 
-def test_check_tells_what_is_different(empty_url, engine) -> None:
+def test_check_tells_what_is_different(empty_url, engine):
     migrate.upgrade(empty_url)
     with engine.begin() as connection:  # tables of others beside ours are no difference
         connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
@@ -98,7 +97,7 @@ def test_check_tells_what_is_different(empty_url, engine) -> None:
     assert any("uq_attempts_running" in line for line in found)
 
 
-def test_check_finds_rows_that_point_nowhere(sqlite_url, question) -> None:
+def test_check_finds_rows_that_point_nowhere(sqlite_url, question):
     with pytest.raises(UsageError, match="there is no such database yet"):
         migrate.check(sqlite_url)
     with open_store(sqlite_url) as store:
@@ -121,7 +120,7 @@ def test_check_finds_rows_that_point_nowhere(sqlite_url, question) -> None:
 )
 def test_a_database_of_another_version_is_refused_and_left_alone(
     empty_url, engine, revision, state, words
-) -> None:
+):
     migrate.upgrade(empty_url)
     with engine.begin() as connection:
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '{revision}'"))
@@ -136,7 +135,7 @@ def test_a_database_of_another_version_is_refused_and_left_alone(
         assert described(connection) == before
 
 
-def test_a_migration_that_fails_leaves_nothing(empty_url, monkeypatch) -> None:
+def test_a_migration_that_fails_leaves_nothing(empty_url, monkeypatch):
     def fails(config: Config, revision: str) -> None:
         upgrade(config, revision)
         raise RuntimeError("stop")
@@ -149,7 +148,7 @@ def test_a_migration_that_fails_leaves_nothing(empty_url, monkeypatch) -> None:
     assert migrate.upgrade(empty_url) == list(migrate.REVISIONS)
 
 
-def test_an_open_store_is_ready_unless_it_is_of_another_version(store) -> None:
+def test_an_open_store_is_ready_unless_it_is_of_another_version(store):
     assert migrate.why_not_ready(store.transactions) == ""
     update = f"UPDATE {VERSION_TABLE} SET version_num = "
     with store.transactions.write() as session:
@@ -159,7 +158,7 @@ def test_an_open_store_is_ready_unless_it_is_of_another_version(store) -> None:
         session.execute(text(f"{update} '{migrate.HEAD}'"))
 
 
-def test_opening_a_database_at_head_imports_no_alembic(url, study) -> None:
+def test_opening_a_database_at_head_imports_no_alembic(url, study):
     program = (
         "import sys; from tuner.store import open_store; open_store(sys.argv[1]).studies();"
         " print(*sorted({'alembic', 'psutil', 'torch', 'numpy'} & set(sys.modules)))"
@@ -168,7 +167,7 @@ def test_opening_a_database_at_head_imports_no_alembic(url, study) -> None:
     assert run.stdout == b"\n"
 
 
-def test_migrations_are_found_in_an_installed_package(monkeypatch, tmp_path, engine) -> None:
+def test_migrations_are_found_in_an_installed_package(monkeypatch, tmp_path, engine):
     def folder() -> str | None:
         with engine.connect() as connection:
             return migrate.alembic_config(connection).get_main_option("script_location")

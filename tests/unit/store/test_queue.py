@@ -21,10 +21,7 @@ Requests = Callable[[int], list[ProbeRequest]]
 RunOut = Callable[[], None]
 
 
-# Claims
-
-
-def test_a_claim_takes_the_oldest_probe_and_runs_the_study(store, study, requests, worker) -> None:
+def test_a_claim_takes_the_oldest_probe_and_runs_the_study(store, study, requests, worker):
     first, second = enter(store, study, requests(2))
     claim = claimed(store, study, worker)
     assert claim.probe == replace(first, state=ProbeState.RUNNING)
@@ -35,13 +32,13 @@ def test_a_claim_takes_the_oldest_probe_and_runs_the_study(store, study, request
 
 
 @pytest.fixture
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch):
     """Those who open a file wait longer for its lock: many take it in turn, in no order."""
     monkeypatch.setattr(engine, "BUSY_TIMEOUT_S", 240.0)
 
 
 @pytest.mark.usefixtures("patient")
-def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests, worker) -> None:
+def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests, worker):
     number = 32
     ids = [probe.id for probe in enter(store, study, requests(number))]
     done = Measurement(outcome=Outcome.OK)
@@ -68,7 +65,7 @@ def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests,
     assert store.events(study.id, limit=5, last=True) == events[-5:]
 
 
-def test_a_probe_has_one_running_attempt_at_most(store, claim) -> None:
+def test_a_probe_has_one_running_attempt_at_most(store, claim):
     with (
         pytest.raises(IntegrityError),
         Session(store.transactions.writer) as session,
@@ -88,19 +85,19 @@ def test_a_probe_has_one_running_attempt_at_most(store, claim) -> None:
         session.add(second)
 
 
-def test_statuses_are_checked_by_the_database(store, study) -> None:
+def test_statuses_are_checked_by_the_database(store, study):
     statement = "UPDATE studies SET state = 'lost'"
     with pytest.raises(IntegrityError), store.transactions.writer.begin() as connection:
         connection.exec_driver_sql(statement)
 
 
-def test_a_beat_extends_the_lease(store, claim, run_out) -> None:
+def test_a_beat_extends_the_lease(store, claim, run_out):
     run_out()
     assert store.beat(claim)
     assert store.reap() == 0
 
 
-def test_a_beat_tells_that_the_study_is_cancelled(store, claim) -> None:
+def test_a_beat_tells_that_the_study_is_cancelled(store, claim):
     assert store.beat(claim)
     assert store.move(claim.study_id, StudyState.CANCELLED, "enough")
     assert not store.beat(claim)
@@ -108,7 +105,7 @@ def test_a_beat_tells_that_the_study_is_cancelled(store, claim) -> None:
     assert store.study(claim.study_id).probes[0].state is ProbeState.DONE
 
 
-def test_a_late_record_changes_nothing(store, study, requests, found, run_out) -> None:
+def test_a_late_record_changes_nothing(store, study, requests, found, run_out):
     enter(store, study, requests(1))
     late = claimed(store, study, ELSEWHERE)
     run_out()
@@ -128,7 +125,7 @@ def test_a_late_record_changes_nothing(store, study, requests, found, run_out) -
 
 
 @pytest.mark.parametrize("accident", sorted(TRIED_AGAIN))
-def test_an_accident_is_tried_once_more(store, claim, worker, study, accident) -> None:
+def test_an_accident_is_tried_once_more(store, claim, worker, study, accident):
     happened = Measurement(outcome=accident, detail="signal 11")
     assert store.record(claim, happened)
     [probe] = store.study(study.id).probes
@@ -139,7 +136,7 @@ def test_an_accident_is_tried_once_more(store, claim, worker, study, accident) -
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), float("inf"), 0.0, -1.0])
-def test_times_that_cannot_be_are_not_recorded(store, claim, worker, study, found, seconds) -> None:
+def test_times_that_cannot_be_are_not_recorded(store, claim, worker, study, found, seconds):
     wrong = replace(found, step_times_s={1: (0.5, seconds)})
     assert store.record(claim, wrong)
     assert store.study(study.id).probes[0].state is ProbeState.QUEUED  # it is tried once more
@@ -150,7 +147,7 @@ def test_times_that_cannot_be_are_not_recorded(store, claim, worker, study, foun
     assert probe.measurement.step_times_s == {}
 
 
-def test_what_is_given_back_does_not_count(store, claim, worker, study) -> None:
+def test_what_is_given_back_does_not_count(store, claim, worker, study):
     for _ in range(4):
         assert store.give_back(claim, "Ctrl-C")
         assert store.study(study.id).probes[0].state is ProbeState.QUEUED
@@ -161,7 +158,7 @@ def test_what_is_given_back_does_not_count(store, claim, worker, study) -> None:
     assert told.count("Ctrl-C") == 4
 
 
-def do_anything(store, question, requests, run_out, seed) -> None:
+def do_anything(store, question, requests, run_out, seed):
     """What workers and users do, in any order."""
     draw = random.Random(seed)
     study = store.ask(question, Limits())
@@ -185,9 +182,7 @@ def do_anything(store, question, requests, run_out, seed) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_those_who_do_anything_at_once_break_nothing(
-    url, store, question, requests, run_out
-) -> None:
+def test_those_who_do_anything_at_once_break_nothing(url, store, question, requests, run_out):
     def work(seed: int) -> None:
         # Nobody plans what another plans: the planner sees the probes of its revision.
         mine = [replace(one, repetition=1000 * seed + i) for i, one in enumerate(requests(10))]
@@ -197,7 +192,6 @@ def test_those_who_do_anything_at_once_break_nothing(
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(work, range(4)))
     study = store.find(question)
-    assert study is not None
     with Session(store.transactions.engine) as session:
         running = session.scalars(
             select(AttemptRow.probe_id).where(AttemptRow.state == AttemptState.RUNNING)
@@ -212,12 +206,9 @@ def test_those_who_do_anything_at_once_break_nothing(
     assert left == {probe.id: str(probe.state) for probe in study.probes}
 
 
-# Lost workers
-
-
 def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
     store, study, requests, run_out, monkeypatch
-) -> None:
+):
     enter(store, study, requests(1))
     claim = claimed(store, study, ELSEWHERE)
     run_out()
@@ -232,9 +223,7 @@ def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(
     assert store.study(study.id).probes[0].state is ProbeState.RUNNING
 
 
-def test_a_worker_elsewhere_is_lost_when_its_lease_runs_out(
-    store, study, requests, run_out
-) -> None:
+def test_a_worker_elsewhere_is_lost_when_its_lease_runs_out(store, study, requests, run_out):
     enter(store, study, requests(1))
     claimed(store, study, ELSEWHERE)
     assert store.reap() == 0
@@ -246,7 +235,7 @@ def test_a_worker_elsewhere_is_lost_when_its_lease_runs_out(
     assert store.reap() == 0
 
 
-def test_a_probe_that_lost_three_workers_is_closed(store, study, requests, dead, worker) -> None:
+def test_a_probe_that_lost_three_workers_is_closed(store, study, requests, dead, worker):
     enter(store, study, requests(1))
     assert store.give_back(claimed(store, study, worker), "not a loss")
     for lost in range(3):
@@ -261,7 +250,7 @@ def test_a_probe_that_lost_three_workers_is_closed(store, study, requests, dead,
 
 def test_a_lost_attempt_is_counted_once_by_those_who_reap_at_once(
     url, store, study, requests, dead
-) -> None:
+):
     enter(store, study, requests(4))
     for _ in range(4):
         claimed(store, study, dead)
@@ -277,14 +266,14 @@ def test_a_lost_attempt_is_counted_once_by_those_who_reap_at_once(
     assert store.study(study.id).state is StudyState.QUEUED
 
 
-def test_a_running_study_stays_with_the_worker_that_plans(store, study, worker, run_out) -> None:
+def test_a_running_study_stays_with_the_worker_that_plans(store, study, worker, run_out):
     assert store.move(study.id, StudyState.RUNNING, worker=worker)
     run_out()
     store.reap()
     assert store.study(study.id).state is StudyState.RUNNING, "its process lives"
 
 
-def test_a_running_study_without_a_sign_of_its_worker_is_put_back(store, study, run_out) -> None:
+def test_a_running_study_without_a_sign_of_its_worker_is_put_back(store, study, run_out):
     assert store.move(study.id, StudyState.RUNNING, worker=ELSEWHERE)
     store.reap()
     assert store.study(study.id).state is StudyState.RUNNING
@@ -293,12 +282,7 @@ def test_a_running_study_without_a_sign_of_its_worker_is_put_back(store, study, 
     assert store.study(study.id).state is StudyState.QUEUED
 
 
-# Events
-
-
-def test_readers_of_events_miss_none_while_others_write(
-    url, store, study, requests, worker
-) -> None:
+def test_readers_of_events_miss_none_while_others_write(url, store, study, requests, worker):
     enter(store, study, requests(12))
     over = threading.Event()
 

@@ -2,15 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
 
 import pytest
 from sqlalchemy import func, select, update
 
 from tuner.core.study import Limits, StudyState
 from tuner.errors import OtherLimitsError, UsageError
-from tuner.store import Store
-from tuner.store.audit import Action, Audit, AuditNote
+from tuner.store.access import Action, Audit, AuditNote
 from tuner.store.requests import KEPT_S, RequestKey, Requests, body_hash
 from tuner.store.tables import RequestRow, clock
 
@@ -20,16 +18,16 @@ BODY = {"workload": {"model": "tiny"}, "cluster": "cpu:2"}
 NOTE = AuditNote(actor="a", action=Action.SUBMIT)
 
 
-def noted(store: Store) -> list[str]:
+def noted(store):
     """Studies that the audit names."""
     return [entry.study_id for entry in Audit(store.transactions).newest(10)]
 
 
-def key_of(key: str = "k", owner: str = "", body: Any = BODY) -> RequestKey:
+def key_of(key="k", owner="", body=BODY):
     return RequestKey(owner=owner, key=key, body_hash=body_hash(body))
 
 
-def test_the_same_request_asks_once(store, question) -> None:
+def test_the_same_request_asks_once(store, question):
     requests = Requests(store.transactions)
     asked = [requests.ask(question, Limits(), key_of(), NOTE) for _ in range(3)]
     assert len(set(asked)) == 1
@@ -38,7 +36,7 @@ def test_the_same_request_asks_once(store, question) -> None:
     assert requests.answered(key_of()) == asked[0]
 
 
-def test_another_body_with_the_same_key_is_refused_and_asks_nothing(store, question) -> None:
+def test_another_body_with_the_same_key_is_refused_and_asks_nothing(store, question):
     requests = Requests(store.transactions)
     study_id = requests.ask(question, Limits(), key_of())
     other = key_of(body={**BODY, "cluster": "cpu:4"})
@@ -49,13 +47,13 @@ def test_another_body_with_the_same_key_is_refused_and_asks_nothing(store, quest
     assert store.study(study_id).limits == Limits()
 
 
-def test_keys_of_two_owners_are_two(store, question) -> None:
+def test_keys_of_two_owners_are_two(store, question):
     requests = Requests(store.transactions)
     requests.ask(question, Limits(), key_of(owner="a"))
     assert requests.answered(key_of(owner="b")) is None
 
 
-def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(store, question) -> None:
+def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(store, question):
     requests = Requests(store.transactions)
     study_id = requests.ask(question, Limits(), None, replace=False)
     other = Limits(max_probes=3, wall_s=60.0)
@@ -76,7 +74,7 @@ def test_an_open_study_keeps_its_terms_unless_they_are_to_be_replaced(store, que
     assert store.study(study_id).limits == Limits()
 
 
-def test_a_key_is_forgotten_after_a_day(store, question) -> None:
+def test_a_key_is_forgotten_after_a_day(store, question):
     requests = Requests(store.transactions)
     requests.ask(question, Limits(), key_of("old"))
     with store.transactions.write() as session:
@@ -90,7 +88,7 @@ def test_a_key_is_forgotten_after_a_day(store, question) -> None:
         assert session.scalar(select(func.count()).select_from(RequestRow)) == 1
 
 
-def test_a_request_that_asked_nothing_is_remembered_too(store, question) -> None:
+def test_a_request_that_asked_nothing_is_remembered_too(store, question):
     study_id = store.ask(question, Limits()).id
     requests = Requests(store.transactions)
     requests.remember(key_of(), study_id)
@@ -99,9 +97,7 @@ def test_a_request_that_asked_nothing_is_remembered_too(store, question) -> None
     assert len(store.events(study_id)) == 1
 
 
-def test_what_is_written_beside_is_written_with_it_or_not_at_all(
-    store, question, monkeypatch
-) -> None:
+def test_what_is_written_beside_is_written_with_it_or_not_at_all(store, question, monkeypatch):
     def fail(*_: object) -> None:
         raise RuntimeError
 
@@ -113,7 +109,7 @@ def test_what_is_written_beside_is_written_with_it_or_not_at_all(
     assert store.find(question) is None
 
 
-def test_many_at_once_ask_once(store, question) -> None:
+def test_many_at_once_ask_once(store, question):
     requests = Requests(store.transactions)
     with ThreadPoolExecutor(8) as pool:
         asked = list(pool.map(lambda _: requests.ask(question, Limits(), key_of()), range(24)))

@@ -16,12 +16,12 @@ from tuner.store.tables import MeasurementRow, StudyRow
 Requests = Callable[[int], list[ProbeRequest]]
 
 
-def test_a_study_is_found_by_a_beginning_of_its_id(store, study) -> None:
+def test_a_study_is_found_by_a_beginning_of_its_id(store, study):
     for given in (study.id, study.id[:6], study.id[3:], study.id.upper()):
         assert store.study(given).id == study.id
 
 
-def test_an_unknown_study_is_refused_with_the_nearest(store, study) -> None:
+def test_an_unknown_study_is_refused_with_the_nearest(store, study):
     wrong = study.id[:-1] + "-"
     with pytest.raises(UnknownNameError, match=f"study: .*did you mean {study.id}"):
         store.study(wrong)
@@ -30,7 +30,7 @@ def test_an_unknown_study_is_refused_with_the_nearest(store, study) -> None:
             store.study(given)
 
 
-def test_a_beginning_that_several_have_is_refused(store, question) -> None:
+def test_a_beginning_that_several_have_is_refused(store, question):
     for tp_size in range(1, 18):  # of 17 ids two begin with the same digit
         store.ask(replace(question, knobs={"tp_size": (tp_size,)}), Limits())
     digits = Counter(summary.id[3] for summary in store.studies())
@@ -39,7 +39,7 @@ def test_a_beginning_that_several_have_is_refused(store, question) -> None:
         store.study(several)
 
 
-def test_studies_are_listed_newest_first_with_their_outcomes(store, claim, question, found) -> None:
+def test_studies_are_listed_newest_first_with_their_outcomes(store, claim, question, found):
     store.record(claim, found)
     other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
     newest, older = store.studies()
@@ -52,7 +52,7 @@ def test_studies_are_listed_newest_first_with_their_outcomes(store, claim, quest
     assert store.studies()[0].id == claim.study_id
 
 
-def test_a_measurement_comes_back_as_it_was(store, claim, found, requests) -> None:
+def test_a_measurement_comes_back_as_it_was(store, claim, found, requests):
     assert store.record(claim, found)
     [probe] = store.study(claim.study_id).probes
     assert probe.measurement == found
@@ -65,7 +65,7 @@ def test_a_measurement_comes_back_as_it_was(store, claim, found, requests) -> No
     assert probe.finished_at is not None
 
 
-def test_the_figures_of_a_measurement_can_be_queried(store, claim, found) -> None:
+def test_the_figures_of_a_measurement_can_be_queried(store, claim, found):
     store.record(claim, found)
     with Session(store.transactions.engine) as session:
         row = session.scalars(select(MeasurementRow)).one()
@@ -76,7 +76,7 @@ def test_the_figures_of_a_measurement_can_be_queried(store, claim, found) -> Non
     assert (row.wall_s, row.device_s) == (12.5, 25.0)
 
 
-def test_what_cannot_be_json_or_text_elsewhere_is_kept(store, claim) -> None:
+def test_what_cannot_be_json_or_text_elsewhere_is_kept(store, claim):
     odd = Measurement(
         outcome=Outcome.NON_FINITE,
         detail="two\nlines and \0 and \udcff",
@@ -90,7 +90,7 @@ def test_what_cannot_be_json_or_text_elsewhere_is_kept(store, claim) -> None:
 
 def test_reading_takes_as_many_queries_whatever_is_stored(
     store, study, requests, worker, found, count_statements
-) -> None:
+):
     def reading() -> list[int]:
         numbers = []
         for read in (lambda: store.study(study.id), store.studies, lambda: store.events(study.id)):
@@ -111,7 +111,7 @@ def test_reading_takes_as_many_queries_whatever_is_stored(
     assert reading() == empty == [8, 2, 1]
 
 
-def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store, study) -> None:
+def test_a_study_of_a_version_that_cannot_be_read_is_an_error(store, study):
     with Session(store.transactions.writer) as session, session.begin():
         session.execute(update(StudyRow).values(question={"workload": {}}))
     with pytest.raises(StoreError, match=f"study {study.id} cannot be read"):

@@ -5,16 +5,14 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import delete, func, select, text, update
 
-from tuner.store import Store
-from tuner.store.access import IDLE, LASTS, Key, Keys, Sessions, SignedIn
-from tuner.store.audit import Action, Audit
+from tuner.store.access import IDLE, LASTS, Action, Audit, Keys, Sessions, SignedIn
 from tuner.store.tables import AuditRow, KeyRow, Scope, SessionRow, clock
 
 MINUTE = timedelta(minutes=1)
 
 
 @pytest.fixture
-def sessions(store: Store) -> Sessions:
+def sessions(store):
     """The sessions of a database without any."""
     with store.transactions.write() as session:
         for table in (SessionRow, KeyRow, AuditRow):
@@ -23,11 +21,11 @@ def sessions(store: Store) -> Sessions:
 
 
 @pytest.fixture
-def key(sessions: Sessions) -> Key:
+def key(sessions):
     return Keys(sessions.transactions).create("the team", Scope.SUBMIT)[0]
 
 
-def made_to_end(sessions: Sessions, begun_ago: timedelta, soon: timedelta) -> None:
+def made_to_end(sessions, begun_ago, soon):
     """Lets every session have begun so long ago, and end so soon if it is not used."""
     with sessions.transactions.write() as session:
         now = clock(session)
@@ -35,18 +33,18 @@ def made_to_end(sessions: Sessions, begun_ago: timedelta, soon: timedelta) -> No
         session.execute(update(SessionRow).values(times))
 
 
-def left(sessions: Sessions) -> timedelta:
+def left(sessions):
     """Until the one session ends."""
     with sessions.transactions.read() as session:
         return session.scalars(select(SessionRow.expires_at)).one() - clock(session)
 
 
-def count(sessions: Sessions) -> int:
+def count(sessions):
     with sessions.transactions.read() as session:
         return session.scalar(select(func.count()).select_from(SessionRow)) or 0
 
 
-def test_a_session_is_of_its_key(sessions, key) -> None:
+def test_a_session_is_of_its_key(sessions, key):
     token = sessions.begin(key.id, address="192.0.2.1")
     found = sessions.check(token)
     assert found == SignedIn(
@@ -56,7 +54,7 @@ def test_a_session_is_of_its_key(sessions, key) -> None:
     assert token not in found.session_id
 
 
-def test_its_token_is_kept_as_a_hash(sessions, key) -> None:
+def test_its_token_is_kept_as_a_hash(sessions, key):
     token = sessions.begin(key.id, address="192.0.2.1")
     assert len(token) == 43
     with sessions.transactions.read() as session:
@@ -66,13 +64,13 @@ def test_its_token_is_kept_as_a_hash(sessions, key) -> None:
             assert token not in repr(rows)
 
 
-def test_anything_else_is_no_session(sessions, key) -> None:
+def test_anything_else_is_no_session(sessions, key):
     token = sessions.begin(key.id)
     for wrong in ("", token[:-1], token + "A", "A" * 43, "%", "' OR 1=1 --"):
         assert sessions.check(wrong) is None
 
 
-def test_one_that_is_not_used_is_over(sessions, key) -> None:
+def test_one_that_is_not_used_is_over(sessions, key):
     token = sessions.begin(key.id)
     assert IDLE - MINUTE < left(sessions) <= IDLE
     made_to_end(sessions, IDLE, -timedelta(milliseconds=1))
@@ -80,7 +78,7 @@ def test_one_that_is_not_used_is_over(sessions, key) -> None:
     assert sessions.check(token) is None, "asking makes it no younger"
 
 
-def test_it_is_over_after_a_week_however_much_it_is_used(sessions, key) -> None:
+def test_it_is_over_after_a_week_however_much_it_is_used(sessions, key):
     token = sessions.begin(key.id)
     made_to_end(sessions, LASTS - timedelta(hours=2), timedelta(hours=1))
     assert sessions.check(token) is not None
@@ -89,7 +87,7 @@ def test_it_is_over_after_a_week_however_much_it_is_used(sessions, key) -> None:
     assert sessions.check(token) is None
 
 
-def test_use_is_noted_once_a_minute(sessions, key, monkeypatch) -> None:
+def test_use_is_noted_once_a_minute(sessions, key, monkeypatch):
     token = sessions.begin(key.id)
     writes = []
     write = sessions.transactions.write
@@ -104,7 +102,7 @@ def test_use_is_noted_once_a_minute(sessions, key, monkeypatch) -> None:
     assert writes == [1]
 
 
-def test_it_ends_with_its_key(sessions, key) -> None:
+def test_it_ends_with_its_key(sessions, key):
     token = sessions.begin(key.id)
     other, _ = Keys(sessions.transactions).create("another", Scope.READ)
     kept = sessions.begin(other.id)
@@ -113,7 +111,7 @@ def test_it_ends_with_its_key(sessions, key) -> None:
     assert sessions.check(kept) is not None
 
 
-def test_it_ends_when_it_is_ended(sessions, key) -> None:
+def test_it_ends_when_it_is_ended(sessions, key):
     token, other = sessions.begin(key.id), sessions.begin(key.id)
     sessions.end(token)
     assert sessions.check(token) is None
@@ -122,7 +120,7 @@ def test_it_ends_when_it_is_ended(sessions, key) -> None:
     assert count(sessions) == 1
 
 
-def test_those_that_are_over_are_not_kept(sessions, key) -> None:
+def test_those_that_are_over_are_not_kept(sessions, key):
     for _ in range(3):
         sessions.begin(key.id)
     made_to_end(sessions, IDLE, -MINUTE)
@@ -130,7 +128,7 @@ def test_those_that_are_over_are_not_kept(sessions, key) -> None:
     assert count(sessions) == 1
 
 
-def test_begin_and_end_are_in_the_audit(sessions, key) -> None:
+def test_begin_and_end_are_in_the_audit(sessions, key):
     sessions.end(sessions.begin(key.id, address="192.0.2.1"), address="192.0.2.2")
     ended, begun = Audit(sessions.transactions).newest(2)
     assert (begun.actor, begun.action, begun.data) == (

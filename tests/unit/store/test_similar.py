@@ -11,10 +11,9 @@ from sqlalchemy.orm import Session
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
-from tuner.core.measurement import Emulation, Fidelity, Measurement
-from tuner.core.study import Limits, ProbeRequest, Question, Study
+from tuner.core.measurement import Emulation, Fidelity
+from tuner.core.study import Limits, ProbeRequest, Study
 from tuner.machine import Machine
-from tuner.store import Store, WorkerIdentity
 from tuner.store.rows import MOST_PROBES
 from tuner.store.tables import StudyRow
 
@@ -22,7 +21,7 @@ Plant = Callable[..., Study]
 
 
 @pytest.fixture
-def plant(store: Store, found: Measurement, worker: WorkerIdentity) -> Plant:
+def plant(store, found, worker):
     """Makes a study with finished probes: ``plant(question, probes=3)``."""
     repetitions = count()
 
@@ -43,11 +42,11 @@ def plant(store: Store, found: Measurement, worker: WorkerIdentity) -> Plant:
     return make
 
 
-def other_batch(question: Question, batch: int = 16) -> Question:
+def other_batch(question, batch=16):
     return replace(question, workload=replace(question.workload, global_batch_size=batch))
 
 
-def test_studies_are_read_with_their_past(store, question, plant) -> None:
+def test_studies_are_read_with_their_past(store, question, plant):
     earlier = plant(other_batch(question))
     asked = store.ask(question, Limits())
     assert [one.id for one in asked.past] == [earlier.id]
@@ -57,12 +56,12 @@ def test_studies_are_read_with_their_past(store, question, plant) -> None:
     assert found.past == asked.past
 
 
-def test_a_study_is_not_its_own_past(store, question, plant) -> None:
+def test_a_study_is_not_its_own_past(store, question, plant):
     assert plant(question).past == ()
     assert store.similar(question) == ()
 
 
-def test_the_number_of_nodes_may_differ(store, question, plant) -> None:
+def test_the_number_of_nodes_may_differ(store, question, plant):
     one = replace(question, cluster=parse_cluster("8xh100-80gb"))
     plant(one)
     four = replace(question, cluster=parse_cluster("4x8xh100-80gb"))
@@ -79,12 +78,12 @@ def test_the_number_of_nodes_may_differ(store, question, plant) -> None:
     ],
     ids=str,
 )
-def test_another_stack_or_cluster_is_not_similar(store, question, plant, change) -> None:
+def test_another_stack_or_cluster_is_not_similar(store, question, plant, change):
     plant(replace(question, **change))
     assert store.similar(question) == ()
 
 
-def test_another_gpu_or_link_is_not_similar(store, question, plant) -> None:
+def test_another_gpu_or_link_is_not_similar(store, question, plant):
     asked = replace(question, cluster=parse_cluster("8xh100-80gb"))
     link = replace(asked.cluster.intra_node, bytes_per_s=1e9)
     plant(replace(question, cluster=parse_cluster("8xa100-80gb")))
@@ -93,7 +92,7 @@ def test_another_gpu_or_link_is_not_similar(store, question, plant) -> None:
     assert store.similar(asked) == ()
 
 
-def test_only_probes_that_ran_steps_count(store, question, plant, found) -> None:
+def test_only_probes_that_ran_steps_count(store, question, plant, found):
     own = Emulation(compute_s={1: (0.5,)}, exposed_s={}, collectives={})
     plant(other_batch(question, 16), fidelity=Fidelity.PREDICTED)
     plant(
@@ -107,7 +106,7 @@ def test_only_probes_that_ran_steps_count(store, question, plant, found) -> None
     assert [one.id for one in store.similar(question)] == [emulated.id]
 
 
-def test_those_asked_last_come_first_and_are_not_too_many(store, question, plant) -> None:
+def test_those_asked_last_come_first_and_are_not_too_many(store, question, plant):
     ids = [plant(other_batch(question, 8 * 2**i)).id for i in range(1, 5)]
     with Session(store.transactions.writer) as session, session.begin():
         for year, study_id in enumerate(ids, start=2001):
@@ -117,7 +116,7 @@ def test_those_asked_last_come_first_and_are_not_too_many(store, question, plant
     assert [one.id for one in store.similar(question, limit=2)] == ids[:1:-1]
 
 
-def test_the_newest_probes_are_read_and_not_too_many(store, question, plant, monkeypatch) -> None:
+def test_the_newest_probes_are_read_and_not_too_many(store, question, plant, monkeypatch):
     assert MOST_PROBES >= 100
     monkeypatch.setattr("tuner.store.rows.MOST_PROBES", 3)
     first = plant(other_batch(question, 16), probes=2)
@@ -127,7 +126,7 @@ def test_the_newest_probes_are_read_and_not_too_many(store, question, plant, mon
     assert found[first.id] == [p.id for p in first.probes[1:]]
 
 
-def test_a_study_that_cannot_be_read_is_left_out(store, question, plant) -> None:
+def test_a_study_that_cannot_be_read_is_left_out(store, question, plant):
     broken, sound = plant(other_batch(question, 16)), plant(other_batch(question, 32))
     with Session(store.transactions.writer) as session, session.begin():
         other = update(StudyRow).where(StudyRow.id == broken.id)
@@ -135,7 +134,7 @@ def test_a_study_that_cannot_be_read_is_left_out(store, question, plant) -> None
     assert [one.id for one in store.similar(question)] == [sound.id]
 
 
-def test_what_another_host_measured_on_cpus_is_no_past(store, question, plant) -> None:
+def test_what_another_host_measured_on_cpus_is_no_past(store, question, plant):
     """Nor what was measured before hosts were told apart."""
     one = Machine(name="a", gpus=(), cores=2, memory_bytes=2**33, processor="Xeon A")
     hosts = (one, replace(one, processor="EPYC B"), replace(one, cores=64))

@@ -5,7 +5,7 @@ from sqlalchemy import text
 LINE = {"state": "running", "words": "none of <b>these</b> \u202e\U0001f600", "tokens": 9412.1}
 
 
-def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(store, study) -> None:
+def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(store, study):
     assert store.summaries([]) == store.summaries([study.id]) == {}
     newer, other = {**LINE, "probes": 9}, {**LINE, "state": "done"}
     steps = [(LINE, 7, True, LINE), (LINE, 7, False, LINE), (newer, 8, True, newer),
@@ -17,7 +17,7 @@ def test_a_newer_summary_takes_the_place_and_an_older_one_does_not(store, study)
     assert last.newest_event == 9
 
 
-def test_summaries_go_with_their_study(store, study) -> None:
+def test_summaries_go_with_their_study(store, study):
     assert not store.keep_summary("st-gone", LINE, 1)
     assert store.keep_summary(study.id, LINE, 1)
     with store.transactions.write() as session:

@@ -1,9 +1,7 @@
 """A small question, a database in a file, and a clock that a test drives."""
 
 import time as real_time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,7 @@ from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.model import load_model
-from tuner.store import Store, open_store
+from tuner.store import open_store
 
 TIMED = (
     "workers.executor",
@@ -26,7 +24,7 @@ TIMED = (
 
 
 @pytest.fixture
-def question() -> Question:
+def question():
     """Small: stories15m on two CPU ranks."""
     workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
     cluster = parse_cluster("cpu:2")
@@ -34,7 +32,7 @@ def question() -> Question:
 
 
 @pytest.fixture
-def store(make_database: Callable[[Path], str], tmp_path: Path) -> Iterator[Store]:
+def store(make_database, tmp_path):
     """An empty database."""
     with open_store(make_database(tmp_path / "tuner.db")) as opened:
         yield opened
@@ -47,13 +45,13 @@ class HandClock:
     now: float = 1000.0
     moved: list[float] = field(default_factory=list)
 
-    def move(self, seconds: float) -> None:
+    def move(self, seconds):
         self.now += seconds
         self.moved.append(seconds)
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
+def clock(monkeypatch):
     found = HandClock()
     time = SimpleNamespace(monotonic=lambda: found.now, sleep=found.move, time=real_time.time)
     for module in TIMED:
@@ -62,6 +60,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> HandClock:
 
 
 @pytest.fixture
-def stop(clock: HandClock) -> HandStop:
+def stop(clock):
     """A request to stop that moves the clock in place of waiting."""
     return HandStop(clock.move)

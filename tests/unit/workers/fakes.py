@@ -15,7 +15,7 @@ from tuner.core.measurement import RAN
 from tuner.dryrun import DryRunStoppedError
 from tuner.errors import ProbeError
 from workers.launchers.base import Ended, Job, RankEnd, Why
-from workers.measuring.files import record_path
+from workers.measuring.records import record_path
 from workers.probe.orders import SPEC
 from workers.stop import StopRequest
 
@@ -23,12 +23,12 @@ from workers.stop import StopRequest
 class HandStop(StopRequest):
     """Calls ``move`` with the seconds that others would wait for, and asks ``when`` before."""
 
-    def __init__(self, move: Callable[[float], None]) -> None:
+    def __init__(self, move):
         super().__init__()
         self.move = move
         self.when: Callable[[], str] = lambda: ""
 
-    def wait(self, seconds: float) -> str:
+    def wait(self, seconds):
         if not self._why and (why := self.when()):
             self._why = why
         if not self._why and seconds:
@@ -43,18 +43,18 @@ outcome, fields of the records, ``wait`` (asked again), ``exit:N`` or ``kill``. 
 them for each rank: ``None`` for one that goes on, ``cut`` for half a record."""
 
 
-def always(outcome: str) -> Act:
+def always(outcome):
     return lambda run, spec, number: outcome
 
 
-def hang(run: "FakeRun", spec: Mapping[str, Any], number: int) -> str:
+def hang(run, spec, number):
     return "wait"
 
 
 OK = always("ok")
 
 
-def meeting(runs: int, after: Act = OK) -> Act:
+def meeting(runs, after=OK):
     """The first probes end when so many runs have begun one."""
     begun: set[FakeRun] = set()
 
@@ -74,7 +74,7 @@ class FakeProbe:
     began: int
     ended: int | None = None
 
-    def overlaps(self, other: "FakeProbe") -> bool:
+    def overlaps(self, other):
         assert self.ended is not None
         assert other.ended is not None
         return self.began < other.ended and other.began < self.ended
@@ -89,22 +89,22 @@ class FakeRun:
     ended: Ended | None = None
     orders: dict[Path, FakeProbe] = field(default_factory=dict)
 
-    def poll(self) -> Ended | None:
+    def poll(self):
         for path in sorted(self.job.directory.glob(f"*/{SPEC}")):
             if self.ended is None and not record_path(path.parent, 0).exists():
                 self._follow(path.parent, json.loads(path.read_text()))
         return self.ended
 
-    def cancel(self) -> Ended:
+    def cancel(self):
         if self.ended is None:
             self._end(Why.CANCELLED, -15, stopped=True)
         assert self.ended is not None
         return self.ended
 
-    def logs(self) -> Mapping[int, str]:
+    def logs(self):
         return dict.fromkeys(range(self.job.ranks), self.launcher.log)
 
-    def _follow(self, order: Path, spec: Mapping[str, Any]) -> None:
+    def _follow(self, order, spec):
         is_check = "check" in spec
         if is_check:
             found = self.launcher.check(self)
@@ -133,7 +133,7 @@ class FakeRun:
         ):
             self._end(Why.ENDED, 10)
 
-    def _end(self, why: Why, code: int, *, stopped: bool = False) -> None:
+    def _end(self, why, code, *, stopped=False):
         ends = (
             RankEnd(rank=rank, code=code, ended_at=time.time(), stopped=stopped)
             for rank in range(self.job.ranks)
@@ -141,7 +141,7 @@ class FakeRun:
         self.ended = Ended(why=why, ranks=tuple(ends), wall_s=0.5)
 
 
-def _outcome(found: str | Mapping[str, Any] | None) -> object:
+def _outcome(found):
     return found.get("outcome", "ok") if isinstance(found, Mapping) else found
 
 
@@ -157,7 +157,7 @@ class FakeLauncher:
     probes: list[FakeProbe] = field(default_factory=list)
     moments: Iterator[int] = field(default_factory=count)
 
-    def start(self, job: Job) -> FakeRun:
+    def start(self, job):
         if self.fails is not None:
             raise self.fails
         run = FakeRun(self, job)
@@ -172,7 +172,7 @@ class FakeRanks:
     alive: bool = False
     ends: int = 0
 
-    def end(self) -> None:
+    def end(self):
         self.alive = False
         self.ends += 1
 
@@ -186,7 +186,7 @@ class GatedMeasure:
     go: Event = field(default_factory=Event)
     whys: list[str] = field(default_factory=list)
 
-    def __call__(self, task: Any) -> Any:
+    def __call__(self, task):
         why = ""
         while not self.go.wait(0.005) and not (why := task.pause(0)):
             pass
@@ -208,13 +208,13 @@ class FakeDryRunner:
     times: float = inf
     move: Callable[[float], None] = lambda seconds: None  # of a clock, while it hangs
 
-    def __enter__(self) -> "FakeDryRunner":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         return None
 
-    def ask(self, requests: Any, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
+    def ask(self, requests, why_stop):
         does, self.times = (self.does if self.times > 0 else "ok"), self.times - 1
         if does == "die":
             raise ProbeError("the dry run's program ended: the stand-in died")

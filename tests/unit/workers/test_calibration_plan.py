@@ -20,7 +20,7 @@ from workers.calibrate import CPU, CUDA, QUICK, plan
         ("2x2xcpu", {"intra", "inter"}),
     ],
 )
-def test_collectives_are_of_the_groups_that_there_are(name, axes) -> None:
+def test_collectives_are_of_the_groups_that_there_are(name, axes):
     cases = plan(parse_cluster(name))["cases"]
     assert {case["axis"] for case in cases if case["kind"] == "collective"} == axes
     parts = [case["part"] for case in cases if case["kind"] == "both"]
@@ -28,7 +28,7 @@ def test_collectives_are_of_the_groups_that_there_are(name, axes) -> None:
 
 
 @pytest.mark.parametrize("sizes", [CPU, CUDA, QUICK])
-def test_models_are_timed_at_two_depths_and_products_at_several_widths(sizes) -> None:
+def test_models_are_timed_at_two_depths_and_products_at_several_widths(sizes):
     cases = plan(parse_cluster("cpu:2"), sizes)["cases"]
     shapes = Counter(
         (case["dtype"], case["model"]["hidden_size"]) for case in cases if case["kind"] == "layers"
@@ -37,7 +37,7 @@ def test_models_are_timed_at_two_depths_and_products_at_several_widths(sizes) ->
     assert len({case["width"] for case in cases if case["kind"] == "matrix"}) > 1
 
 
-def test_a_cpu_s_logits_and_updates_are_as_large_as_those_of_training() -> None:
+def test_a_cpu_s_logits_and_updates_are_as_large_as_those_of_training():
     """From 32 MiB on, memory is the kernel's, and its pages are faulted in at each call."""
     large = 32 * 2**20
     for case in plan(parse_cluster("cpu:2"))["cases"]:

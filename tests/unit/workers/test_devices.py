@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from tuner import machine as facts
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import Framework
 from tuner.core.measurement import Fidelity
 from tuner.errors import ProbeError
-from tuner.machine import Machine, ReportedGpu, facts
+from tuner.machine import Machine, ReportedGpu
 from workers.devices import Device, DeviceLocks, DeviceShare, check_machine, devices_here, shares
 from workers.measuring.ranks import Kind
 
@@ -18,7 +19,7 @@ GPUS = tuple(ReportedGpu(name="NVIDIA L4", memory_mib=23034, uuid=uuid) for uuid
 EMULATED = Kind(ranks=1, world_size=8, device="cuda", fidelity=Fidelity.EMULATED)
 
 
-def machine(*gpus: ReportedGpu) -> Machine:
+def machine(*gpus):
     return Machine(name="node7", gpus=gpus, cores=8, memory_bytes=2**33)
 
 
@@ -26,7 +27,7 @@ NO_KERNEL = Path("nowhere")
 DEVICES = devices_here(machine(*GPUS), {}, NO_KERNEL)
 
 
-def test_gpus_are_named_by_their_uuids() -> None:
+def test_gpus_are_named_by_their_uuids():
     """Numbers mean something else to CUDA than to the driver, unless somebody chose them."""
     assert (
         *(Device(name=uuid, visible=uuid) for uuid in UUIDS),
@@ -34,7 +35,7 @@ def test_gpus_are_named_by_their_uuids() -> None:
     ) == DEVICES
 
 
-def test_gpus_that_were_chosen_keep_their_spelling() -> None:
+def test_gpus_that_were_chosen_keep_their_spelling():
     environment = {"CUDA_VISIBLE_DEVICES": "4, GPU-a,nonsense"}
     chosen = devices_here(machine(*GPUS[:2]), environment, NO_KERNEL)
     assert [(one.name, one.visible) for one in chosen] == [
@@ -44,7 +45,7 @@ def test_gpus_that_were_chosen_keep_their_spelling() -> None:
     ]
 
 
-def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path) -> None:
+def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path):
     """The database keeps apart what has one name; a container has a name of its own."""
     boots = {"here": "0b1c6c5e-31f0", "there": "77aa01c2-92bd"}
     for machine_name, boot in boots.items():
@@ -62,7 +63,7 @@ def test_two_containers_of_one_machine_call_its_cores_the_same(tmp_path) -> None
     assert cores("a1b2", "without") == "a1b2/cpu"
 
 
-def test_a_rank_alone_has_a_place_on_each_gpu() -> None:
+def test_a_rank_alone_has_a_place_on_each_gpu():
     found = shares(EMULATED, DEVICES)
     assert [(place.own, place.visible) for place in found] == [
         (("GPU-a",), ("GPU-a",)),
@@ -73,7 +74,7 @@ def test_a_rank_alone_has_a_place_on_each_gpu() -> None:
     assert set(found[1].rest) == {"GPU-a", "GPU-c", "node7/cpu"}
 
 
-def test_others_have_the_machine_for_themselves() -> None:
+def test_others_have_the_machine_for_themselves():
     for kind, visible in [
         (Kind(ranks=2, world_size=2, device="cuda"), ("GPU-c", "GPU-a")),
         (Kind(ranks=2, world_size=2, device="cpu"), ()),
@@ -83,12 +84,10 @@ def test_others_have_the_machine_for_themselves() -> None:
         assert shares(kind, DEVICES) == (DeviceShare(own=everything, visible=visible),)
 
 
-# The machine that a study asks about
-
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 
 
-def on(question, cluster: str):
+def on(question, cluster):
     return replace(question, cluster=parse_cluster(cluster))
 
 
@@ -100,7 +99,7 @@ def on(question, cluster: str):
         ("2x1xa100-80gb", "it is 2 nodes, and this machine is 2xa100-80gb"),
     ],
 )
-def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why) -> None:
+def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why):
     monkeypatch.setattr(facts, "visible_gpus", lambda: (A100, A100))
     with pytest.raises(ProbeError, match=why):
         check_machine(on(question, cluster))
@@ -111,7 +110,7 @@ def test_another_cluster_than_this_machine(question, monkeypatch, cluster, why) 
 )
 def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
     question, monkeypatch, cluster
-) -> None:
+):
     monkeypatch.setattr(facts, "visible_gpus", lambda: (A100,))
     stands_in = check_machine(on(question, cluster), Fidelity.EMULATED)
     assert stands_in is (cluster == "8xa100-40gb")
@@ -120,13 +119,13 @@ def test_one_device_plays_rank_0_of_any_cluster_of_its_kind_or_of_smaller_ones(
 @pytest.mark.parametrize(
     ("gpus", "why"), [((), "shows none here"), ((A100,), r"one here \(a100-80gb\) has 80\.0 GiB")]
 )
-def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, why) -> None:
+def test_a_device_that_is_too_small_plays_nothing(question, monkeypatch, gpus, why):
     monkeypatch.setattr(facts, "visible_gpus", lambda: gpus)
     with pytest.raises(ProbeError, match=why):
         check_machine(on(question, "8xh200-141gb"), Fidelity.EMULATED)
 
 
-def test_other_versions_than_were_stated(question) -> None:
+def test_other_versions_than_were_stated(question):
     versions = dict(question.framework.versions)
     package = next(iter(versions))
     stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
@@ -134,19 +133,17 @@ def test_other_versions_than_were_stated(question) -> None:
         check_machine(replace(question, framework=stated))
 
 
-# Locks
-
 ONE = ("GPU-1",)
 
 
-def test_a_lock_that_is_a_link_is_refused(tmp_path) -> None:
+def test_a_lock_that_is_a_link_is_refused(tmp_path):
     (tmp_path / "lock.GPU-1").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ProbeError, match="cannot lock"):
         DeviceLocks(tmp_path / "lock", ONE).acquire()
     assert not (tmp_path / "elsewhere").exists()
 
 
-def test_who_holds_a_turn_knows_whether_another_waits(tmp_path) -> None:
+def test_who_holds_a_turn_knows_whether_another_waits(tmp_path):
     holder, other, third = (DeviceLocks(tmp_path / "lock", ONE) for _ in range(3))
     assert holder.acquire()
     assert not holder.wanted
@@ -163,12 +160,12 @@ def test_who_holds_a_turn_knows_whether_another_waits(tmp_path) -> None:
     assert not other.wanted
 
 
-def test_devices_are_taken_in_one_order_gpus_first() -> None:
+def test_devices_are_taken_in_one_order_gpus_first():
     names = ["GPU-b", "a/cpu", "GPU-a", "Z/cpu"]
     assert DeviceLocks(Path("x"), names).devices == ("GPU-a", "GPU-b", "Z/cpu", "a/cpu")
 
 
-def test_a_turn_on_several_keeps_what_it_has_and_waits_for_the_rest(tmp_path) -> None:
+def test_a_turn_on_several_keeps_what_it_has_and_waits_for_the_rest(tmp_path):
     first, second, third = (
         DeviceLocks(tmp_path / "lock", [name]) for name in ("GPU-1", "GPU-2", "GPU-3")
     )
@@ -193,7 +190,7 @@ def test_a_turn_on_several_keeps_what_it_has_and_waits_for_the_rest(tmp_path) ->
     second.release()
 
 
-def test_what_is_free_is_taken_whole_or_not_at_all_and_quietly(tmp_path) -> None:
+def test_what_is_free_is_taken_whole_or_not_at_all_and_quietly(tmp_path):
     holder, whole = (
         DeviceLocks(tmp_path / "lock", ["GPU-2"]),
         DeviceLocks(tmp_path / "lock", ["GPU-1", "GPU-2"]),
@@ -211,7 +208,7 @@ def test_what_is_free_is_taken_whole_or_not_at_all_and_quietly(tmp_path) -> None
     whole.release()
 
 
-def test_two_that_want_everything_do_not_wait_for_each_other(tmp_path) -> None:
+def test_two_that_want_everything_do_not_wait_for_each_other(tmp_path):
     names = ["GPU-1", "GPU-2", "host/cpu"]
     one, other = DeviceLocks(tmp_path / "lock", names), DeviceLocks(tmp_path / "lock", names[::-1])
     assert not all(turn.acquire() for turn in (one, other))
@@ -221,7 +218,7 @@ def test_two_that_want_everything_do_not_wait_for_each_other(tmp_path) -> None:
     other.release()
 
 
-def test_devices_that_nobody_else_wants_have_no_locks(tmp_path) -> None:
+def test_devices_that_nobody_else_wants_have_no_locks(tmp_path):
     one, other = DeviceLocks(None, ["n2/cpu", "GPU-1"]), DeviceLocks(None, ["GPU-1"])
     assert one.acquire()
     assert other.acquire_at_once()

@@ -4,18 +4,16 @@ import platform
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from pathlib import Path
 
 import pytest
 
-from tests.unit.workers.fakes import FakeDryRunner, HandStop
+from tests.unit.workers.fakes import FakeDryRunner
 from tuner.client import advance
 from tuner.client.advance import advance_from_cache, kept_dry_run, plan_here
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, ProbeState, Question, Study, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import answer
-from tuner.store import Store
 from workers.executor import WorkerOptions
 from workers.worker import INTERRUPTED, Worker
 
@@ -24,13 +22,13 @@ Work = Callable[..., int]
 
 
 @pytest.fixture
-def question(question: Question) -> Question:
+def question(question):
     """On GPUs that are not here."""
     return replace(question, cluster=parse_cluster("2xa100-80gb"))
 
 
 @pytest.fixture
-def work(store: Store, tmp_path: Path, stop: HandStop) -> Work:
+def work(store, tmp_path, stop):
     """Run a worker whose dry-run program does as it is told."""
 
     def run(study_id: str, does: str = "ok", times: float = inf, **more) -> int:
@@ -42,11 +40,11 @@ def work(store: Store, tmp_path: Path, stop: HandStop) -> Work:
     return run
 
 
-def outcomes(study: Study) -> list[Outcome | None]:
+def outcomes(study):
     return [probe.measurement and probe.measurement.outcome for probe in study.probes]
 
 
-def test_a_predicted_study_is_worked_off(store, question, work) -> None:
+def test_a_predicted_study_is_worked_off(store, question, work):
     """On a machine that is not the cluster, and while another study's probe is timed on it."""
     study = store.ask(question, PREDICTED)
     assert work(study.id) == 0
@@ -57,7 +55,7 @@ def test_a_predicted_study_is_worked_off(store, question, work) -> None:
     assert answer(study).best is not None
 
 
-def test_what_is_kept_needs_no_program(store, question, work) -> None:
+def test_what_is_kept_needs_no_program(store, question, work):
     study = store.ask(question, PREDICTED)
     assert work(study.id) == 0
     workload = replace(question.workload, global_batch_size=8)
@@ -66,7 +64,7 @@ def test_what_is_kept_needs_no_program(store, question, work) -> None:
     assert set(outcomes(store.study(other.id))) == {Outcome.OK}
 
 
-def test_a_refused_class_is_closed_with_its_operator(store, question, work) -> None:
+def test_a_refused_class_is_closed_with_its_operator(store, question, work):
     study = store.ask(question, PREDICTED)
     assert work(study.id, "error", 2) == 0
     study = store.study(study.id)
@@ -78,7 +76,7 @@ def test_a_refused_class_is_closed_with_its_operator(store, question, work) -> N
     assert any("aten::odd" in sentence for sentence in found.explanation)
 
 
-def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(store, question, work) -> None:
+def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(store, question, work):
     study = store.ask(question, PREDICTED)
     assert work(study.id, "busy", 2) == 0
     study = store.study(study.id)
@@ -89,7 +87,7 @@ def test_what_a_busy_machine_did_not_end_is_an_outcome_and_not_kept(store, quest
 
 def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
     store, question, work, monkeypatch
-) -> None:
+):
     study = store.ask(question, PREDICTED)
     assert work(study.id, "late", 2) == 0
     first = store.study(study.id).probes[0]
@@ -105,7 +103,7 @@ def test_what_took_too_long_is_not_waited_for_again_on_this_machine(
 
 def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long(
     store, question, work, monkeypatch
-) -> None:
+):
     study = store.ask(question, PREDICTED)
     assert work(study.id, "late", 2) == 0
     key = plan_here(question, store.study(study.id).probes[0].request.settings).key
@@ -117,7 +115,7 @@ def test_another_machine_puts_its_dry_run_in_the_place_of_one_that_took_too_long
     assert store.dry_runs([key])[key].error == ""
 
 
-def test_a_program_that_always_dies_leaves_arithmetic(store, question, work) -> None:
+def test_a_program_that_always_dies_leaves_arithmetic(store, question, work):
     study = store.ask(question, PREDICTED)
     assert work(study.id, "die") == 0
     study = store.study(study.id)
@@ -128,7 +126,7 @@ def test_a_program_that_always_dies_leaves_arithmetic(store, question, work) -> 
     assert store.dry_runs([plan_here(question, p.request.settings).key for p in study.probes]) == {}
 
 
-def test_a_stop_gives_the_dry_run_back(store, question, work, stop) -> None:
+def test_a_stop_gives_the_dry_run_back(store, question, work, stop):
     study = store.ask(question, PREDICTED)
     running = lambda: any(p.state is ProbeState.RUNNING for p in store.study(study.id).probes)  # noqa: E731
     stop.when = lambda: "enough" if running() else ""
@@ -138,7 +136,7 @@ def test_a_stop_gives_the_dry_run_back(store, question, work, stop) -> None:
     assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
 
 
-def test_a_spent_budget_of_time_ends_a_dry_run(store, question, work) -> None:
+def test_a_spent_budget_of_time_ends_a_dry_run(store, question, work):
     study = store.ask(question, replace(PREDICTED, wall_s=1.0))
     assert work(study.id, "hang") == 0
     study = store.study(study.id)
@@ -146,7 +144,7 @@ def test_a_spent_budget_of_time_ends_a_dry_run(store, question, work) -> None:
     assert answer(study).best is not None
 
 
-def test_without_torch_the_answer_is_arithmetic(store, question, work, monkeypatch) -> None:
+def test_without_torch_the_answer_is_arithmetic(store, question, work, monkeypatch):
     monkeypatch.setattr(advance, "dry_run_versions", dict)
     study = store.ask(question, PREDICTED)
     assert work(study.id, "die") == 0
@@ -158,7 +156,7 @@ def test_without_torch_the_answer_is_arithmetic(store, question, work, monkeypat
     assert any("torch is not installed here" in sentence for sentence in found.explanation)
 
 
-def test_kept_dry_runs_are_entered_without_a_worker(store, question, work) -> None:
+def test_kept_dry_runs_are_entered_without_a_worker(store, question, work):
     study = store.ask(question, PREDICTED)
     assert advance_from_cache(store, study) == study
     assert work(study.id) == 0

@@ -1,7 +1,6 @@
 """Workplaces and their devices, and a probe's way from its claim to its record."""
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from tests.unit.workers.fakes import FakeLauncher, FakeRanks, GatedMeasure
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, Question, Study
+from tuner.core.study import Limits, ProbeRequest
 from tuner.errors import ProbeError, StoreError
 from tuner.machine import Machine
 from tuner.store import Claim, Store, WorkerIdentity
@@ -37,7 +36,7 @@ class Places:
     ranks: list[FakeRanks] = field(default_factory=lambda: [FakeRanks() for _ in "123"])
     all: list[Workplace] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         self.all = [
             Workplace(
                 measure=self.measures[n],
@@ -48,24 +47,24 @@ class Places:
             for n in range(3)
         ]
 
-    def another(self, *names: str) -> DeviceLocks:
+    def another(self, *names):
         """Another worker's locks of devices."""
         return DeviceLocks(self.lock, names)
 
 
 @pytest.fixture
-def places(tmp_path: Path) -> Places:
+def places(tmp_path):
     return Places(tmp_path / "lock")
 
 
 @pytest.fixture
-def options(tmp_path: Path) -> WorkerOptions:
+def options(tmp_path):
     site = LocalSite(launcher=FakeLauncher(), find_devices=lambda: DEVICES)
     return WorkerOptions(folder=tmp_path / "probes", lock=tmp_path / "lock", site=site)
 
 
 @pytest.fixture
-def executor(store, stop, options, places) -> Iterator[Executor]:
+def executor(store, stop, options, places):
     identity = WorkerIdentity.of_this_process()
     with Executor(store, stop, identity, options, DryRuns()) as made:
         made.open(places.all)
@@ -73,7 +72,7 @@ def executor(store, stop, options, places) -> Iterator[Executor]:
 
 
 @pytest.fixture
-def study(store: Store, question: Question) -> Study:
+def study(store, question):
     """With four probes in its queue."""
     asked = store.ask(question, Limits())
     for size in (1, 2, 3, 4):
@@ -84,7 +83,7 @@ def study(store: Store, question: Question) -> Study:
 
 
 @pytest.fixture
-def begin(executor: Executor, study: Study) -> Callable[[Workplace], Task]:
+def begin(executor, study):
     """Claims a probe and starts it."""
 
     def start(workplace: Workplace) -> Task:
@@ -97,14 +96,11 @@ def begin(executor: Executor, study: Study) -> Callable[[Workplace], Task]:
     return start
 
 
-def states(store: Store, study: Study) -> list[str]:
+def states(store, study):
     return [str(probe.state) for probe in store.study(study.id).probes]
 
 
-# A probe's way
-
-
-def test_giving_up_puts_all_back_and_waits_for_them(executor, store, study, places, begin) -> None:
+def test_giving_up_puts_all_back_and_waits_for_them(executor, store, study, places, begin):
     begin(places.all[0])
     begin(places.all[2])
     executor.give_up("enough")
@@ -118,7 +114,7 @@ def test_giving_up_puts_all_back_and_waits_for_them(executor, store, study, plac
 @pytest.mark.parametrize("why", ["a request to stop", "enough"])
 def test_a_cancelled_probe_is_given_back_with_the_reason(
     executor, store, study, places, begin, stop, why
-) -> None:
+):
     places.measures[0].result = Measurement(outcome=Outcome.CANCELLED)
     begin(places.all[0])
     if why == "enough":
@@ -130,9 +126,7 @@ def test_a_cancelled_probe_is_given_back_with_the_reason(
     assert store.events(study.id)[-1].data["detail"] == why
 
 
-def test_a_workplace_for_which_nothing_was_claimed_is_asked_last(
-    executor, store, study, places
-) -> None:
+def test_a_workplace_for_which_nothing_was_claimed_is_asked_last(executor, store, study, places):
     other = WorkerIdentity.of_this_process("another machine, of the same devices")
     assert store.claim(study.id, other, Fidelity.MEASURED, (HERE[0],))
     assert executor.acquire(alone=False) is places.all[0]
@@ -142,7 +136,7 @@ def test_a_workplace_for_which_nothing_was_claimed_is_asked_last(
 
 def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
     executor, store, study, places, begin, monkeypatch, tmp_path
-) -> None:
+):
     record, failures = Store.record, [StoreError("no answer")] * 3
 
     def fail(self: Store, claim: Claim, measurement: Measurement) -> bool:
@@ -167,7 +161,7 @@ def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
 
 def test_a_lease_that_is_not_renewed_gives_the_probe_up(
     executor, study, places, begin, clock, monkeypatch
-) -> None:
+):
     task = begin(places.all[0])
     assert task.pause(0) == ""
     clock.move(36)
@@ -176,7 +170,7 @@ def test_a_lease_that_is_not_renewed_gives_the_probe_up(
 
 def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
     store, stop, options, study, places
-) -> None:
+):
     places.measures[1].fails = ProbeError("a device is gone")
     places.measures[2].fails = ProbeError("another one")  # logged alone
     with (
@@ -194,12 +188,9 @@ def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
     assert places.another(*HERE).acquire()
 
 
-# Devices
-
-
 def test_a_probe_that_must_be_alone_ends_other_ranks_and_waits_for_its_neighbours(
     executor, places, begin
-) -> None:
+):
     places.ranks[2].alive = True
     begin(places.all[1])
     places.measures[1].go.set()
@@ -209,7 +200,7 @@ def test_a_probe_that_must_be_alone_ends_other_ranks_and_waits_for_its_neighbour
     assert not places.another(HERE[3]).acquire()
 
 
-def test_a_stop_ends_waiting(executor, places, begin, stop, clock) -> None:
+def test_a_stop_ends_waiting(executor, places, begin, stop, clock):
     begin(places.all[0])
     others = [places.another(name) for name in HERE[1:3]]
     assert all(other.acquire() for other in others)
@@ -219,11 +210,8 @@ def test_a_stop_ends_waiting(executor, places, begin, stop, clock) -> None:
     assert clock.moved == []
 
 
-# The workplaces of a machine
-
-
 @pytest.fixture
-def prepared(store, stop, options, question, monkeypatch) -> Callable[..., list[Workplace]]:
+def prepared(store, stop, options, question, monkeypatch):
     """The workplaces for a study of a cluster at a fidelity."""
     monkeypatch.setattr(executor_module, "check_machine", lambda *_: True)
 
@@ -239,7 +227,7 @@ def prepared(store, stop, options, question, monkeypatch) -> Callable[..., list[
     return make
 
 
-def kinds(workplaces: list[Workplace]) -> list[Any]:
+def kinds(workplaces):
     return [place.measure.keywords["kind"] for place in workplaces]
 
 
@@ -255,13 +243,13 @@ def kinds(workplaces: list[Workplace]) -> list[Any]:
 )
 def test_a_process_on_a_gpu_of_its_own_has_neighbours_and_ranks_that_talk_have_none(
     prepared, cluster, fidelity, visible, sharing
-) -> None:
+):
     workplaces = prepared(cluster, fidelity)
     assert [kind.visible for kind in kinds(workplaces)] == visible
     assert {kind.sharing for kind in kinds(workplaces)} == {sharing}
 
 
-def test_a_probe_that_was_asked_for_has_one_workplace(prepared) -> None:
+def test_a_probe_that_was_asked_for_has_one_workplace(prepared):
     (place,) = prepared("2xa100-80gb", Fidelity.EMULATED, queued_only=True)
     assert place.acquire(alone=True, waits=False)
     assert set(place.devices) == set(HERE)
@@ -281,14 +269,14 @@ class Lent:
     is_here: bool = False
     left_s: float = math.inf
 
-    def machines(self) -> tuple[Machine, ...]:
+    def machines(self):
         return tuple(Machine(name=n, gpus=(), cores=2, memory_bytes=2**30) for n in ("a", "b"))
 
-    def devices(self) -> tuple[Device, ...]:
+    def devices(self):
         return tuple(self.there)
 
 
-def test_ranks_of_several_machines_have_all_of_them_and_no_locks(prepared, tmp_path) -> None:
+def test_ranks_of_several_machines_have_all_of_them_and_no_locks(prepared, tmp_path):
     site = Lent(list(DEVICES))
     measured = prepared("2x2xa100-80gb", Fidelity.MEASURED, site=site)
     emulated = prepared("2x2xa100-80gb", Fidelity.EMULATED, site=site)
@@ -302,7 +290,7 @@ def test_ranks_of_several_machines_have_all_of_them_and_no_locks(prepared, tmp_p
     assert not list(tmp_path.glob("lock*"))
 
 
-def test_lent_devices_are_looked_for_again_once_one_was_lost(prepared) -> None:
+def test_lent_devices_are_looked_for_again_once_one_was_lost(prepared):
     site = Lent([Device(name="n1/cpu"), Device(name="n2/cpu")])
     (place,) = prepared("2x1xcpu", Fidelity.MEASURED, site=site)
     assert place.acquire(alone=False, waits=True)
@@ -314,7 +302,7 @@ def test_lent_devices_are_looked_for_again_once_one_was_lost(prepared) -> None:
     assert place.devices == ("n2/cpu",)
 
 
-def test_a_script_is_probed_on_this_machine_alone(prepared, question, store, stop, options) -> None:
+def test_a_script_is_probed_on_this_machine_alone(prepared, question, store, stop, options):
     scripted: Any = SimpleNamespace(
         question=SimpleNamespace(cluster=question.cluster, script="train.py")
     )
@@ -326,7 +314,7 @@ def test_a_script_is_probed_on_this_machine_alone(prepared, question, store, sto
         executor.prepare(scripted, Fidelity.MEASURED)
 
 
-def test_other_workplaces_take_the_place_of_those_there_were(executor, places) -> None:
+def test_other_workplaces_take_the_place_of_those_there_were(executor, places):
     assert places.all[0].acquire(alone=False, waits=True)
     executor.open(places.all[2:])
     assert places.another(HERE[0]).acquire()

@@ -1,11 +1,10 @@
 """A worker has the finalists' replicas trained before a study is done."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from tests.unit.workers.fakes import FakeLauncher, HandStop
+from tests.unit.workers.fakes import FakeLauncher
 from tuner.core.configuration import Sharding
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
@@ -24,20 +23,20 @@ from workers.worker import Worker
 class FakeGuard:
     """Finds what it is told of each sharding, and remembers what it was asked."""
 
-    def __init__(self, outcomes: dict[str, Outcome], most: int | None, stop: HandStop) -> None:
+    def __init__(self, outcomes, most, stop):
         self.outcomes, self.most, self.stop = outcomes, most, stop
         self.asked: list[RequestedReplica] = []
 
-    def __call__(self, **given: object) -> "FakeGuard":
+    def __call__(self, **given):
         return self
 
-    def train(self, asked, *, deadline_s) -> Iterator[GuardCheck]:
+    def train(self, asked, *, deadline_s):
         self.asked += asked
         yield from map(self._verdict, asked[: self.most])
         if self.most is not None:
             raise ProbeError("there is no place for the ranks' files")
 
-    def _verdict(self, one: RequestedReplica) -> GuardCheck:
+    def _verdict(self, one):
         self.stop.move(5.0)
         outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
         rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
@@ -73,7 +72,7 @@ def guarded(store, question, tmp_path, stop, monkeypatch):
     return run
 
 
-def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
+def test_a_study_ends_with_the_verdict_on_its_answer(guarded):
     study, guard = guarded({}, Limits(max_probes=3))
     assert study.state is StudyState.DONE
     best = answer(study).best
@@ -86,7 +85,7 @@ def test_a_study_ends_with_the_verdict_on_its_answer(guarded) -> None:
     assert answer(study).wall_s >= study.guard_s
 
 
-def test_what_trains_wrongly_is_not_suggested(guarded) -> None:
+def test_what_trains_wrongly_is_not_suggested(guarded):
     study, guard = guarded({"ddp": Outcome.WRONG_RESULT}, Limits(max_probes=12))
     assert study.state is StudyState.DONE
     found = answer(study)
@@ -99,7 +98,7 @@ def test_what_trains_wrongly_is_not_suggested(guarded) -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1])
-def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most) -> None:
+def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most):
     study, guard = guarded({}, Limits(max_probes=3), most)
     assert study.state is StudyState.DONE
     best = answer(study).best

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -10,14 +9,14 @@ import pytest
 from tuner.core import lease as times
 from tuner.core.lease import LEASE_S
 from tuner.errors import StoreError, UnreadableStudyError, UsageError
-from workers.launchers.supervised import FEED_S, SILENCE_S
+from workers.launchers.base import FEED_S, SILENCE_S
 from workers.lease import BEATS, MARGIN, STORE_PATIENCE_S, Lease, may_pass, retried
 
 QUICK_S = 0.06
 """Of a lease whose beats follow each other within a moment."""
 
 
-def eventually(condition: Callable[[], object]) -> None:
+def eventually(condition):
     until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
@@ -27,10 +26,10 @@ def eventually(condition: Callable[[], object]) -> None:
 class Beats:
     """Answers beats: with ``answer``, or the error that it is."""
 
-    def __init__(self, answer: bool | Exception = True) -> None:
+    def __init__(self, answer=True):
         self.answer, self.count = answer, 0
 
-    def __call__(self) -> bool:
+    def __call__(self):
         self.count += 1
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -38,7 +37,7 @@ class Beats:
 
 
 @contextmanager
-def entered(beat: Callable[[], bool], clock) -> Iterator[Lease]:
+def entered(beat, clock):
     """A lease of 60 s by the hand-driven clock, which beats quickly."""
     lease = Lease(beat, claimed_at=clock.now)
     lease._beat_s = QUICK_S / BEATS
@@ -46,7 +45,7 @@ def entered(beat: Callable[[], bool], clock) -> Iterator[Lease]:
         yield lease
 
 
-def test_it_is_renewed_while_it_is_held(clock) -> None:
+def test_it_is_renewed_while_it_is_held(clock):
     beats = Beats()
     with entered(beats, clock) as lease:
         for _ in range(3):
@@ -57,7 +56,7 @@ def test_it_is_renewed_while_it_is_held(clock) -> None:
     assert not lease._thread.is_alive()
 
 
-def test_a_beat_that_is_refused_ends_it(clock) -> None:
+def test_a_beat_that_is_refused_ends_it(clock):
     beats = Beats(answer=False)
     with entered(beats, clock) as lease:
         eventually(lambda: lease.over)
@@ -66,7 +65,7 @@ def test_a_beat_that_is_refused_ends_it(clock) -> None:
         assert beats.count == 1
 
 
-def test_a_store_that_fails_ends_it_before_it_runs_out_unless_it_comes_back(clock) -> None:
+def test_a_store_that_fails_ends_it_before_it_runs_out_unless_it_comes_back(clock):
     beats = Beats(StoreError("no answer"))
     with entered(beats, clock) as lease:
         clock.move(34.9)
@@ -80,7 +79,7 @@ def test_a_store_that_fails_ends_it_before_it_runs_out_unless_it_comes_back(cloc
         assert lease.over == ""
 
 
-def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(clock) -> None:
+def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(clock):
     answer, asked = threading.Event(), threading.Event()
 
     def hang() -> bool:
@@ -97,7 +96,7 @@ def test_a_store_that_hangs_ends_it_and_does_not_hold_the_worker(clock) -> None:
 @pytest.mark.parametrize("lease_s", [6.0, 60.0])
 def test_its_time_runs_from_before_the_claim_and_ends_a_margin_before_it(
     clock, monkeypatch, lease_s
-) -> None:
+):
     monkeypatch.setattr(times, "LEASE_S", lease_s)
     lease = Lease(Beats(), claimed_at=clock.now)
     clock.move(lease_s * (1 - MARGIN) - 0.01)
@@ -106,16 +105,13 @@ def test_its_time_runs_from_before_the_claim_and_ends_a_margin_before_it(
     assert lease.over
 
 
-def test_a_stopped_workers_ranks_end_within_the_margin() -> None:
+def test_a_stopped_workers_ranks_end_within_the_margin():
     """Stopped at the last moment of a lease that could not be renewed, it can end nothing."""
     assert FEED_S + SILENCE_S < MARGIN * LEASE_S
     assert LEASE_S / BEATS < (1 - MARGIN) * LEASE_S / 2  # a beat may fail
 
 
-# Calls that are tried again
-
-
-def failing(*errors: Exception) -> Callable[[], int]:
+def failing(*errors):
     left = list(errors)
 
     def call() -> int:
@@ -135,7 +131,7 @@ def failing(*errors: Exception) -> Callable[[], int]:
         (UnreadableStudyError("of another version"), False),
     ],
 )
-def test_troubles_of_the_database_may_pass_and_mistakes_do_not(stop, error, passes) -> None:
+def test_troubles_of_the_database_may_pass_and_mistakes_do_not(stop, error, passes):
     assert may_pass(error) is passes
     if passes:
         assert retried(failing(error, error), stop) == 7
@@ -144,7 +140,7 @@ def test_troubles_of_the_database_may_pass_and_mistakes_do_not(stop, error, pass
             retried(failing(error), stop)
 
 
-def test_patience_ends(stop, clock) -> None:
+def test_patience_ends(stop, clock):
     began, calls = clock.now, [0]
 
     def never() -> None:
@@ -157,7 +153,7 @@ def test_patience_ends(stop, clock) -> None:
     assert calls[0] > 50
 
 
-def test_nothing_is_tried_again_when_a_stop_is_requested(stop) -> None:
+def test_nothing_is_tried_again_when_a_stop_is_requested(stop):
     stop.request("enough")
     with pytest.raises(StoreError):
         retried(failing(StoreError("no answer")), stop)

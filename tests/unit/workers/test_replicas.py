@@ -1,7 +1,6 @@
 """Which processes the guard starts, and what it makes of how they end; nothing is trained."""
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.guard.check import CheckState
 from tuner.guard.counts import caused
-from tuner.guard.replica import STEPS, Replica, family_of, replica_of
+from tuner.guard.replica import STEPS, family_of, replica_of
 from tuner.model import load_model
 from tuner.store import Store
 from workers import replicas as guard_module
@@ -25,22 +24,22 @@ Does = Callable[[dict], dict]
 """What a rank's record says of a spec, beside what all records say."""
 
 
-def question() -> Question:
+def question():
     workload = Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=64)
     return Question(
         workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
     )
 
 
-def replica(sync: str) -> Replica:
+def replica(sync):
     return replica_of(question(), parse_settings(f"{FULL}={sync}"))
 
 
-def asked(*syncs: str) -> list[RequestedReplica]:
+def asked(*syncs):
     return [RequestedReplica(replica=replica(sync), family=family_of(question())) for sync in syncs]
 
 
-def good(spec: dict) -> dict:
+def good(spec):
     """A record of a rank that did as it was told."""
     of = replica(str(spec["settings"]["sync_each_batch"]).lower())
     seen = caused(of.workload, of.settings, of.cluster) if spec["world_size"] > 1 else {}
@@ -64,13 +63,13 @@ TRAINED = {
 }
 
 
-def launched(launcher: FakeLauncher) -> list[list[int]]:
+def launched(launcher):
     """Of each job: its ranks, and the orders that they followed."""
     return [[run.job.ranks, len(run.orders)] for run in launcher.runs]
 
 
 @pytest.fixture
-def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, FakeLauncher]]:
+def guard(tmp_path):
     def make(does: Does, why: str = ""):
         launcher = FakeLauncher(act=lambda run, spec, number: {**TRAINED, **does(spec)})
         pause = lambda seconds: why  # noqa: E731
@@ -79,7 +78,7 @@ def guard(tmp_path: Path) -> Callable[..., tuple[ReplicaTrainer, FakeLauncher]]:
     return make
 
 
-def test_a_reference_is_trained_once_for_all(guard, tmp_path) -> None:
+def test_a_reference_is_trained_once_for_all(guard, tmp_path):
     checks, launcher = guard(good)
     first = list(checks.train(asked("true", "false")))
     assert [verdict.ruling for verdict in first] == [CheckState.PASSED] * 2
@@ -91,7 +90,7 @@ def test_a_reference_is_trained_once_for_all(guard, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None:
+def test_those_after_one_that_failed_are_trained_in_new_processes(guard):
     def does(spec: dict) -> dict:
         return {"outcome": "crashed"} if spec["settings"]["sync_each_batch"] else good(spec)
 
@@ -102,7 +101,7 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard) -> None
     assert launched(launcher) == [[1, 1], [2, 1], [2, 1]]
 
 
-def test_what_one_process_cannot_train_says_nothing(guard) -> None:
+def test_what_one_process_cannot_train_says_nothing(guard):
     def does(spec: dict) -> dict:
         return {"outcome": "non_finite"}
 
@@ -114,7 +113,7 @@ def test_what_one_process_cannot_train_says_nothing(guard) -> None:
     assert launched(launcher) == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
 
 
-def test_optimizer_steps_count_without_a_reference(guard) -> None:
+def test_optimizer_steps_count_without_a_reference(guard):
     def does(spec: dict) -> dict:
         if spec["world_size"] == 1:
             return {"outcome": "crashed"}
@@ -124,7 +123,7 @@ def test_optimizer_steps_count_without_a_reference(guard) -> None:
     assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
 
 
-def test_a_request_to_stop_starts_nothing_more(guard) -> None:
+def test_a_request_to_stop_starts_nothing_more(guard):
     checks, launcher = guard(good, "stop")
     verdicts = list(checks.train(asked("true", "false")))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
@@ -132,7 +131,7 @@ def test_a_request_to_stop_starts_nothing_more(guard) -> None:
     assert launched(launcher) == []
 
 
-def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
+def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard):
     full = replica_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
     one = RequestedReplica(replica=full, family=family_of(question()))
     (verdict,) = guard(good)[0].train([one])
@@ -140,7 +139,7 @@ def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard) -> None:
     assert verdict.detail.startswith("activation_checkpointing acts as none: ")
 
 
-def test_each_verdict_comes_when_it_is_reached(guard) -> None:
+def test_each_verdict_comes_when_it_is_reached(guard):
     checks, launcher = guard(good)
     verdicts = checks.train(asked("true", "false"))
     assert next(verdicts).key == replica("true").key(installed_versions())
@@ -150,7 +149,7 @@ def test_each_verdict_comes_when_it_is_reached(guard) -> None:
 
 
 @pytest.fixture
-def knobs_here(guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def knobs_here(guard, tmp_path, monkeypatch):
     """``knobs_here(does, store)``: what ``tuner doctor --run`` has a worker do."""
 
     def run(does: Does, store: Store) -> bool:
@@ -166,7 +165,7 @@ def knobs_here(guard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 CASES = [parse_settings(f"{FULL}=true"), parse_settings(f"{FULL}=false")]
 
 
-def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store) -> None:
+def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store):
     class KilledError(BaseException):
         """As no code of ours expects it."""
 
@@ -181,6 +180,6 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store) -> N
     assert (kept.ruling, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
 
 
-def test_the_doctor_comes_to_its_end(knobs_here, store) -> None:
+def test_the_doctor_comes_to_its_end(knobs_here, store):
     assert knobs_here(good, store)
     assert [verdict.ruling for verdict in store.checks().values()] == [CheckState.PASSED] * 2

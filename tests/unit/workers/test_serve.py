@@ -2,10 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,13 +14,13 @@ from sqlalchemy.orm import Session
 from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.study import Limits, Study, StudyState
 from tuner.errors import AwayError, ProbeError, StoreError, UsageError
 from tuner.explain.known import best_known
 from tuner.machine import Machine
 from tuner.store import Store, WorkerIdentity, open_store
 from tuner.store.tables import StudyRow
-from tuner.store.workers import RegisteredWorker, Workers
+from tuner.store.workers import Workers
 from workers import serve as serve_module
 from workers.executor import WorkerOptions
 from workers.launchers.site import LocalSite
@@ -52,7 +50,7 @@ class Work:
     done: list[str] = field(default_factory=list)
     most: int = 20
 
-    def __call__(self, study: Study) -> None:
+    def __call__(self, study):
         self.done.append(study.id)
         if len(self.done) >= self.most:
             self.stop.request("enough")
@@ -65,12 +63,12 @@ class Work:
 
 
 @pytest.fixture
-def work(store: Store, stop: StopRequest) -> Work:
+def work(store, stop):
     return Work(store, stop)
 
 
 @pytest.fixture
-def studies(store: Store, question: Question) -> list[str]:
+def studies(store, question):
     """Of no pool, of a pool, of no pool; in the order in which they were asked."""
     found = []
     for size, pool in ((4, ""), (8, "h100"), (16, "")):
@@ -80,7 +78,7 @@ def studies(store: Store, question: Question) -> list[str]:
 
 
 @pytest.fixture
-def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def pass_time(monkeypatch):
     """Lets time pass for queues, for which it stands still otherwise: half a minute a call."""
     now = [0.0]
     monkeypatch.setattr(serve_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -92,7 +90,7 @@ def pass_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 
 @pytest.fixture
-def queue(store: Store, stop: StopRequest, work: Work) -> Callable[..., StudyQueue]:
+def queue(store, stop, work):
     def make(judge=lambda _: YES, *pools, **more) -> StudyQueue:
         known = {"store": store, "stop": stop, "pools": pools, "judge": judge, "work": work}
         return StudyQueue(**{**known, "look_s": 0.01, **more})
@@ -100,14 +98,14 @@ def queue(store: Store, stop: StopRequest, work: Work) -> Callable[..., StudyQue
     return make
 
 
-def test_those_asked_first_go_first_and_only_of_its_pools(queue, work, studies) -> None:
+def test_those_asked_first_go_first_and_only_of_its_pools(queue, work, studies):
     queue().run(drains=True)
     assert work.done == [studies[0], studies[2]]
     queue(lambda _: YES, "a100", "h100").run(drains=True)
     assert work.done[2:] == [studies[1]]
 
 
-def test_what_is_not_for_it_is_told_once_and_stays(store, queue, work, studies, caplog) -> None:
+def test_what_is_not_for_it_is_told_once_and_stays(store, queue, work, studies, caplog):
     caplog.set_level("INFO", logger="workers")
     judged = []
 
@@ -123,7 +121,7 @@ def test_what_is_not_for_it_is_told_once_and_stays(store, queue, work, studies, 
     assert judged.count(studies[0]) == 1  # not again until something happens to it
 
 
-def test_a_study_that_changes_is_looked_at_again(store, question, queue, work, studies) -> None:
+def test_a_study_that_changes_is_looked_at_again(store, question, queue, work, studies):
     answers = {studies[0]: Fitness(takes=False)}
     made = queue(lambda study: answers.get(study.id, YES))
     made.run(drains=True)
@@ -136,9 +134,7 @@ def test_a_study_that_changes_is_looked_at_again(store, question, queue, work, s
     assert made.take_one()
 
 
-def test_a_study_that_waits_for_others_is_left_and_taken_again(
-    queue, work, studies, pass_time
-) -> None:
+def test_a_study_that_waits_for_others_is_left_and_taken_again(queue, work, studies, pass_time):
     work.leaves, work.most = {studies[0]}, 4
     # it does not end while a study is open that it may be wanted for
     queue(idle=pass_time).run(drains=True)
@@ -147,7 +143,7 @@ def test_a_study_that_waits_for_others_is_left_and_taken_again(
 
 def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
     store, queue, work, studies, pass_time, caplog
-) -> None:
+):
     work.planted[studies[0]] = ProbeError("the disk is full")
     work.most = 3
     queue(idle=pass_time).run()
@@ -157,7 +153,7 @@ def test_what_turns_out_not_to_be_done_here_is_left_for_a_while(
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError()])
-def test_a_trouble_of_the_machine_is_not_the_studys(store, queue, work, studies, error) -> None:
+def test_a_trouble_of_the_machine_is_not_the_studys(store, queue, work, studies, error):
     work.planted[studies[0]] = error
     work.most = 2
     queue().run()
@@ -177,7 +173,7 @@ def test_a_trouble_of_the_machine_is_not_the_studys(store, queue, work, studies,
 )
 def test_a_study_that_nobody_can_go_on_with_fails_and_the_others_go_on(
     store, queue, work, studies, error, reason, begins
-) -> None:
+):
     work.begins = begins
     work.planted[studies[0]] = error
     queue().run(drains=True)
@@ -187,7 +183,7 @@ def test_a_study_that_nobody_can_go_on_with_fails_and_the_others_go_on(
     assert reason in failed.reason
 
 
-def test_a_study_of_another_version_holds_up_no_other(store, queue, work, studies, caplog) -> None:
+def test_a_study_of_another_version_holds_up_no_other(store, queue, work, studies, caplog):
     """A row of the database that this version does not understand, nor ever will."""
     caplog.set_level("INFO", logger="workers")
     question = store.study(studies[0]).question.as_dict()
@@ -206,7 +202,7 @@ def test_a_study_of_another_version_holds_up_no_other(store, queue, work, studie
 
 def test_a_store_that_is_away_is_waited_for_with_growing_pauses(
     store, queue, work, studies, monkeypatch
-) -> None:
+):
     reap, failures = Store.reap, [StoreError("no answer"), UsageError("db", "x", "read-only")]
     pauses: list[float] = []
 
@@ -227,9 +223,7 @@ def test_a_store_that_is_away_is_waited_for_with_growing_pauses(
     assert work.done == [studies[0], studies[2]]
 
 
-def test_a_store_that_goes_away_during_work_is_no_fault_of_the_study(
-    store, queue, work, studies
-) -> None:
+def test_a_store_that_goes_away_during_work_is_no_fault_of_the_study(store, queue, work, studies):
     work.planted[studies[0]] = StoreError("no answer")
     work.most = 2
     queue().run()
@@ -237,16 +231,13 @@ def test_a_store_that_goes_away_during_work_is_no_fault_of_the_study(
     assert store.study(studies[0]).state is StudyState.RUNNING
 
 
-# Services
-
-
 @pytest.fixture
-def launcher() -> FakeLauncher:
+def launcher():
     return FakeLauncher()
 
 
 @pytest.fixture
-def serve(store: Store, tmp_path: Path, launcher: FakeLauncher) -> Callable[..., int]:
+def serve(store, tmp_path, launcher):
     """Serves in this process until nothing is left; the exit code."""
 
     def run(*, stop: StopRequest | None = None, **more: Any) -> int:
@@ -264,28 +255,28 @@ def serve(store: Store, tmp_path: Path, launcher: FakeLauncher) -> Callable[...,
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     """Services look again at once."""
     monkeypatch.setattr(serve_module, "AGAIN_S", 0.01)
     monkeypatch.setattr(StudyQueue, "run", partialmethod(_run_quickly, StudyQueue.run))
 
 
-def _run_quickly(self: StudyQueue, run: Callable[..., None], *, drains: bool = False) -> None:
+def _run_quickly(self, run, *, drains=False):
     self.look_s = 0.01
     run(self, drains=drains)
 
 
-def on(question: Question, cluster: str, batch: int = 4) -> Question:
+def on(question, cluster, batch=4):
     workload = replace(question.workload, global_batch_size=batch)
     return replace(question, workload=workload, cluster=parse_cluster(cluster))
 
 
-def outcomes(study: Study, fidelity: Fidelity) -> list[Outcome | None]:
+def outcomes(study, fidelity):
     return [p.measurement and p.measurement.outcome for p in study.at(fidelity).probes]
 
 
 @pytest.mark.usefixtures("quick")
-def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog) -> None:
+def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog):
     caplog.set_level("INFO", logger="workers")
     predicted = {"fidelity": Fidelity.PREDICTED, "max_probes": 2}
     here = store.ask(on(question, "cpu:2"), Limits(max_probes=2)).id
@@ -310,7 +301,7 @@ def test_it_does_what_it_can_and_leaves_the_rest(store, question, serve, caplog)
     assert "4xh100-80gb is asked about" in told[0]
 
 
-def test_once_is_the_study_that_was_asked_first(store, question, serve) -> None:
+def test_once_is_the_study_that_was_asked_first(store, question, serve):
     first, second = (store.ask(on(question, "cpu:2", n), Limits(max_probes=2)).id for n in (4, 8))
     for ended, waits in (([first], [second]), ([first, second], [])):
         assert serve(until=Until.ONCE) == 0
@@ -319,39 +310,36 @@ def test_once_is_the_study_that_was_asked_first(store, question, serve) -> None:
     assert serve(until=Until.ONCE) == 0  # none is open
 
 
-# A worker's entry
-
-
 MACHINE = Machine(name="node7", gpus=(), cores=8, memory_bytes=2**33)
 
 
-def living(store: Store) -> list[RegisteredWorker]:
+def living(store):
     return Workers(store.transactions).living()
 
 
 class Soon(threading.Event):
     """Waits for no more than a moment."""
 
-    def wait(self, timeout: float | None = None) -> bool:
+    def wait(self, timeout=None):
         return super().wait(0.02)
 
 
 @pytest.fixture
-def entry(store: Store, monkeypatch: pytest.MonkeyPatch) -> Registration:
+def entry(store, monkeypatch):
     """With beats that follow each other soon; the last one is still waited for."""
     made = Registration(store, WorkerIdentity.of_this_process("w1"), ("h100",), MACHINE)
     monkeypatch.setattr(made, "_done", Soon())
     return made
 
 
-def eventually(condition: Callable[[], object]) -> None:
+def eventually(condition):
     until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
-def test_it_lives_while_it_is_entered(store, entry) -> None:
+def test_it_lives_while_it_is_entered(store, entry):
     with entry:
         (found,) = living(store)
         assert (found.name, found.pools) == ("w1", ("h100",))
@@ -361,7 +349,7 @@ def test_it_lives_while_it_is_entered(store, entry) -> None:
     assert living(store) == []
 
 
-def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch) -> None:
+def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch):
     failures: list[int] = []
 
     def fail(self: Workers, *given: object) -> int:
@@ -377,11 +365,8 @@ def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch) -> None:
         monkeypatch.setattr(Workers, "stopped", fail)
 
 
-# A database that is away at the start
-
-
 @pytest.fixture
-def away(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def away(monkeypatch):
     """Has opening the database fail with these errors, one after the other."""
 
     def plan(*errors: Exception) -> None:
@@ -397,7 +382,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return plan
 
 
-def test_it_is_waited_for_with_growing_pauses(away, tmp_path, stop, clock) -> None:
+def test_it_is_waited_for_with_growing_pauses(away, tmp_path, stop, clock):
     away(*[AwayError("not there")] * 7)
     url = f"sqlite:///{tmp_path}/tuner.db"
     store = open_when_reachable(url, stop)
@@ -407,7 +392,7 @@ def test_it_is_waited_for_with_growing_pauses(away, tmp_path, stop, clock) -> No
 
 
 @pytest.mark.parametrize("error", [StoreError("of a newer version"), UsageError("db", "x", "no")])
-def test_what_does_not_pass_is_told_at_once(away, stop, error) -> None:
+def test_what_does_not_pass_is_told_at_once(away, stop, error):
     away(AwayError("not there"), error)
     with pytest.raises(type(error), match=str(error)):
         open_when_reachable(None, stop)

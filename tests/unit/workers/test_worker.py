@@ -12,7 +12,6 @@ import pytest
 
 from tests.unit.workers.fakes import (
     OK,
-    Act,
     FakeLauncher,
     FakeProbe,
     FakeRun,
@@ -24,7 +23,7 @@ from tests.unit.workers.fakes import (
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import ProbeError
 from tuner.store import Claim, Store, WorkerIdentity
 from workers import executor as executor_module
@@ -50,7 +49,7 @@ class Work:
     devices: tuple[Device, ...] = CORES
     launcher: FakeLauncher = None
 
-    def __call__(self, study: Study, act: Act = OK, **options: Any) -> int:
+    def __call__(self, study, act=OK, **options):
         known = {key: options.pop(key) for key in ("check", "log", "fails") if key in options}
         self.launcher = FakeLauncher(act=act, **known)
         site = LocalSite(launcher=self.launcher, find_devices=lambda: self.devices)
@@ -59,20 +58,20 @@ class Work:
         return Worker(self.store, study.id, stop=self.stop, options=plan).run()
 
     @property
-    def lock(self) -> Path:
+    def lock(self):
         return self.folder / "probes.lock"
 
-    def another(self, *names: str) -> DeviceLocks:
+    def another(self, *names):
         """Another worker's locks; by default of all devices."""
         return DeviceLocks(self.lock, names or [device.name for device in self.devices])
 
-    def are_free(self) -> bool:
+    def are_free(self):
         other = self.another()
         free = other.acquire()
         other.release()
         return free
 
-    def on_gpu(self) -> dict[str, list[FakeProbe]]:
+    def on_gpu(self):
         """The probes on each GPU."""
         found: dict[str, list[FakeProbe]] = {}
         for probe in self.launcher.probes:
@@ -82,12 +81,12 @@ class Work:
 
 
 @pytest.fixture
-def work(store: Store, tmp_path: Path, stop: HandStop) -> Work:
+def work(store, tmp_path, stop):
     return Work(store, tmp_path, stop)
 
 
 @pytest.fixture
-def on_gpus(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
+def on_gpus(work, monkeypatch):
     """A machine with three GPUs."""
     monkeypatch.setattr(executor_module, "check_machine", lambda *_: False)
     work.devices = DEVICES
@@ -95,30 +94,27 @@ def on_gpus(work: Work, monkeypatch: pytest.MonkeyPatch) -> Work:
 
 
 @pytest.fixture
-def eight(question: Question) -> Question:
+def eight(question):
     """Of eight GPUs, of which each here can play one."""
     workload = replace(question.workload, global_batch_size=64)
     return replace(question, workload=workload, cluster=parse_cluster("8xa100-80gb"))
 
 
-def emulated(**limits: Any) -> Limits:
+def emulated(**limits):
     return Limits(fidelity=Fidelity.EMULATED, tolerance=0.0, **limits)
 
 
-def enter(store, study, micro=1, batch=2, fidelity=Fidelity.MEASURED) -> None:
+def enter(store, study, micro=1, batch=2, fidelity=Fidelity.MEASURED):
     settings = Settings(micro_batch_size=micro, gradient_accumulation_steps=batch // micro)
     request = ProbeRequest(settings=settings, fidelity=fidelity)
     assert store.enter_probe(study.id, store.study(study.id).revision, request, 10**12)
 
 
-def outcomes(study: Study) -> list[Outcome | None]:
+def outcomes(study):
     return [probe.measurement and probe.measurement.outcome for probe in study.probes]
 
 
-# A study from its request to its end
-
-
-def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work) -> None:
+def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work):
     study = store.ask(question, Limits(max_probes=3))
     assert work(study) == 0
     study = store.study(study.id)
@@ -132,7 +128,7 @@ def test_a_study_is_worked_off_on_ranks_that_stay(store, question, work) -> None
     assert work.launcher.runs == []
 
 
-def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, work) -> None:
+def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, work):
     study = store.ask(question, Limits())
     enter(store, study, 1)
     enter(store, study, 2)
@@ -143,7 +139,7 @@ def test_only_the_queue_of_a_new_study_and_never_ended_early(store, question, wo
     assert [probe.spec["give_up_above_s"] for probe in work.launcher.probes] == [None, None]
 
 
-def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work) -> None:
+def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work):
     """Its search goes on, and its budget is not this probe's."""
     study = store.ask(question, Limits(wall_s=1e-6))
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
@@ -163,7 +159,7 @@ def test_the_queue_of_a_study_that_another_worker_is_at(store, question, work) -
 )
 def test_a_search_that_was_not_at_its_end_is_not_after_a_single_probe(
     store, question, work, before, after
-) -> None:
+):
     study = store.ask(question, Limits())
     store.move(study.id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     store.move(study.id, before, "by a test", expect={StudyState.RUNNING})
@@ -174,7 +170,7 @@ def test_a_search_that_was_not_at_its_end_is_not_after_a_single_probe(
     assert (study.state, study.reason) == after
 
 
-def test_a_failure_is_recorded_with_its_logs(store, question, work) -> None:
+def test_a_failure_is_recorded_with_its_logs(store, question, work):
     study = store.ask(question, Limits())
     enter(store, study)
     assert work(study, always("oom"), log="help\n", queued_only=True) == 0
@@ -184,7 +180,7 @@ def test_a_failure_is_recorded_with_its_logs(store, question, work) -> None:
     assert probe.measurement.log_tails == {0: "help\n", 1: "help\n"}
 
 
-def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -> None:
+def test_probes_after_the_first_that_fits_may_end_early(store, question, work):
     study = store.ask(question, Limits(max_probes=3))
     early = lambda run, spec, number: "stopped_early" if number == 2 else "ok"  # noqa: E731
     assert work(study, early) == 0
@@ -203,7 +199,7 @@ def test_probes_after_the_first_that_fits_may_end_early(store, question, work) -
 )
 def test_a_budget_that_ends_in_mid_probe_says_nothing_about_its_configuration(
     store, question, work, limits, reason
-) -> None:
+):
     study = store.ask(question, Limits(**limits))
     assert work(study, hang) == 0
     study = store.study(study.id)
@@ -211,10 +207,7 @@ def test_a_budget_that_ends_in_mid_probe_says_nothing_about_its_configuration(
     assert outcomes(study) == [Outcome.CANCELLED]
 
 
-# Stops, and machines
-
-
-def test_a_stop_hands_the_probe_back(store, question, work, stop) -> None:
+def test_a_stop_hands_the_probe_back(store, question, work, stop):
     study = store.ask(question, Limits())
     stop.when = lambda: "enough" if work.launcher.probes else ""
     assert work(study, hang) == INTERRUPTED
@@ -224,7 +217,7 @@ def test_a_stop_hands_the_probe_back(store, question, work, stop) -> None:
     assert not list((work.folder / "probes").iterdir())
 
 
-def test_a_cancelled_study_ends_its_probes(store, eight, on_gpus, stop, monkeypatch) -> None:
+def test_a_cancelled_study_ends_its_probes(store, eight, on_gpus, stop, monkeypatch):
     monkeypatch.setattr("workers.lease.BEATS", 6000)  # a hundredth of a second
     study = store.ask(eight, emulated())
 
@@ -242,7 +235,7 @@ def test_a_cancelled_study_ends_its_probes(store, eight, on_gpus, stop, monkeypa
 
 
 @pytest.mark.parametrize("whose", ["ours", "another's", "a service's"])
-def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch, whose) -> None:
+def test_a_machine_that_is_not_the_cluster(store, question, work, monkeypatch, whose):
     def refuse(*_: object) -> None:
         raise ProbeError("this machine is cpu:2")
 
@@ -270,7 +263,7 @@ class Allotted(LocalSite):
 @pytest.mark.parametrize(("left_s", "begins"), [(29.0, False), (3600.0, True)])
 def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
     store, question, work, stop, left_s, begins
-) -> None:
+):
     study = store.ask(question, Limits())
     assert probe_s(study) == PROBE_S
     enter(store, study)
@@ -284,12 +277,9 @@ def test_no_probe_is_begun_that_could_not_end_before_its_devices_are_taken_away(
         assert stop.wait(0) == "the time of this allocation ends before another probe could"
 
 
-# Devices that others want
-
-
 def test_ranks_make_room_between_two_probes_for_another_that_waits(
     store, question, work, stop, monkeypatch
-) -> None:
+):
     other, had = work.another(), []
     record = Store.record
 
@@ -312,10 +302,7 @@ def test_ranks_make_room_between_two_probes_for_another_that_waits(
     assert len(work.launcher.runs) == 2
 
 
-# Several probes at once
-
-
-def test_probes_run_at_once_and_never_two_on_one_device(store, eight, on_gpus) -> None:
+def test_probes_run_at_once_and_never_two_on_one_device(store, eight, on_gpus):
     study = store.ask(eight, emulated(max_probes=5))
     assert on_gpus(study, meeting(3)) == 0
     study = store.study(study.id)
@@ -328,7 +315,7 @@ def test_probes_run_at_once_and_never_two_on_one_device(store, eight, on_gpus) -
     assert any(one.overlaps(other) for one, other in combinations(on_gpus.launcher.probes, 2))
 
 
-def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkeypatch) -> None:
+def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkeypatch):
     claims: list[tuple[int, set[str]]] = []
     claim = Store.claim
 
@@ -351,7 +338,7 @@ def test_finalists_are_alone_and_hold_every_device(store, eight, on_gpus, monkey
         assert not any(probe.overlaps(other) for other in others)
 
 
-def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus) -> None:
+def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus):
     def kill_b(run: FakeRun, spec: Any, number: int) -> str:
         return "kill" if run.job.visible == ("GPU-b",) else "ok"
 
@@ -365,7 +352,7 @@ def test_a_rank_that_is_killed_leaves_its_neighbours_alone(store, eight, on_gpus
     assert (runs.count("GPU-a"), runs.count("GPU-c")) == (1, 1), "none was started anew"
 
 
-def test_device_seconds_end_all_that_run(store, eight, on_gpus) -> None:
+def test_device_seconds_end_all_that_run(store, eight, on_gpus):
     study = store.ask(eight, emulated(device_s=20.0))
     assert on_gpus(study, hang) == 0
     study = store.study(study.id)
@@ -374,7 +361,7 @@ def test_device_seconds_end_all_that_run(store, eight, on_gpus) -> None:
 
 
 @pytest.mark.parametrize("how", ["locks of this machine", "names in the database"])
-def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how) -> None:
+def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how):
     """Containers with locks of their own may see the same GPUs: the database decides."""
     other = on_gpus.another("GPU-b")
     if how == "locks of this machine":
@@ -393,7 +380,7 @@ def test_another_workers_device_is_left_to_it(store, eight, on_gpus, how) -> Non
 
 def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the_next(
     store, eight, on_gpus, stop, clock
-) -> None:
+):
     assert on_gpus.another("GPU-b", "GPU-c").acquire()
     waits, move, began = Event(), stop.move, clock.now
 
@@ -418,7 +405,7 @@ def test_a_probe_that_ends_while_other_devices_are_waited_for_makes_room_for_the
 @pytest.mark.parametrize("serves", [False, True])
 def test_gpus_that_cannot_be_used_end_the_worker_and_close_no_configuration(
     store, eight, on_gpus, serves
-) -> None:
+):
     def check(run: FakeRun) -> str:
         return "crashed" if run.job.visible == ("GPU-b",) else "ok"
 
@@ -436,11 +423,8 @@ def test_gpus_that_cannot_be_used_end_the_worker_and_close_no_configuration(
     assert Outcome.OK in outcomes(store.study(study.id))
 
 
-# The rest of a study's budgets
-
-
 @pytest.fixture
-def measured(question: Question) -> Study:
+def measured(question):
     """Asked half a minute ago; a probe held its two devices for 2 s."""
     probe = Probe(
         id=1,
@@ -476,9 +460,7 @@ DRY = {"fidelity": Fidelity.PREDICTED, "device_s": 1.0}
         (DRY, 10.0, [5.0], inf, inf, ""),  # a dry run holds no device
     ],
 )
-def test_what_a_budget_leaves(
-    measured, limits, worked_s, running_s, seconds, of_running_s, spent
-) -> None:
+def test_what_a_budget_leaves(measured, limits, worked_s, running_s, seconds, of_running_s, spent):
     for minutes in (-5, 5):  # the worker's clock may be minutes away from the database's
         asked = (datetime.now(UTC) + timedelta(minutes=minutes)).isoformat()
         study = replace(measured, limits=Limits(**limits), asked_at=asked)

@@ -5,9 +5,8 @@ A case is read strictly (:mod:`~tuner.client.cases.reading`), dry runs are looke
 (:mod:`~tuner.client.cases.answers`), with the reason where nothing is predicted.
 """
 
-from tuner.client.cases.answers import Finding, answer_of, notes_of, prediction_of
-from tuner.client.cases.dry_runs import DryRuns, Policy
-from tuner.client.cases.lines import answer_cases
+from tuner.client.cases.answers import answer_cases, answer_of, notes_of, prediction_of
+from tuner.client.cases.dry_runs import DryRuns, Finding, Policy
 from tuner.client.cases.reading import Case, read_case
 from tuner.client.values import NotCoveredError
 

@@ -1,44 +1,26 @@
-"""Answers one case, as plain JSON values."""
+"""Answers one case, or each line of a file of cases, as plain JSON values."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from tuner.client.cases.reading import Case
+from tuner.client.cases.dry_runs import DryRuns, Finding
+from tuner.client.cases.reading import Case, Stream, parse_line, read_batches, read_case
+from tuner.client.values import NotCoveredError
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.framework import same_release
 from tuner.core.quantity import UNKNOWN, Provenance, weakest
-from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import Prediction, predict
-from tuner.dryrun import Profile, told
+from tuner.dryrun import told
+from tuner.errors import UsageError
 from tuner.explain.english import say
 from tuner.explain.memory import padding
 
 GIB = 2**30
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Results of the dry runs of a case's layout, and measured rates."""
-
-    profile: Profile | None = None
-    """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
-    error: str = ""
-    """Why its dry run failed, and nothing is predicted; empty when it did not."""
-    accident: str = ""
-    """What came between its dry run and the result, so that memory is by arithmetic."""
-    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Of the packages that made the dry run; empty when there is none."""
-    calibration: Calibration | None = field(default=None, hash=False)
-    """Rates measured on devices like the cluster's, where there are any."""
-    wrong: str = ""
-    """Why the settings train something else, where that was seen; else empty."""
-
-
 def prediction_of(case: Case, finding: Finding) -> Prediction:
-    """The case's cost; its finding has no error."""
     question = case.question
     return predict(
         question.workload,
@@ -91,8 +73,8 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
         # people read of padded experts with the explanation of memory
         padded = padding(question.workload, question.cluster, case.settings)
         notes = [*notes_of(case, finding, found), *(say(one).removesuffix(".") for one in padded)]
-    found_wrong = {"trains_wrongly": finding.wrong}
-    return {**answer, **found_wrong, "notes": notes, "canonical": _knobs(case.settings)}
+    rest = {"trains_wrongly": finding.wrong, "precision": str(case.question.workload.precision)}
+    return {**answer, **rest, "notes": notes, "canonical": _knobs(case.settings)}
 
 
 def unknown(reason: str) -> dict[str, Any]:
@@ -115,6 +97,7 @@ def unknown(reason: str) -> dict[str, Any]:
         "provenance": str(Provenance.UNKNOWN),
         "reason": reason,
         "trains_wrongly": "",
+        "precision": None,
         "notes": [],
         "canonical": None,
     }
@@ -140,3 +123,34 @@ def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[st
 def _knobs(settings: Settings) -> Mapping[str, Any]:
     """Plain values; cases of a file share settings."""
     return settings.as_dict()
+
+
+def answer_cases(stream: Stream, dry_runs: DryRuns) -> Iterator[dict[str, Any]]:
+    """The answer to each line that is not blank: the case as it was written, and what is added.
+
+    A line that is wrong is answered with ``error``, and nothing else is added.
+    """
+    number = 0
+    for batch in read_batches(stream):
+        # By line, what is echoed (nothing of one that is not JSON), and what it holds.
+        lines: list[tuple[dict[str, Any], Case | UsageError]] = []
+        for text in batch:
+            number += 1
+            if text.strip():
+                values: dict[str, Any] = {}
+                try:
+                    values = parse_line(text, number)
+                    lines.append((values, read_case(values)))
+                except UsageError as error:
+                    lines.append((values, error))
+        dry_runs.prepare([found for _, found in lines if isinstance(found, Case)])
+        for echo, found in lines:
+            if isinstance(found, Case):
+                answer = answer_of(found, dry_runs.of(found))
+            elif isinstance(found, NotCoveredError):
+                answer = unknown(found.allowed)
+            else:
+                errors = [one.as_dict() for one in found.errors]
+                said = " ".join(found.errors[0].detail.split())
+                answer = {"error": {"field": found.field, "message": said, "errors": errors}}
+            yield {**echo, **answer}

@@ -6,12 +6,11 @@ A class of settings is dry-run once for all batch sizes, kinds of GPU and comman
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from tuner.client.cases.answers import Finding
 from tuner.client.cases.reading import Case
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
@@ -51,6 +50,24 @@ class Policy(StrEnum):
     NONE = "none"  # no class
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """Results of the dry runs of a case's layout, and measured rates."""
+
+    profile: Profile | None = None
+    """Its memory; ``None`` when it was not dry-run, and memory is by arithmetic."""
+    error: str = ""
+    """Why its dry run failed, and nothing is predicted; empty when it did not."""
+    accident: str = ""
+    """What came between its dry run and the result, so that memory is by arithmetic."""
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Of the packages that made the dry run; empty when there is none."""
+    calibration: Calibration | None = field(default=None, hash=False)
+    """Rates measured on devices like the cluster's, where there are any."""
+    wrong: str = ""
+    """Why the settings train something else, where that was seen; else empty."""
+
+
 class Watch(Protocol):
     """Is told what is going on."""
 
@@ -75,7 +92,6 @@ class DryRuns:
         runner: Callable[[], DryRunner] = DryRunner,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        """Nothing is read or started yet."""
         self._store, self._policy, self._watch, self._start = store, policy, watch, runner
         self._versions = dry_run_versions() if versions is None else versions
         # By layout and what it depends on, the plan, or the reason why there is none.
@@ -149,7 +165,6 @@ class DryRuns:
         return {one: profile for one, profile in found.items() if profile is not None}
 
     def _tell_missing(self, reason: str) -> None:
-        """Say once what is missing here for dry runs."""
         if self._policy is Policy.NONE or "installed" not in reason or reason in self._told:
             return
         self._told.add(reason)
@@ -222,7 +237,7 @@ class DryRuns:
         workload, cluster, framework = question.workload, question.cluster, question.framework
         key = (
             (workload.model.fingerprint, workload.sequence_length),
-            (workload.optimizer, workload.precision, workload.reduce_dtype),
+            (workload.optimizer, workload.precision, workload.reduce_dtype, workload.loss),
             (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
             framework,
             settings,

@@ -1,15 +1,18 @@
-"""A case: one configuration of one question, read from JSON to be predicted."""
+"""A case: one configuration of one question, read from strict JSON to be predicted.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+Lines of a file of cases are split from it as they come in.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import PlainValidator, ValidationInfo, WrapValidator
 
 from tuner.client.request import Common, Kept, cluster_of, json_knob, read, short
-from tuner.client.values import NotCoveredError
-from tuner.client.wrong import telling
+from tuner.client.values import NotCoveredError, telling
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, parse_settings
 from tuner.core.framework import framework, installed_versions
@@ -18,14 +21,19 @@ from tuner.cost.prediction import uncovered
 from tuner.cost.script import Script
 from tuner.errors import UsageError, all_of
 from tuner.space import check_settings, settings_notes
+from tuner.text import DoubledNameError, read_json
+
+# Read at once of a file. Cases of one chunk are looked at together: some thousands of them.
+CHUNK_BYTES = 4 * 2**20
+# A case with a whole ``config.json`` has some kB; longer lines are refused unread.
+LARGEST_LINE_BYTES = 4 * 2**20
+# Levels of lists and objects in a case: three around a model's configuration, which has eight.
+DEEPEST = 12
 
 
 def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
     """Settings from an object of knobs, or from text such as ``sharding=ddp``; and the
     names of the knobs that were given.
-
-    Raises:
-        UsageError: no such knob, or a value that it cannot have.
     """
     if isinstance(value, str):
         text = short(value, "settings")
@@ -84,7 +92,6 @@ class Case:
 
     @property
     def limit_bytes(self) -> int | None:
-        """The limit in bytes."""
         return None if self.memory_limit_gib is None else round(self.memory_limit_gib * 2**30)
 
 
@@ -138,9 +145,6 @@ def canonical(
 ) -> tuple[Settings, tuple[str, ...]]:
     """Legal settings with dead knobs collapsed, and a sentence for each that was written otherwise
     or whose default is refused.
-
-    Raises:
-        UsageError: they break a rule; the field is a path in the case.
     """
     try:
         settings = check_settings(question, written, given=given)
@@ -159,3 +163,67 @@ def canonical(
 @lru_cache
 def _installed() -> Mapping[str, str]:
     return installed_versions()
+
+
+class Stream(Protocol):
+    """A binary stream, such as ``sys.stdin.buffer`` or an open file."""
+
+    def read1(self, size: int, /) -> bytes:
+        """Reads what is there, but no more than ``size`` bytes; nothing at the end."""
+
+
+def read_batches(stream: Stream) -> Iterator[list[bytes]]:
+    """Whole lines as they come in, without waiting for more than a first one.
+
+    Whoever writes one case and waits for its answer gets it; a file is read in large batches. Of a
+    line longer than :data:`LARGEST_LINE_BYTES` only the beginning is kept, one byte too long.
+    """
+    rest = b""
+    try:
+        while chunk := stream.read1(CHUNK_BYTES):
+            *lines, rest = (rest + chunk).split(b"\n")
+            rest = rest[: LARGEST_LINE_BYTES + 1]
+            if lines:
+                yield lines
+    except OSError as error:
+        allowed = f"cannot be read any further: {error.strerror}"
+        raise UsageError("cases", "the file", allowed) from error
+    if rest:
+        yield [rest]
+
+
+def parse_line(line: bytes, number: int) -> dict[str, Any]:
+    """The JSON object of a line without its end; ``number`` is for errors without a better name."""
+    too_deep = f"may have {DEEPEST} levels of lists and objects at most"
+    why, value = "", None
+    if len(line) > LARGEST_LINE_BYTES:
+        why = f"must be {LARGEST_LINE_BYTES} bytes at most"
+    else:
+        try:
+            text = line.decode("utf-8-sig")
+            value = read_json(text)
+            # Few lines have that many brackets, so few are walked through.
+            if text.count("{") + text.count("[") > DEEPEST and _depth(value) > DEEPEST:
+                why = too_deep
+        except UnicodeDecodeError:
+            why = "must be JSON in UTF-8"
+        except RecursionError:
+            why = too_deep
+        except DoubledNameError as error:
+            raise UsageError(error.path or "case", "two values", "must be given once") from error
+        except json.JSONDecodeError as error:
+            why = f"must be JSON: {error.msg} at character {error.pos + 1}"
+        except ValueError as error:  # a number that is too large
+            why = f"must be JSON: {error}"
+    if not why and isinstance(value, dict):
+        return value
+    raise UsageError("case", f"line {number}", why or "must be a JSON object")
+
+
+def _depth(value: object) -> int:
+    """Levels of lists and objects."""
+    level, deepest = [value], 0
+    while level := [item for item in level if isinstance(item, dict | list)]:
+        deepest += 1
+        level = [i for item in level for i in (item.values() if isinstance(item, dict) else item)]
+    return deepest

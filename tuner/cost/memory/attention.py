@@ -11,7 +11,6 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
 
-from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Device, Gpu
 from tuner.model import ModelConfig
 from tuner.model.shape import has_capped_scores
@@ -103,16 +102,6 @@ class Attention(NamedTuple):
         return {name: str(backend) for name, backend in named.items() if backend is Backend.MATH}
 
 
-def capability_of(gpu: Gpu) -> tuple[int, int]:
-    """The compute capability that is stated, or else the catalogue's, or else Ampere's."""
-    kind = gpu_kinds().get(gpu.name)
-    text = gpu.compute_capability or (kind.compute_capability if kind is not None else "")
-    if not text:
-        return AMPERE
-    major, minor = text.split(".")
-    return int(major), int(minor)
-
-
 @lru_cache(maxsize=256)
 def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
     """Finds the attention kernels of a model's layers.
@@ -124,7 +113,7 @@ def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
         return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)
     if gpu.device is Device.CPU:
         return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)
-    fields, capability = model.fields, capability_of(gpu)
+    fields, capability = model.fields, gpu.capability
     call = Call(
         bits=8 * compute_bytes,
         is_bf16=compute_bytes == 2,

@@ -34,6 +34,12 @@ class Program:
     unsaved: tuple[Event, ...]
     """The same where nothing is saved, under checkpointing; the input stays beside the output."""
     again: tuple[Event, ...]  # forward for backward's sake: input and output stay as they were
+    selected: tuple[Event, ...]
+    """As ``unsaved``, but what :meth:`Graph.select` names is saved: selective checkpointing."""
+    selected_again: tuple[Event, ...]  # as ``again`` after that: what was selected is there
+    selected_bytes: float  # of what is selected, per sequence
+    unused_bytes: float  # of that, what is selected in vain: it is freed when backward has ended
+    input_bytes: float  # of the layer's input, per sequence
     backward: tuple[Event, ...]  # in order
     saves_input: bool  # whether the input is among what forward leaves for backward
     kept_bytes: float
@@ -68,6 +74,7 @@ class Graph:
     _ops: list[_Op] = field(init=False, default_factory=list)
     _bases: dict[int, int] = field(init=False, default_factory=dict)
     """Tensors that are parts of another's memory, and whose."""
+    _selected: set[int] = field(init=False, default_factory=set)
     _held: dict[int, int] = field(init=False, default_factory=dict)
     """The operator to which a function's local keeps a tensor alive, by tensor."""
 
@@ -139,6 +146,10 @@ class Graph:
         """A function returns that had these as locals: they lived to the last operator so far."""
         self._held |= dict.fromkeys(tensors, len(self._ops) - 1)
 
+    def select(self, *tensors: int) -> None:
+        """Selective checkpointing keeps these outputs."""
+        self._selected |= set(tensors)
+
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
         saved = {tensor for op in self._ops for tensor in op.saves}
@@ -152,14 +163,9 @@ class Graph:
             last_use[base] = max(last_use[base], last_use[part])
         last_use[0] = last_use[output] = len(ops)  # the caller holds them
         forward = _forward(self._sizes, self._ops, saved, last_use)
-        unsaved = _forward(self._sizes, self._ops, set(), last_use)
-        if not self.keeps_casts:
-            # a cast weight dies after its use
-            unsaved = [
-                one
-                for kind, size in unsaved
-                for one in ((kind, size), (kind, -size))[: 1 + (kind is EventKind.CAST)]
-            ]
+        unsaved = self._without_casts(_forward(self._sizes, self._ops, set(), last_use))
+        selected = _forward(self._sizes, self._ops, self._selected, last_use)
+        selected_again, unused = self._selected_again(saved, last_use, output)
         ends = [(EventKind.PASSING, -self._sizes[0])]
         ends += [(EventKind.KEPT, self._sizes[0])] if 0 in saved else []
         backward = _backward(self._sizes, self._gradients, self._ops, output)
@@ -169,6 +175,11 @@ class Graph:
             forward=_shortened(forward + ends),
             unsaved=_shortened(unsaved),
             again=_shortened([*forward, (EventKind.PASSING, -self._sizes[output])]),
+            selected=_shortened(self._without_casts(selected)),
+            selected_again=_shortened(selected_again),
+            selected_bytes=sum(self._sizes[tensor] for tensor in self._selected),
+            unused_bytes=unused,
+            input_bytes=self._sizes[0],
             saves_input=0 in saved,
             backward=_shortened(backward),
             kept_bytes=sum(self._sizes[tensor] for tensor in saved),
@@ -176,6 +187,39 @@ class Graph:
             unsaved_cast_elements=cast * self.keeps_casts,
             weight_elements=weights,
         )
+
+    def _without_casts(self, events: list[Event]) -> list[Event]:
+        """The same, where a cast weight that nothing saves dies after its use."""
+        if self.keeps_casts:
+            return events
+        return [
+            one
+            for kind, size in events
+            for one in ((kind, size), (kind, -size))[: 1 + (kind is EventKind.CAST)]
+        ]
+
+    def _selected_again(
+        self, saved: set[int], last_use: dict[int, int], output: int
+    ) -> tuple[list[Event], float]:
+        """Forward for backward's sake where outputs are there already, and bytes of those unused.
+
+        torch takes each as its operator's turn comes (``_CachedTorchDispatchMode``), and stops at
+        the last operator that saves something, before that computes.
+        """
+        ops, sizes = self._ops, self._sizes
+        last = max((i for i, op in enumerate(ops) if op.saves), default=0)
+        unused = {t for op in ops[last:] for t in op.outputs if t in self._selected - saved}
+        taken = self._selected - unused
+        there = [0.0 if t in self._selected else size for t, size in enumerate(sizes)]
+        events: list[Event] = []
+        for index, op in enumerate(ops):
+            events += _forward(there, [op], saved, {})
+            dying = [t for t, end in last_use.items() if end == index and t not in saved]
+            events += [(EventKind.PASSING, -there[t]) for t in dying]
+            events += [(EventKind.KEPT, -sizes[t]) for t in dying if t in taken]
+        events.append((EventKind.PASSING, -there[output]))
+        events += [(EventKind.KEPT, -sizes[t]) for t in taken - saved if last_use[t] >= len(ops)]
+        return events, sum(sizes[t] for t in unused)
 
 
 def _forward(

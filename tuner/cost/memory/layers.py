@@ -30,6 +30,8 @@ class LayerKey(NamedTuple):
     recompute: bool  # whether backward gathers activations again (``tp_recompute_allgather``)
     device: Device
     attention: Attention  # what computes attention
+    selects_every: int = 1
+    """Selective checkpointing keeps the first of so many linears' products, and attention's."""
 
 
 @lru_cache(maxsize=4096)
@@ -65,6 +67,7 @@ class _Layer:
         self.drops_out = bool(self.fields.get("attention_dropout") or self.fields.get("attn_pdrop"))
         self.memory: dict[int, int] = {}  # of tensors that are parts of others
         self.returned: tuple[int, ...] = ()  # what attention returns beside its output
+        self.linears = 0  # so far
         self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
 
     def program(self) -> Program:
@@ -167,7 +170,16 @@ class _Layer:
         """A linear; ``wide`` inputs are in the residual stream's precision."""
         cast = self._cast(x, self.tokens * into) if wide else x
         weight = (into + self._has(bias)) * out
-        return self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=weight)
+        return self._product(
+            self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=weight)
+        )
+
+    def _product(self, x: int) -> int:
+        """Notes that ``x`` is a matrix product, which selective checkpointing may keep."""
+        if self.linears % self.key.selects_every == 0:
+            self.graph.select(x)
+        self.linears += 1
+        return x
 
     def _has(self, condition: bool | str) -> bool:
         """A property of the architecture, or the flag of the configuration that decides it."""
@@ -258,7 +270,9 @@ class _Layer:
         outputs = (size, 4 * self.tokens * heads, mask)
         given = (self.memory.get(t, t) for t in (q, k, v))
         saves = (*given, first, first + 1, first + 2)
-        return self.graph.ops(outputs, q, k, v, saves=saves)[0]
+        out, rows, _ = self.graph.ops(outputs, q, k, v, saves=saves)
+        self.graph.select(out, rows)
+        return out
 
     def _capped(self, q: int, k: int, v: int) -> int:
         """Attention operator by operator, with capped scores.
@@ -405,11 +419,13 @@ class _Layer:
         into, out_of = experts * 2 * width * self.hidden, experts * width * self.hidden
         if self.tp > 1:  # replicated weights get their gradients at the block's end, together
             into, out_of = into + out_of, 0
-        both = graph.op(2 * inner, sent, saves=(sent,), weight=into, casts=False)
+        both = self._product(graph.op(2 * inner, sent, saves=(sent,), weight=into, casts=False))
         gate, up = graph.ops((inner, inner), both, views=True)
         active = graph.op(inner, gate, saves=(both,))
         product = graph.op(inner, active, up, saves=(active, both))
-        down = graph.op(tokens, product, saves=(product,), weight=out_of, casts=False)
+        down = self._product(
+            graph.op(tokens, product, saves=(product,), weight=out_of, casts=False)
+        )
         scaled = graph.op(weighed, down, routed, saves=(down,), backward_work=weighed)
         back = graph.op(weighed, scaled)
         out = graph.op(self.stream, back, forward_work=4 * self.own * self.hidden)

@@ -13,8 +13,8 @@ from math import ceil
 from typing import NamedTuple
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import FSDP, Settings, Sharding
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.graph import Program
 from tuner.cost.memory.layers import LayerKey, layer_program
@@ -151,6 +151,15 @@ class Layer:
 
     program: Program  # what its activations do
     unit: Unit  # its parameters
+    checkpointing: Checkpointing  # none, selective or full
+
+    @property
+    def kept_bytes(self) -> float:
+        """Bytes that forward leaves for backward, per sequence."""
+        if self.checkpointing is Checkpointing.NONE:
+            return self.program.kept_bytes
+        selected = self.checkpointing is Checkpointing.SELECTIVE
+        return self.program.input_bytes + selected * self.program.selected_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +168,8 @@ class Span:
 
     count: int  # how many
     kept_bytes: float
-    cast_elements: float
-    unsaved_cast_elements: float
+    cast_elements: float  # that layers without checkpointing leave for backward
+    unsaved_cast_elements: float  # that those with it leave, for nothing
     whole: float
     padded: float
     shard: float
@@ -169,8 +178,10 @@ class Span:
     def of(cls, layers: tuple[Layer, ...]) -> "Span":
         """The sums of some layers."""
         programs = (
-            (p.kept_bytes, p.cast_elements, p.unsaved_cast_elements)
-            for p in (layer.program for layer in layers)
+            (one.kept_bytes, one.program.cast_elements, 0.0)
+            if one.checkpointing is Checkpointing.NONE
+            else (one.kept_bytes, 0.0, one.program.unsaved_cast_elements)
+            for one in layers
         )
         units = (layer.unit[:3] for layer in layers)
         rows = [(*program, *unit) for program, unit in zip(programs, units, strict=True)]
@@ -209,6 +220,15 @@ def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
     return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
 
 
+def loss_width(workload: Workload, settings: Settings, cluster: Cluster) -> int:
+    """Bytes of an element of the loss's log-softmax; autocast computes it in fp32 whatever comes in
+    (``AT_FORALL_FP32`` in ATen's ``autocast_mode.h``), but for the loss of tensor parallelism."""
+    tp = axis_sizes(settings, cluster).tp
+    in_fp32 = tp == 1 and (settings.fused_loss or autocasts(workload, settings, cluster))
+    own = workload.loss is Loss.OWN_DTYPE and not in_fp32
+    return COMPUTE_BYTES[workload.precision] if own else 4
+
+
 def state_bytes(workload: Workload) -> float:
     """Bytes of optimizer state per parameter: Adam has two moments."""
     if workload.optimizer is Optimizer.ADAMW:
@@ -216,8 +236,13 @@ def state_bytes(workload: Workload) -> float:
     return STATE_BYTES_8BIT if workload.optimizer is Optimizer.ADAMW_8BIT else 0
 
 
-def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
-    """The model as one rank holds it; under pipelining, the first stage's share of layers."""
+def shards(
+    workload: Workload, settings: Settings, cluster: Cluster, selects_every: int = 1
+) -> Shards:
+    """The model as one rank holds it; under pipelining, the first stage's share of layers.
+
+    Selective checkpointing keeps the first of each ``selects_every`` products.
+    """
     compute = COMPUTE_BYTES[workload.precision]
     residual = 4 if autocasts(workload, settings, cluster) else compute
     key = LayerKey(
@@ -229,20 +254,30 @@ def shards(workload: Workload, settings: Settings, cluster: Cluster) -> Shards:
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
         attention=attention_of(workload.model, compute, cluster.gpu),
+        selects_every=selects_every,
     )
-    return _shards(key, shard_ranks(settings, cluster), settings.pp_size)
+    checkpointing = settings.activation_checkpointing
+    return _shards(key, shard_ranks(settings, cluster), settings.pp_size, checkpointing)
 
 
 @lru_cache(maxsize=1024)
-def _shards(key: LayerKey, ranks: int, pp_size: int) -> Shards:
+def _shards(key: LayerKey, ranks: int, pp_size: int, checkpointing: Checkpointing) -> Shards:
     model = key.model
     variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
     units = model_units(model, key.tp, ranks)
+    kinds = [
+        (variant, unit, checkpointing.of_layer(index))
+        for index, (variant, unit) in enumerate(zip(variants, units.layers, strict=False))
+    ]
     made = {
-        one: Layer(program=layer_program(key, sparse=one.sparse, sliding=one.masked), unit=unit)
-        for one, unit in set(zip(variants, units.layers[: len(variants)], strict=True))
+        kind: Layer(
+            program=layer_program(key, sparse=kind[0].sparse, sliding=kind[0].masked),
+            unit=kind[1],
+            checkpointing=kind[2],
+        )
+        for kind in set(kinds)
     }
-    layers = tuple(made[one] for one in variants)
+    layers = tuple(made[kind] for kind in kinds)
     return Shards(
         layers=layers,
         all_layers=Span.of(layers),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Phase
 from tuner.core.workload import Optimizer, Workload
 from tuner.cost.memory.layers import WIDE_NORMS, dropout_mask
@@ -28,6 +28,7 @@ from tuner.cost.memory.shards import (
     copies_whole,
     is_fsdp,
     layer_variants,
+    loss_width,
     shards,
     state_bytes,
 )
@@ -46,6 +47,9 @@ from tuner.cost.memory.wrapping import (
 )
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import has_capped_scores, layer_kinds
+
+# Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
+LOSS_PARTS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +72,20 @@ class StepMemory:
         return self.moments[phase].breakdown(self.micro_batch_size)
 
 
-def step_memory(workload: Workload, settings: Settings, cluster: Cluster) -> StepMemory:
+def step_memory(
+    workload: Workload, settings: Settings, cluster: Cluster, selects_every: int = 1
+) -> StepMemory:
     """The memory of a configuration. ``pp_size`` divides the layers; no more of it is followed.
+
+    Selective checkpointing keeps the first of each ``selects_every`` products, and attention.
 
     Raises:
         ZeroDivisionError: settings of more ranks than the cluster has.
     """
     size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
     highest: dict[Phase, Moment] = {}
-    for moment in step_moments(workload, settings.settings_class, count > 1, cluster):
+    one_class = settings.settings_class
+    for moment in step_moments(workload, one_class, count > 1, cluster, selects_every):
         known = highest.get(moment.phase)
         if known is None or moment.total(size) > known.total(size):
             highest[moment.phase] = moment
@@ -117,13 +126,17 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
 
 @lru_cache(maxsize=8192)
 def step_moments(
-    workload: Workload, settings_class: Settings, accumulates: bool, cluster: Cluster
+    workload: Workload,
+    settings_class: Settings,
+    accumulates: bool,
+    cluster: Cluster,
+    selects_every: int = 1,
 ) -> tuple[Moment, ...]:
     """The highest moments of a step of rank 0, for every micro-batch size of the layout.
 
     ``accumulates`` says whether the step has more than one micro-batch.
     """
-    return _Step(workload, settings_class, accumulates, cluster).run()
+    return _Step(workload, settings_class, accumulates, cluster, selects_every).run()
 
 
 class _Step(Wrapping):
@@ -141,6 +154,8 @@ class _Step(Wrapping):
         if self.whole_waits:
             waiting = (self.reduce if self.fsdp else self.w) * parts.whole
             tape.fixed(GRADIENTS_UNSHARDED, waiting)
+        elif self.part_waits:  # on the device also where gradients are not
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * parts.shard)
         elif self.accumulates:
             tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.shard)
         tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
@@ -186,9 +201,8 @@ class _Step(Wrapping):
         self._forward_layer(layers[0], first=True)
         if count > 2:
             span = self.parts.inner
-            kept = self.stream * span.count if self.full else span.kept_bytes
-            tape.sequence(ACTIVATIONS, kept)
-            cast = span.unsaved_cast_elements if self.full else span.cast_elements
+            tape.sequence(ACTIVATIONS, span.kept_bytes)
+            cast = span.unsaved_cast_elements + span.cast_elements
             tape.fixed(GATHERED_PARAMETERS, self.c * cast)
             if self.fsdp:
                 if not self.reshards:
@@ -204,7 +218,7 @@ class _Step(Wrapping):
         self.tape.sequence(ACTIVATIONS, kept + out)
         self.tape.sequence(TEMPORARIES, -self.stream)
         self.tape.sequence(TEMPORARIES, -self.embedded_held)
-        if not self.full:
+        if not self.checkpoints:
             self._hold_masks(-1)
 
     def _hold_masks(self, sign: int) -> None:
@@ -230,14 +244,15 @@ class _Step(Wrapping):
 
     def _forward_layer(self, layer: Layer, *, first: bool = False) -> None:
         self.gather(layer.unit)
-        program = layer.program
-        if self.full:
-            self.replay(program.unsaved)
+        program, plain = layer.program, layer.checkpointing is Checkpointing.NONE
+        if plain:
+            self.replay(program.forward)
+        else:
+            selects = layer.checkpointing is Checkpointing.SELECTIVE
+            self.replay(program.selected if selects else program.unsaved)
             self.tape.sequence(TEMPORARIES, -self.stream)
             self.tape.sequence(ACTIVATIONS, self.stream)
-        else:
-            self.replay(program.forward)
-        if first and self.tp == 1 and not self.full and not program.saves_input:
+        if first and self.tp == 1 and plain and not program.saves_input:
             self.tape.sequence(TEMPORARIES, self.stream)
             self.embedded_held = self.stream
         self.release(layer.unit)
@@ -261,8 +276,13 @@ class _Step(Wrapping):
         return whole if self.casts else 0.0
 
     def _loss(self) -> None:
-        """Logits, their fp32 copy, and its log-softmax; capped logits keep their tanh too."""
+        """Logits, their copy as the loss has them, and its log-softmax; capped logits keep their
+        tanh too."""
+        if self.settings.fused_loss and self.tp == 1:
+            self._fused_loss()
+            return
         tape, v = self.tape, self.vocabulary
+        width = loss_width(self.workload, self.settings, self.cluster)
         if self.tp > 1 and self.settings.tp_recompute_allgather:
             whole = self.c * self.tokens * self.model.hidden_size
             tape.sequence(LOGITS_AND_LOSS, whole)
@@ -274,31 +294,82 @@ class _Step(Wrapping):
             tape.fixed(GATHERED_PARAMETERS, self.c * self.parts.tail.whole)
         if self.model.fields.get("final_logit_softcapping"):
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
-        wide = 4 * v if self.c < 4 else 0.0
-        tape.sequence(LOGITS_AND_LOSS, wide + 4 * v)
+        wide = width * v if self.c < width else 0.0
+        tape.sequence(LOGITS_AND_LOSS, wide + width * v)
         if self.fsdp:
             tape.fixed(GATHERED_PARAMETERS, -self.gathered)
             self.gathered = 0.0
         tape.sequence(LOGITS_AND_LOSS, -(wide + self.c * v))
-        if self.casts and self.full:  # autocast forgets its casts; nothing else holds them
+        if self.casts:  # autocast forgets its casts; nothing else holds them
+            tape.fixed(GATHERED_PARAMETERS, -self.c * self.parts.all_layers.unsaved_cast_elements)
+
+    def _fused_loss(self) -> None:
+        """A part's logits at a time, and both gradients (``workers/probe/fused_loss.py``).
+
+        Of a part there are its log-softmax and what that is computed of, in fp32; of capped logits
+        their tanh too.
+        """
+        tape, tail = self.tape, self.parts.tail
+        whole = self.c * self.tokens * self.model.hidden_size
+        capped = bool(self.model.fields.get("final_logit_softcapping"))
+        if self.casts:
+            tape.sequence(LOGITS_AND_LOSS, whole)
+            tape.fixed(GATHERED_PARAMETERS, self.c * tail.whole)
+        tape.sequence(LOGITS_AND_LOSS, whole)
+        tape.fixed(LOGITS_AND_LOSS if self.casts else GRADIENTS_UNSHARDED, self.c * tail.whole)
+        part = (12 if capped else 8) * self.vocabulary / LOSS_PARTS
+        tape.sequence(LOGITS_AND_LOSS, part)
+        tape.sequence(LOGITS_AND_LOSS, -part)
+        if self.casts:
+            tape.sequence(LOGITS_AND_LOSS, -whole)
+            tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
+        if self.fsdp:
+            tape.fixed(GATHERED_PARAMETERS, -self.gathered)
+            self.gathered = 0.0
+        tape.sequence(ACTIVATIONS, -self._normed[1])
+        if self.casts:  # autocast forgets its casts; nothing else holds them
             tape.fixed(GATHERED_PARAMETERS, -self.c * self.parts.all_layers.unsaved_cast_elements)
 
     # ---------------------------------------------------------------- backward
 
+    def _fused_loss_backward(self) -> None:
+        """Scales the gradients that forward has left; autocast's are copied to fp32."""
+        tape, tail = self.tape, self.parts.tail
+        whole = self.c * self.tokens * self.model.hidden_size
+        self.prefetch(self.parts.layers[-1].unit)
+        if self.casts:
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
+            tape.fixed(LOGITS_AND_LOSS, -self.c * tail.whole)
+            tape.sequence(LOGITS_AND_LOSS, -whole)
+        else:
+            tape.sequence(LOGITS_AND_LOSS, -whole)
+            tape.sequence(TEMPORARIES, whole)
+        if not self.tied and self.whole_waits:
+            tape.fixed(GRADIENTS_UNSHARDED, -self.w_gradient * tail.whole)
+        tape.sequence(TEMPORARIES, self.stream)  # of the norm's input
+        tape.sequence(TEMPORARIES, -self.stream)
+        tape.sequence(ACTIVATIONS, -self._normed[0])
+        if not self.tied:
+            self.reduce_unit(tail, one_weight=True)
+
     def _loss_backward(self) -> None:
         """Down to the gradient of the last layer's output."""
+        if self.settings.fused_loss and self.tp == 1:
+            self._fused_loss_backward()
+            return
         tape, v, tail = self.tape, self.vocabulary, self.parts.tail
-        apart = self.tp == 1
+        width, apart = loss_width(self.workload, self.settings, self.cluster), self.tp == 1
         kept, out = self._normed
         if self.casts or (self.tp > 1 and not self.settings.tp_recompute_allgather):
             # the head keeps a copy; the norm's output itself ended with the model's forward
             tape.sequence(ACTIVATIONS, -out)
             out = 0.0
-        tape.sequence(LOGITS_AND_LOSS, 8 * v if apart else 4 * v)
-        tape.sequence(LOGITS_AND_LOSS, -8 * v if apart else -4 * v)
-        if self.c < 4:
+        tape.sequence(LOGITS_AND_LOSS, (2 if apart else 1) * width * v)
+        tape.sequence(LOGITS_AND_LOSS, (-2 if apart else -1) * width * v)
+        if self.c < width:
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
-            tape.sequence(LOGITS_AND_LOSS, -4 * v)
+            tape.sequence(LOGITS_AND_LOSS, -width * v)
         if self.model.fields.get("final_logit_softcapping"):
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
             tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
@@ -319,7 +390,7 @@ class _Step(Wrapping):
             tape.sequence(TEMPORARIES, whole)
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, self.stream - whole)
-        tape.sequence(LOGITS_AND_LOSS, -min(self.c, 4) * v - self._head_input)
+        tape.sequence(LOGITS_AND_LOSS, -self.c * v - self._head_input)
         if self.casts:
             tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
         tape.sequence(ACTIVATIONS, -(kept + out))
@@ -334,10 +405,8 @@ class _Step(Wrapping):
             self._backward_layer(index)
         if self.parts.middle.count:
             tape, span = self.tape, self.parts.middle
-            kept = self.stream * span.count if self.full else span.kept_bytes
-            tape.sequence(ACTIVATIONS, -kept)
-            if not self.full:
-                tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
+            tape.sequence(ACTIVATIONS, -span.kept_bytes)
+            tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
             if not self.fsdp:
                 waits = 0.0 if self.whole_waits else self.w * span.whole
                 tape.fixed(GRADIENTS_UNSHARDED, waits)
@@ -356,20 +425,24 @@ class _Step(Wrapping):
         elif not self.tied:
             self.prefetch(self.parts.embedding)
         program = layer.program
-        if self.full:
+        selects = layer.checkpointing is Checkpointing.SELECTIVE
+        if selects:
+            self.replay(program.selected_again)
+        elif layer.checkpointing is Checkpointing.FULL:
             self.replay(program.again)
         self.replay(program.backward)
-        if self.full:
+        if layer.checkpointing is not Checkpointing.NONE:
             saved_twice = self.stream if program.saves_input else 0.0
             # the graph counts its input where it saves it; here it was there already
-            self.tape.sequence(ACTIVATIONS, saved_twice - self.stream)
+            unused = selects * program.unused_bytes
+            self.tape.sequence(ACTIVATIONS, saved_twice - self.stream - unused)
         self.reduce_unit(layer.unit)
         self.cast_full_buckets(index)
 
     def _embedding_backward(self) -> None:
         tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
         tape.fixed(ACTIVATIONS, -self.turns)
-        if self.full:
+        if self.checkpoints:
             self._hold_masks(-1)
         if self.embedded_mask:
             tape.sequence(TEMPORARIES, self.stream)

@@ -122,28 +122,36 @@ class Wrapping:
     """
 
     def __init__(
-        self, workload: Workload, settings: Settings, accumulates: bool, cluster: Cluster
+        self,
+        workload: Workload,
+        settings: Settings,
+        accumulates: bool,
+        cluster: Cluster,
+        selects_every: int = 1,
     ) -> None:
         self.workload, self.settings, self.cluster = workload, settings, cluster
         sizes = axis_sizes(settings, cluster)
         self.model, self.tp = workload.model, sizes.tp
         self.tape = Tape()
-        self.parts: Shards = shards(workload, settings, cluster)
+        self.parts: Shards = shards(workload, settings, cluster, selects_every)
         self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
         assert workload.reduce_dtype is not None
         self.reduce = REDUCE_BYTES[workload.reduce_dtype]
         self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
         self.casts = autocasts(workload, settings, cluster)
         self.r = 4 if self.casts else self.c
-        self.full = settings.activation_checkpointing is Checkpointing.FULL
+        self.checkpoints = settings.activation_checkpointing is not Checkpointing.NONE
         self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
         self.hybrid = sizes.replicate > 1
         self.over_gloo = cluster.gpu.device is Device.CPU
         self.accumulates = accumulates
         self.whole_waits = accumulates and (not self.fsdp or not settings.sync_each_batch)
         self.on_device = not settings.cpu_offload
+        # sums of reduced gradients wait apart for the all-reduce, in the reduction's own format
+        # (``_partial_reduce_output`` in torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py)
+        self.part_waits = accumulates and settings.defer_all_reduce
         # a reduced gradient is added to one that is there already
-        self.adds_up = accumulates and not self.whole_waits
+        self.adds_up = accumulates and not self.whole_waits and not self.part_waits
         # what is reduced is not itself the gradient that the optimizer takes
         self.reduced_apart = self.reduce != self.w or self.adds_up
         # bytes of an element of a weight's gradient as autograd makes it
@@ -235,6 +243,8 @@ class Wrapping:
             tape.fixed(GRADIENTS_SHARDED, -own)
         elif not self.on_device:
             tape.fixed(GRADIENTS_SHARDED, 0.0 if self.adds_up else -own)
+        if self.part_waits:  # it was added before the all-reduce, and goes when that has returned
+            tape.fixed(GRADIENTS_SHARDED, -reduced)
 
     def reduce_between(self, span: Span) -> None:
         """Layers that are passed in one go in backward."""
@@ -247,6 +257,8 @@ class Wrapping:
             tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
         if self.hybrid and self.reduced_apart:
             tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
+        if self.part_waits:
+            tape.fixed(GRADIENTS_SHARDED, -self.reduce * span.shard)
 
     def weight_gradient(self, elements: float, *, cast: bool = True) -> None:
         """A gradient is born; where one waits already, it is added to that and dies."""

@@ -27,6 +27,7 @@ from tuner.cost.memory.shards import (
     model_units,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
+from tuner.model.shape import layer_kinds
 
 
 class Op(StrEnum):
@@ -61,6 +62,11 @@ class StepCollective:
 def reducing_passes(settings: Settings) -> int:
     """Backward passes of a step that reduce gradients over the data-parallel ranks."""
     return settings.gradient_accumulation_steps if settings.sync_each_batch else 1
+
+
+def all_reducing_passes(settings: Settings) -> int:
+    """Those of them that reduce over the replicas of hybrid sharding too."""
+    return 1 if settings.defer_all_reduce else reducing_passes(settings)
 
 
 def step_collectives(
@@ -116,7 +122,9 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
         StepCollective(Op.REDUCE_SCATTER, axis, backward, behind, count, reduce * others),
     ]
     if sizes.replicate > 1:
-        axis, shared = Axis.DP_REPLICATE, reduce / sizes.shard
+        axis, reduces = Axis.DP_REPLICATE, all_reducing_passes(settings)
+        shared = reduces * REDUCE_BYTES[workload.reduce_dtype] / sizes.shard
+        count = reduces * units
         found += [
             StepCollective(Op.ALL_REDUCE, axis, backward, waits, reduces, shared * outermost),
             StepCollective(Op.ALL_REDUCE, axis, backward, behind, count, shared * others),
@@ -164,9 +172,12 @@ def _of_activations(workload: Workload, settings: Settings) -> list[StepCollecti
     of_embedding = whole
     if workload.precision is Precision.BF16_MIXED and settings.sharding not in FSDP:
         of_embedding = 2 * whole  # autocast leaves it in fp32
-    full = settings.activation_checkpointing is Checkpointing.FULL
-    again = settings.tp_recompute_allgather * (blocks + 1) + full * blocks
-    scattered = blocks + 1 + full * model.layers
+    checkpointing = settings.activation_checkpointing
+    kinds = enumerate(layer_kinds(model))
+    plain = Checkpointing.NONE
+    recomputed = [2 - kind.sparse for i, kind in kinds if checkpointing.of_layer(i) is not plain]
+    again = settings.tp_recompute_allgather * (blocks + 1) + sum(recomputed)
+    scattered = blocks + 1 + len(recomputed)
 
     def each(op: Op, phase: Phase, count: int, size: float) -> StepCollective:
         return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, passes * count, size)

@@ -207,12 +207,20 @@ def link_seconds(
 
 
 def passes_s(
-    computing: Computing, links: LinkSeconds, *, passes: int, synced: int, costs: Costs
+    computing: Computing,
+    links: LinkSeconds,
+    *,
+    passes: int,
+    synced: int,
+    costs: Costs,
+    joined: int | None = None,
 ) -> float:
     """Seconds of a step's forward and backward passes, with what computing waits for.
 
-    Of the micro-batches, ``passes``, ``synced`` are those whose backward reduces gradients.
+    Of the micro-batches, ``passes``, ``synced`` are those whose backward reduces gradients, and
+    ``joined`` of these those that reduce over replicas too (all of them where it is left out).
     """
+    joined = synced if joined is None else joined
 
     def beside(computing: float, communicating: float) -> float:
         """Both at once: the longer, and what the one loses to the other while both go on."""
@@ -223,8 +231,9 @@ def passes_s(
     each = (computing.backward + links.tensor_backward) / passes
     gather = links.gathers_backward / passes
     backward = (passes - synced) * beside(each, gather)
-    sent = max(gather + links.reductions / synced, links.replicas / synced)
-    backward += synced * beside(each, sent)
+    sent = gather + links.reductions / synced
+    backward += (synced - joined) * beside(each, sent)
+    backward += joined * beside(each, max(sent, links.replicas / joined))
     return forward + backward + links.exposed
 
 
@@ -251,12 +260,13 @@ def exposed_s(
     costs = default_costs() if costs is None else costs
     links = link_seconds(collectives, axis_sizes(settings, cluster), cluster, costs)
     synced = passes if settings.sync_each_batch else 1
+    joined = 1 if settings.defer_all_reduce else synced
     alone = computing.forward + computing.backward
     undisturbed = computing if beside is None else computing.without(beside)
 
     def longer(found: Computing, factor: float) -> float:
         slow = links.scaled(factor)
-        taken = passes_s(found, slow, passes=passes, synced=synced, costs=costs)
+        taken = passes_s(found, slow, passes=passes, synced=synced, joined=joined, costs=costs)
         return max(0.0, taken - alone)
 
     return Quantity(

@@ -1,15 +1,22 @@
-"""Seconds that one GPU computes: matrices at an efficiency that depends on shapes, and traffic."""
+"""Seconds that one GPU computes under torch: matrices, attention, traffic of its memory.
+
+nanotron's kernels are priced in ``pipeline.py``, by constants that are fitted to its own runs.
+"""
 
 from functools import lru_cache
 from math import exp
 
-from tuner.core.cluster import Cluster
+from tuner.catalog.gpus import matmul_share
+from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
-from tuner.cost.constants import Costs
+from tuner.cost.constants import Costs, TorchCosts
 from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.pipeline import Stage, counts
-from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, layer_variants
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, layer_variants, loss_width
+from tuner.cost.memory.step import LOSS_PARTS
+from tuner.model import ModelConfig
+from tuner.model.fields import ARCHITECTURES
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
@@ -23,26 +30,6 @@ def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
 
 
 @lru_cache(maxsize=64)
-def attended_keys(workload: Workload, cluster: Cluster) -> float:
-    """Keys that each query of transformers' attention is multiplied with, averaged over layers.
-
-    Half of the sequence where a kernel skips what is after the query. A window does not make them
-    fewer: it comes as a mask (``sdpa_mask`` in ``transformers/masking_utils.py``), which flash
-    attention does not take (``check_for_attn_mask`` in ATen's ``sdp_utils_cpp.h``), and the kernel
-    that takes one goes through all keys. So do scores that are computed operator by operator.
-    """
-    tokens, spelled_out = workload.sequence_length, (Backend.EAGER, Backend.MATH)
-    whole = sum(
-        layer.masked or backend in spelled_out
-        for layer, backend in zip(
-            layer_variants(workload.model, tokens), layer_backends(workload, cluster), strict=True
-        )
-    )
-    layers = workload.model.layers
-    return tokens * (whole + (layers - whole) / 2) / layers
-
-
-@lru_cache(maxsize=64)
 def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
     """Lists the attention kernel of each layer of transformers' model."""
     compute = COMPUTE_BYTES[workload.precision]
@@ -52,7 +39,7 @@ def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
 
 
 @lru_cache(maxsize=64)
-def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: bool) -> float:
+def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: float) -> float:
     """Traffic of one score of attention, averaged over layers; kernels that are fused have none.
 
     Every operator of ``eager_attention_forward`` in transformers' ``modeling_gemma2.py`` reads and
@@ -86,48 +73,148 @@ def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: bool) -> fl
     return sum(each.get(backend, 0) for backend in backends) / len(backends)
 
 
+def computed_again(settings: Settings, layers: int) -> tuple[float, float]:
+    """Shares of forward in the layers that backward computes again: of matrix products with fused
+    attention, and of all else (Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198)."""
+    share = settings.activation_checkpointing.layers_again(layers) / layers
+    keeps = settings.activation_checkpointing is Checkpointing.SELECTIVE
+    return (0.0 if keeps else share), share
+
+
+# Products of attention, each of 2 FLOPs per query, key and channel: forward makes scores and adds
+# values. Backward of kernels that keep no scores makes these again, and four gradients (Dao 2023,
+# https://arxiv.org/abs/2307.08691, section 3.1.2); others make the four.
+FORWARD, BACKWARD, KEPT_BACKWARD = 2, 5, 4
+
+
+@lru_cache(maxsize=256)
+def attention_work(
+    workload: Workload, cluster: Cluster, costs: TorchCosts, *, again: tuple[float, float]
+) -> float:
+    """FLOPs of wide products that take as long as one token's attention in one layer, on average.
+
+    A kernel that skips what is after a query computes half of the sequence, and half a tile.
+    A window does not make keys fewer: it comes as a mask (``sdpa_mask`` in
+    ``transformers/masking_utils.py``), which flash attention does not take
+    (``check_for_attn_mask`` in ATen's ``sdp_utils_cpp.h``), and the kernel that takes one goes
+    through all keys. So do scores that are computed operator by operator. Beside its products,
+    a score's exponential takes as long in heads of any size. ``again`` is how often forward is
+    computed once more, of fused kernels and of others (:func:`computed_again`).
+    """
+    model, tokens, work = workload.model, workload.sequence_length, 0.0
+    variants = layer_variants(model, tokens)
+    for layer, backend in zip(variants, layer_backends(workload, cluster), strict=True):
+        if backend in (Backend.EAGER, Backend.MATH):
+            work += tokens * ((1 + again[1]) * FORWARD + KEPT_BACKWARD)
+            continue
+        keys = tokens if layer.masked else (tokens + TILE_ROWS) / 2
+        if cluster.gpu.device is Device.CPU:  # nothing is known of its kernels beside its products
+            work += keys * ((1 + again[0]) * FORWARD + BACKWARD)
+            continue
+        reached = model.head_dim / (model.head_dim + costs.attention_dim)
+        forward = (1 + again[0]) * FORWARD / costs.attention_forward
+        work += keys * (forward + BACKWARD / costs.attention_backward) / reached
+    return 2 * model.heads * model.head_dim * work / model.layers
+
+
+@lru_cache(maxsize=64)
+def moved_bytes(model: ModelConfig, width: int) -> float:
+    """Bytes that one layer's forward reads and writes per token beside its products' own.
+
+    In transformers 5's models: LayerNorm is one kernel; RMSNorm (``modeling_llama.py``) casts to
+    fp32, squares, averages, scales, casts back and multiplies, each in a kernel of its own. Rotary
+    embeddings of queries and keys negate and concatenate halves, multiply twice and add. Two
+    residuals are added; an activation reads and writes, and a gate is multiplied with it.
+    """
+    of, hidden = ARCHITECTURES[model.model_type], model.hidden_size
+    query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    casts = 2 * (width + 4) if width < 4 else 0
+    norm = 2 * width if of.norm_weights == 2 else casts + 8 + 4 + 8 + 2 * width
+    normed = of.norms * hidden + (query + key) * bool(of.head_norms or of.wide_norms)
+    rotated = 0 if of.rope is None else (3 + 2 + 2 + 3) * width * (query + key)
+    inner = counts(model).mlp * (5 if of.gated else 2) * width
+    return norm * normed + rotated + 2 * 3 * width * hidden + inner
+
+
+def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> float:
+    """Traffic of a logit under the workload's loss, as a share of that under transformers' own.
+
+    Each is written; copied to fp32 where the loss is of such a copy; read and written by
+    log-softmax; its gradient is written, read with that and written again, and copied back.
+    Under ``fused_loss``, which is in fp32, as many operators work in place: as much in all.
+    """
+    compute = COMPUTE_BYTES[workload.precision]
+
+    def moved(width: int) -> int:
+        return compute + 6 * width + (2 * (compute + width) if width > compute else 0)
+
+    return moved(loss_width(workload, settings, cluster)) / moved(4)
+
+
+@lru_cache(maxsize=64)
+def _sides(model: ModelConfig, tp: int) -> float:
+    """Both dimensions of the weights of all products of a layer that a token goes through, added.
+
+    Tensor parallelism cuts the inner one; experts stay whole, but have a part of the tokens.
+    """
+    hidden, found = model.hidden_size, counts(model)
+    into = 2 if ARCHITECTURES[model.model_type].gated else 1
+    times = model.experts_per_token or 1
+    qkv = found.attention + 2 * model.kv_heads * model.head_dim
+    attention = (tp * hidden + qkv) + (found.attention + tp * hidden)
+    cut = 1 if model.experts else tp
+    return float(attention + (into + 1) * (times * cut * hidden + found.mlp))
+
+
 def stage_compute_s(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    costs: Costs,
-    stage: Stage,
-    *,
-    keys: float | None = None,
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
 ) -> float:
     """Forward and backward of one micro-batch on one rank, without communication.
 
-    FLOPs: 6 per parameter and token, 12 x keys x channels for attention; a third more where forward
-    is computed again. The fitted traffic of logits is of their fp32 copies, in any precision.
-    ``keys`` are those that each query is multiplied with; causal attention's by default. The GPU's
-    rates must be known.
+    FLOPs: 6 per parameter and token, and attention's; a third more where forward is computed
+    again. Backward moves twice what forward does. The GPU's rates must be known.
     """
-    model, tp = workload.model, axis_sizes(settings, cluster).tp
-    found, t = counts(model), costs.time
-    tokens = settings.micro_batch_size * workload.sequence_length / tp
-    peak, rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
+    peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
     assert peak is not None
-    assert rate is not None
-    again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
-    attention = 12 * (workload.sequence_length / 2 if keys is None else keys) * found.attention
-    width = COMPUTE_BYTES[workload.precision]
-    narrowest = min(model.hidden_size, found.mlp) / tp
-    layer = 6 * found.active + attention
-    moved = width * t.traffic_factor * found.kept * tokens
+    assert memory_rate is not None
+    rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
+    seconds = 0.0
+    if stage.layers:
+        work, moved = _layer(workload, settings, cluster, costs.torch)
+        seconds = stage.layers * (work / rate + moved / memory_rate)
+    if stage.head:
+        model, t, tp = workload.model, costs.torch, axis_sizes(settings, cluster).tp
+        vocabulary, hidden = model.vocab_size / tp, model.hidden_size
+        logits = settings.micro_batch_size * workload.sequence_length * vocabulary
+        work = 6 * hidden * logits * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
+        # the weight is read twice and its gradient written; for each part, which adds it up
+        times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0
+        moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
+        moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * logits
+        seconds += work / rate + moved / memory_rate
+    return seconds
+
+
+def _layer(
+    workload: Workload, settings: Settings, cluster: Cluster, t: TorchCosts
+) -> tuple[float, float]:
+    """FLOPs of wide products that take as long as one layer's computing, and bytes beside them."""
+    model, tp = workload.model, axis_sizes(settings, cluster).tp
+    found, width = counts(model), COMPUTE_BYTES[workload.precision]
+    tokens = settings.micro_batch_size * workload.sequence_length / tp
+    products_again, again = computed_again(settings, model.layers)
+    products = 6 * (found.active + t.small_dim * _sides(model, tp))
+    # weights: forward reads them, backward reads them and writes gradients
+    read = (found.active - model.experts_per_token * found.expert * bool(model.experts)) / tp
     if model.experts:
         # experts that at least one token goes to, if a router spreads tokens evenly
         reached = model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
-        # grouped products compute half a tile of each expert in vain; forward reads their weights
-        # however few the tokens are, backward reads them and writes their gradients
-        expert = found.expert
-        layer += 6 * (TILE_ROWS / 2 * reached / tokens) * expert
-        moved += 3 * width * (reached * expert)
-        narrowest = min(model.hidden_size / tp, model.expert_intermediate_size)
-    efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
-    layer_s = again * (layer * tokens / (peak * efficiency) + moved / rate)
-    each = _bytes_per_score(workload, cluster, again=again > 1)
-    layer_s += each * model.heads * workload.sequence_length * tokens / rate
-    logits = tokens * model.vocab_size
-    head_s = 6 * model.hidden_size * logits / (peak * t.matmul_efficiency)
-    head_s += t.logit_traffic * logits / rate
-    return stage.layers * layer_s + stage.head * head_s
+        read += reached * found.expert
+        # grouped products compute half a tile of each expert in vain
+        products += 6 * (TILE_ROWS / 2 * reached / tokens) * found.expert
+    moved = (3 + products_again) * width * read
+    moved += (3 + again) * t.traffic_factor * moved_bytes(model, width) * tokens
+    each = _bytes_per_score(workload, cluster, again=again)
+    moved += each * model.heads * workload.sequence_length * tokens
+    attention = attention_work(workload, cluster, t, again=(products_again, again))
+    return tokens * ((1 + products_again / 3) * products + attention), moved

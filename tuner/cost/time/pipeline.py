@@ -12,13 +12,19 @@ from dataclasses import dataclass
 from math import exp, log2
 
 from tuner.core.cluster import Cluster
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
-from tuner.cost.memory.pipeline import Stage, stage_memory, stage_parameters, stages
-from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.pipeline import (
+    Stage,
+    counts,
+    stage_memory,
+    stage_parameters,
+    stages,
+)
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.cost.time.communication import data_group, gather_s, tensor_group
-from tuner.cost.time.compute import stage_compute_s
+from tuner.cost.time.compute import peak_flops_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,7 @@ def pipeline_seconds(
             traffic = number * once * (t.tp_exposed if group.nodes == 1 else 1.0)
             if spans_nodes(settings, cluster):
                 host += t.pipelined_host_s * tp * max(1.0, group.nodes / 2)
-        gpu = stage_compute_s(workload, settings, cluster, costs, stage) + stage.layers * traffic
+        gpu = _compute_s(workload, settings, cluster, costs, stage) + stage.layers * traffic
         return float((gpu**6 + (host * stage.layers) ** 6) ** (1 / 6))
 
     def update_s(stage: Stage, seconds: float) -> float:
@@ -77,16 +83,18 @@ def pipeline_seconds(
         return exposed + moved / cluster.gpu.memory_bytes_per_s
 
     held = stages(workload.model, settings.pp_size)
-    each = [micro_batch_s(stage) for stage in held]
+    # most stages hold as much as each other
+    by_stage = {stage: micro_batch_s(stage) for stage in dict.fromkeys(held)}
+    each = [by_stage[stage] for stage in held]
     steps = settings.gradient_accumulation_steps
     slots = steps + settings.pp_size - 1
-    ends = max(map(update_s, held, each))
+    ends = max(update_s(stage, seconds) for stage, seconds in by_stage.items())
     # Expected stalls of one slot: exchanges of stages, an allocator short of memory. The sweep's
     # pipelines over nodes run either at full speed or half a second per neighbor and slot slower:
     # always with ZeRO 0 and data parallelism, and mostly from some hundred ranks on. An expected
     # stall is thus the mean of two modes, and neither of them.
     neighbors = min(settings.pp_size - 1, 2)
-    used = stage_memory(workload, settings, cluster, costs).reserved_bytes
+    used = stage_memory(workload, settings, cluster, costs).reserved_bytes if t.stall_s else 0.0
 
     def sigmoid(x: float) -> float:
         return 1 / (1 + exp(-max(-40.0, min(40.0, x))))
@@ -113,3 +121,30 @@ def pipeline_seconds(
 def spans_nodes(settings: Settings, cluster: Cluster) -> bool:
     """Tells whether stages exchange over the network."""
     return settings.pp_size > 1 and cluster.nodes > 1
+
+
+def _compute_s(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
+) -> float:
+    """Forward and backward of one micro-batch on one rank; of Llamas, whose tokens use all weights.
+
+    FLOPs: 6 per parameter and token, 12 x keys x channels for causal attention; a third more where
+    forward is computed again. All products have one efficiency, attention's too: the runs that it
+    is fitted to have one length of sequences.
+    """
+    t, found = costs.time, counts(workload.model)
+    tp = axis_sizes(settings, cluster).tp
+    tokens = settings.micro_batch_size * workload.sequence_length / tp
+    peak, rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
+    assert peak is not None
+    assert rate is not None
+    again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
+    narrowest = min(workload.model.hidden_size, found.mlp) / tp
+    efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
+    flops = 6 * found.active + 12 * (workload.sequence_length / 2) * found.attention
+    moved = COMPUTE_BYTES[workload.precision] * t.traffic_factor * found.kept
+    layer_s = again * tokens * (flops / (peak * efficiency) + moved / rate)
+    logits = tokens * workload.model.vocab_size
+    head_s = 6 * workload.model.hidden_size * logits / (peak * t.matmul_efficiency)
+    head_s += t.logit_traffic * logits / rate
+    return stage.layers * layer_s + stage.head * head_s

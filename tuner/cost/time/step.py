@@ -7,16 +7,22 @@ all-to-all. Constants: ``catalog/costs.toml``.
 
 from dataclasses import replace
 
-from tuner.catalog.gpus import gpu_kinds
+from tuner.catalog.gpus import gpu_kinds, has_matmul_share
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import FSDP, Checkpointing, Settings
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
+from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.pipeline import Stage
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes
-from tuner.cost.time.collectives import Op, reducing_passes, step_collectives
+from tuner.cost.time.collectives import (
+    Op,
+    all_reducing_passes,
+    reducing_passes,
+    step_collectives,
+)
 from tuner.cost.time.communication import (
     Computing,
     LinkSeconds,
@@ -26,7 +32,12 @@ from tuner.cost.time.communication import (
     tensor_group,
     used_groups,
 )
-from tuner.cost.time.compute import attended_keys, peak_flops_per_s, stage_compute_s
+from tuner.cost.time.compute import (
+    computed_again,
+    layer_backends,
+    peak_flops_per_s,
+    stage_compute_s,
+)
 from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
 
 LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
@@ -40,8 +51,22 @@ def sharded_step_s(
 
     ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
     """
+    return _step_s(workload, settings, cluster, (costs,), alone=alone)[0]
+
+
+def _step_s(
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    each: tuple[Costs, ...],
+    *,
+    alone: bool = False,
+) -> list[float]:
+    """Seconds of a step with each of some constants that differ in computing alone."""
+    costs = each[0]
     sizes = axis_sizes(settings, cluster)
     passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
+    joined = all_reducing_passes(settings)
     collectives = step_collectives(workload, settings, cluster)
     links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
     parameters = workload.model.parameters
@@ -58,8 +83,6 @@ def sharded_step_s(
             gathers_backward=links.gathers_backward + passes * once * (links.gathers_backward > 0),
             reductions=links.reductions + synced * once,
         )
-    computing = _computing(workload, settings, cluster, costs)
-    passed = passes_s(computing, links, passes=passes, synced=synced, costs=costs)
     # what FSDP2 and DDP copy into and out of their buffers
     traffic = sum(
         (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
@@ -74,8 +97,14 @@ def sharded_step_s(
     if settings.cpu_offload:  # ranks of a node share its memory
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     else:
-        update_s = costs.time.update_factor * update / memory_rate
-    return passed + (traffic + accumulated) / memory_rate + update_s
+        update_s = costs.torch.update_factor * update / memory_rate
+    computed = [_computing(workload, settings, cluster, one) for one in each]
+    return [
+        passes_s(computing, links, passes=passes, synced=synced, joined=joined, costs=costs)
+        + (traffic + accumulated) / memory_rate
+        + update_s
+        for computing in computed
+    ]
 
 
 def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> Computing:
@@ -83,16 +112,23 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
 
     A CPU does both itself, one after the other.
     """
-    again = settings.activation_checkpointing is Checkpointing.FULL
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
-    keys = attended_keys(workload, cluster)
-    gpu = stage_compute_s(workload, settings, cluster, costs, LAYER, keys=keys)
-    gpu /= 4 if again else 3
-    host = costs.time.torch_host_s / 3
-    by_turns = cluster.gpu.device is Device.CPU
-    part = passes * layers * (gpu + host if by_turns else max(gpu, host))
+    gpu = stage_compute_s(workload, settings, cluster, costs, LAYER)
+    products, share = computed_again(settings, layers)
+    again = share  # of forward's time
+    if products != share:  # what it makes a layer longer by
+        plain = replace(settings, activation_checkpointing=Checkpointing.NONE)
+        again = 3 * gpu / stage_compute_s(workload, plain, cluster, costs, LAYER) - 3
+    gpu /= 3 + again
+    host, by_turns = costs.torch.layer_host_s / 3, cluster.gpu.device is Device.CPU
+
+    def part(on_gpu: float, on_host: float) -> float:
+        return passes * layers * (on_gpu + on_host if by_turns else max(on_gpu, on_host))
+
     ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / 3
-    return Computing(forward=part + ends, backward=(2 + again) * part + 2 * ends)
+    forward = part(gpu, host)
+    recomputed = part(again * gpu, share * host)
+    return Computing(forward=forward + ends, backward=2 * forward + recomputed + 2 * ends)
 
 
 def host_bytes_per_s(cluster: Cluster) -> float | None:
@@ -116,8 +152,8 @@ def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) 
     return parameters * (numbers * WEIGHT_BYTES[precision] + more)
 
 
-# The GPU of the runs that constants were fitted on; all of them are nanotron's.
-FITTED_GPU = "h100-80gb"
+# The GPUs of the runs that constants were fitted on: nanotron's, and FSDP's.
+FITTED_GPU, FITTED_TORCH_GPU = "h100-80gb", "a100-80gb"
 # Stalls of this share of the step without them, or more, are told.
 TOLD_FROM = 0.1
 
@@ -133,8 +169,11 @@ def step_time(
 ) -> tuple[Quantity, str]:
     """Seconds of one optimizer step, and the reason where they are unknown.
 
-    Intervals hold 80% of the runs that constants were fitted on; for other frameworks and GPUs they
-    are wider, by the errors on runs that nothing was fitted on (``catalog/costs.toml``).
+    Intervals hold 80% of the runs that constants were fitted on; for other GPUs, and knobs that
+    none of those runs had, they are wider, by the errors on others (``catalog/costs.toml``).
+
+    The low end supposes attention at the rate of its kernel's paper, which is above what published
+    steps show.
 
     Published runs of nanotron stall at times, unexplained. Where they may, the interval reaches
     from no stall to the expected one, and beyond both; the value holds the expected stall on the
@@ -145,19 +184,45 @@ def step_time(
         workload, settings, cluster, piped=piped, calibrated=costs.calibrated
     ):
         return UNKNOWN, f"time is unknown: {missing}"
-    t, fitted = costs.time, piped and cluster.gpu.name == FITTED_GPU
+    t, fitted = costs.time, cluster.gpu.name == FITTED_GPU
     if piped:
         found = pipeline_seconds(workload, settings, cluster, costs)
         least = found.unstalled_s
         seconds = found.expected_s if fitted and fits else least
         most = found.most_s if fits else least
+        width = t.pipelined if spans_nodes(settings, cluster) else t.within_nodes
+        if not fitted:
+            width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
     else:
-        least = seconds = most = sharded_step_s(workload, settings, cluster, costs)
-    width = t.pipelined if piped and spans_nodes(settings, cluster) else t.within_nodes
-    if not fitted:
-        width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
+        seconds, least = _step_s(workload, settings, cluster, (costs, costs.quickest))
+        most = seconds
+        known = has_matmul_share(cluster.gpu.name) or costs.calibrated
+        if cluster.gpu.device is Device.CPU or not known:
+            width = t.unfitted
+        elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
+            width = t.torch
+        else:
+            width = t.torch_other
     low, high = width.low * least, width.high * most
     return Quantity(value=seconds, low=low, high=high, provenance=Provenance.PREDICTED), ""
+
+
+def _is_as_fitted(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
+    """Tells whether runs of this kind are among those that torch's times were fitted on."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    if kind is None or kind.name != FITTED_TORCH_GPU:
+        return False
+    network, usual = cluster.inter_node.bytes_per_s, kind.inter_node.bytes_per_s
+    return (
+        workload.precision is Precision.BF16_MIXED
+        and workload.model.experts == 0
+        and not {Backend.EAGER, Backend.MATH} & set(layer_backends(workload, cluster))
+        and settings.model_parallel_size == 1
+        and (settings.sharding is Sharding.FULL_SHARD or cluster.world_size == 1)
+        and settings.activation_checkpointing in (Checkpointing.NONE, Checkpointing.FULL)
+        and not (settings.cpu_offload or settings.fused_loss)
+        and (cluster.nodes == 1 or (network or 0.0) >= 0.9 * usual)
+    )
 
 
 def step_notes(

@@ -135,11 +135,7 @@ def alike(facts_by_node: Mapping[str, Answer]) -> list[str]:
 
 
 def connect(address: str) -> str:
-    """Connects to a cluster, or start one on this machine's loopback interface; its address.
-
-    Raises:
-        RefusedError: it cannot be used.
-    """
+    """Connects to a cluster, or start one on this machine's loopback interface; its address."""
     host, _, port = address.rpartition(":")
     if host and port.isdecimal():
         # does anything listen there? Ray tries for minutes, and does not say so

@@ -25,11 +25,9 @@ from typing import Any
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine
 from workers.devices import Device
-from workers.launchers.base import Job, RankEnd, Why
-from workers.launchers.environment import kept_environment
+from workers.launchers.base import Job, RankEnd, SupervisedRun, Why, kept_environment
 from workers.launchers.site import Facts, devices_of
-from workers.launchers.supervised import SupervisedRun
-from workers.measuring.files import default_probes_folder, make_folder, remove_folder
+from workers.measuring.records import default_probes_folder, make_folder, remove_folder
 
 # Seconds to connect, or to start a cluster on a slow machine.
 CONNECT_S = 120.0
@@ -53,9 +51,6 @@ def environment(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
 
     A cluster of our own gets a token of our own, and is bound to the loopback interface. One that
     is there must ask for a token: else whoever reaches it runs what they like there.
-
-    Raises:
-        UsageError: there is no token for a cluster that is there already.
     """
     rays = {name: value for name, value in inherited.items() if name.startswith("RAY_")}
     own = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
@@ -84,11 +79,7 @@ class RayDriver:
     """A process that speaks to Ray. One that has ended is started again by the next question."""
 
     def __init__(self, address: str = "") -> None:
-        """One that is not started yet.
-
-        Raises:
-            UsageError: Ray is not installed, or this is no address of a cluster to use.
-        """
+        """One that is not started yet."""
         if find_spec("ray") is None:
             raise UsageError("launcher", "ray", "needs Ray: pip install 'tuner[ray]'")
         if address.startswith("ray://"):
@@ -103,12 +94,7 @@ class RayDriver:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Starts the process, and has it connect.
-
-        Raises:
-            UsageError: the cluster cannot be used.
-            ProbeError: the process does not answer.
-        """
+        """Starts the process, and has it connect."""
         with self._lock:
             own = environment(self._given, os.environ)
             # a folder of its own: Ray has its workers import what is in this process's
@@ -208,11 +194,7 @@ class RayLauncher:
         self._numbers = itertools.count(1)
 
     def start(self, job: Job) -> "RayRun":
-        """Asks Ray for a place for ``job``; its ranks are started when there is one.
-
-        Raises:
-            ProbeError: the cluster does not have it, or cannot be asked.
-        """
+        """Asks Ray for a place for ``job``; its ranks are started when there is one."""
         number = next(self._numbers)
         self._driver.ask("start", run=number, job=job.as_dict(), program=sys.executable)
         return RayRun(self._driver, number, job)
@@ -252,11 +234,7 @@ class RayRun(SupervisedRun):
             )
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """Tells that a node of the job is gone.
-
-        Raises:
-            ProbeError: Ray has no place for the job, or cannot be asked any more.
-        """
+        """Tells that a node of the job is gone."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_placed and time.monotonic() - self._started > PLACE_S:
@@ -293,7 +271,6 @@ class RaySite:
     left_s = math.inf
 
     def __init__(self, driver: RayDriver) -> None:
-        """The cluster that ``driver`` speaks to."""
         self._driver = driver
         self._told: set[str] = set()
         self.launcher = RayLauncher(driver)

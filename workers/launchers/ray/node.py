@@ -17,7 +17,7 @@ from typing import Any
 from workers.launchers.base import Job
 from workers.launchers.site import facts_here
 from workers.launchers.task import RankTask, read_end
-from workers.measuring.files import (
+from workers.measuring.records import (
     TAIL_BYTES,
     default_probes_folder,
     log_path,
@@ -61,11 +61,7 @@ def changed_files(
 
 
 def write_files(folder: Path, files: Mapping[str, bytes], seen: dict[str, Stamp]) -> None:
-    """Writes files, each at once or not at all.
-
-    Raises:
-        ValueError: a path leads out of the folder.
-    """
+    """Writes files, each at once or not at all."""
     for name, content in files.items():
         path = folder / name
         if Path(name).is_absolute() or ".." in Path(name).parts:
@@ -78,8 +74,6 @@ def write_files(folder: Path, files: Mapping[str, bytes], seen: dict[str, Stamp]
 
 
 def moved(job: Job, folder: Path, program: str, here: str) -> Job:
-    """A job as it is run on another machine."""
-
     def of_there(part: str) -> str:
         return here if part == program else part.replace(str(job.directory), str(folder))
 
@@ -131,7 +125,6 @@ class RankActor:
     def start(
         self, job: Mapping[str, Any], rank: int, address: str, folder: str, program: str
     ) -> None:
-        """Starts the rank."""
         self._folder, self._rank = Path(folder), rank
         here = moved(Job.from_dict(job), self._folder, program, sys.executable)
         self._task = RankTask(here, rank, address=address)
@@ -169,7 +162,6 @@ class RankActor:
         return {"files": found, "log": log, "end": told}
 
     def stop(self) -> None:
-        """Ends the rank, if it runs."""
         if self._task is not None:
             self._task.stop()
 

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from workers.launchers.base import Job
 from workers.launchers.ray.node import RankActor, Stamp, changed_files, write_files
-from workers.measuring.files import log_path
+from workers.measuring.records import log_path
 
 # Seconds without an answer after which an actor is in doubt: what others say of their ends is held
 # back then, for they may have ended because its node is gone.
@@ -66,9 +66,6 @@ def bundle(job: Job, nodes: Sequence[Node]) -> dict[str, float]:
     """The share of each node that a job takes: a GPU for each rank, and as many CPUs as a GPU has.
 
     CPU ranks have a node's cores for themselves.
-
-    Raises:
-        NotPlacedError: the nodes do not have it.
     """
     wanted = job.ranks_per_node if job.device == "cuda" else 0
     fit = [node for node in nodes if node.gpus >= wanted]
@@ -121,11 +118,7 @@ class PlacedJob:
     """A job that was given to Ray. Nothing here waits: it goes on whenever it is looked at."""
 
     def __init__(self, job: Job, program: str, nodes: Sequence[Node]) -> None:
-        """Asks Ray for a place.
-
-        Raises:
-            NotPlacedError: they are not enough.
-        """
+        """Asks Ray for a place."""
         self._job = job
         self._program = program
         self._bundle = bundle(job, nodes)
@@ -155,9 +148,6 @@ class PlacedJob:
             ``runs``, whether ranks were started; ``ends`` of ranks that are certain, by rank;
             ``lost``, what became of a node that is gone, or nothing; ``lost_nodes``, which
             of the nodes, in the order of ranks.
-
-        Raises:
-            NotPlacedError: a rank could not be started.
         """
         for member in self._members:
             member.feed |= feed
@@ -172,13 +162,11 @@ class PlacedJob:
         return {"runs": self._runs, "ends": ends, "lost": self._lost, "lost_nodes": lost}
 
     def stop(self) -> None:
-        """Has all ranks ended."""
         for member in self._members:
             if not member.is_dead:
                 member.actor.stop.remote()
 
     def close(self) -> None:
-        """Leaves nothing of the job."""
         closing = [m.actor.close.remote() for m in self._members if not m.is_dead]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=CLOSE_S)
@@ -287,7 +275,6 @@ class PlacedJob:
 
 
 def _done(refs: list[Any]) -> set[Any]:
-    """Ray's references whose results are there."""
     return set(ray.wait(refs, num_returns=len(refs), timeout=0)[0]) if refs else set()
 
 

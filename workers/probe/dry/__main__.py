@@ -1,6 +1,6 @@
 """Dry runs of many requests by one process.
 
-    python -P -m workers.probe.dry [--limit-s 45] [--wall-s 50] [--jobs 2] <requests >answers
+    python -P -m workers.probe.dry [--limit-s 45] [--wall-s 135] [--jobs 2] <requests >answers
 
 A request is a line of JSON: ``{"id", "class", "spec", "micro_batch_sizes",
 "accumulation_counts"}``, ``spec`` with the fields of ``workers/probe/spec.py``; those with one
@@ -28,7 +28,7 @@ def main() -> int:
     started = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m workers.probe.dry", description=__doc__)
     parser.add_argument("--limit-s", type=float, default=45.0, help="CPU time of a class")
-    parser.add_argument("--wall-s", type=float, default=50.0, help="the same on a busy machine")
+    parser.add_argument("--wall-s", type=float, default=135.0, help="for what hangs; given twice")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     # libraries print to stderr: stdout is for answers alone

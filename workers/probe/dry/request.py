@@ -14,7 +14,8 @@ ALLOWED = {
     "optimizer": ("adamw", "adamw_8bit", "sgd"),
     "precision": ("bf16", "bf16_mixed", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
-    "settings.activation_checkpointing": ("none", "full"),
+    "loss": ("hf", "fp32", "own_dtype"),
+    "settings.activation_checkpointing": ("none", "selective", "every_2", "full"),
     "device": ("cpu", "cuda"),
 }
 
@@ -115,6 +116,11 @@ def broken_rules(spec: Spec) -> Iterator[tuple[str, str]]:
         yield (
             "ddp_with_tensor_parallel",
             "ddp and tensor parallelism are not run together; shard the replicas instead",
+        )
+    if knobs.activation_checkpointing == "selective" and knobs.tp_size > 1:
+        yield (
+            "selective_with_tensor_parallel",
+            "products that lead out of a block are whole on every rank before they are summed",
         )
     if knobs.sharding == "hybrid_shard":
         rule = "hybrid_shard_within_nodes"

@@ -6,8 +6,9 @@ crash in C++ nor a run that does not end takes the others down. Where nobody is 
 an answer, all of them are ended. POSIX only.
 
 The dry runs of one class share a limit of CPU time, which is the same on a busy machine, and one of
-wall time. Where a machine is so busy that the latter comes first, the answer says so: it is no word
-on the configuration. Both answers name the operator that the dry run was at.
+wall time, for what hangs. Where the latter comes first, what is not done is tried once more; then
+the answer says so: it is no word on the configuration. Both answers name the operator that the dry
+run was at.
 """
 
 import itertools
@@ -15,6 +16,7 @@ import json
 import multiprocessing
 import multiprocessing.connection
 import os
+import resource
 import signal
 import threading
 import time
@@ -64,6 +66,7 @@ class _ClassTime:
 
     deadline: float  # on the monotonic clock
     cpu_s: float = 0.0  # CPU time of those that have ended
+    is_second: bool = False  # whether it has its wall time for the second time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +95,8 @@ class Server:
         limit_s: seconds of CPU time for the dry runs of a class: each may take what those that
             ended before it have left. So where processors are free a class has ended after as
             many seconds, however many dry runs are made at the same time.
-        wall_s: seconds after the start of the first when what is left of a class is ended, where
-            processors are not free.
+        wall_s: seconds after the start of the first when what is left of a class is tried once
+            more, for as long again, where processors are not free.
         since: on the monotonic clock, when the first requests may have been sent: their classes'
             wall time counts from then.
         jobs: dry runs at the same time.
@@ -133,7 +136,14 @@ class Server:
                     raise BrokenPipeError("nobody hears the answers")
                 now = time.monotonic()
                 for child in list(self._running):
-                    if child.answers.poll() or now >= child.time.deadline:
+                    is_late = now >= child.time.deadline and not child.answers.poll()
+                    if is_late and self._has_second(child.time):
+                        before = _ended_cpu_s()
+                        _end(child)
+                        child.time.cpu_s += _ended_cpu_s() - before
+                        self._waiting.appendleft(child.request)
+                        self._running.remove(child)
+                    elif is_late or child.answers.poll():
                         self._tell(child.request.id, self._outcome(child))
                         self._running.remove(child)
                 # a class that is asked for again has all its time again
@@ -175,7 +185,8 @@ class Server:
         new = _ClassTime(deadline=began + self._wall_s)
         of_class = self._times.setdefault(request.of, new)
         left_s, progress = self._limit_s - of_class.cpu_s, Progress()
-        if left_s <= 0 or time.monotonic() >= of_class.deadline:
+        is_late = time.monotonic() >= of_class.deadline and not self._has_second(of_class)
+        if left_s <= 0 or is_late:
             self._tell(request.id, self._too_long(of_class, progress))
             return
         context = multiprocessing.get_context("fork")
@@ -193,6 +204,13 @@ class Server:
             )
         )
 
+    def _has_second(self, of_class: _ClassTime) -> bool:
+        """Gives a class its wall time once more, if this is its first; tells whether it was."""
+        if of_class.is_second:
+            return False
+        of_class.is_second, of_class.deadline = True, time.monotonic() + self._wall_s
+        return True
+
     def _outcome(self, child: _Child) -> dict[str, Any]:
         try:
             if child.answers.poll():
@@ -206,9 +224,7 @@ class Server:
                 return error_values("Crashed", message, operator=at.operator, phase=at.phase)
             child.time.cpu_s = self._limit_s
         finally:
-            child.process.kill()
-            child.process.join()
-            child.answers.close()
+            _end(child)
         return self._too_long(child.time, child.progress)
 
     def _too_long(self, of_class: _ClassTime, at: Progress) -> dict[str, Any]:
@@ -216,12 +232,24 @@ class Server:
         limit_s = self._limit_s if of_class.cpu_s >= self._limit_s else 0.0
         message = f"dry runs of this class take more than {limit_s:g} s of CPU time"
         if not limit_s:
-            message = f"not done in {self._wall_s:g} s on this machine, which may be busy"
+            message = f"twice not done in {self._wall_s:g} s on this machine, which may be busy"
         where = {"operator": at.operator, "phase": at.phase}
         return error_values("TimeLimit", message, rule="time_limit", limit_s=limit_s, **where)
 
     def _tell(self, name: str, values: dict[str, Any]) -> None:
         self._write(json.dumps({"id": name, **values}))
+
+
+def _end(child: _Child) -> None:
+    child.process.kill()
+    child.process.join()
+    child.answers.close()
+
+
+def _ended_cpu_s() -> float:
+    """The CPU time of all children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _answer_through(

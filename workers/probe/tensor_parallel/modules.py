@@ -207,7 +207,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
     Megatron-LM's (megatron/core/tensor_parallel/cross_entropy.py): the largest logit and
     the sum of exponentials are reduced, the whole logits are nowhere.
 
-    Inputs: logits (tokens, vocabulary / size), float32; targets (tokens), counted from the
+    Inputs: logits (tokens, vocabulary / size); targets (tokens), counted from the
     first token of this rank, so that those of other ranks are out of range; the axis.
     Output: (tokens), of no meaning for targets that are in no rank's range.
     """
@@ -239,8 +239,8 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
 class VocabParallelLoss:
     """The loss of transformers' ``ForCausalLMLoss``, from this rank's logits."""
 
-    def __init__(self, axis: Axis) -> None:
-        self._axis = axis
+    def __init__(self, axis: Axis, *, widens: bool = True) -> None:
+        self._axis, self._widens = axis, widens
 
     def __call__(
         self,
@@ -260,6 +260,7 @@ class VocabParallelLoss:
         ignored = targets == ignore_index
         cross_entropy: Any = VocabParallelCrossEntropy.apply
         local_targets = targets - first_token(vocab_size, self._axis)
-        losses = cross_entropy(logits.flatten(0, 1).float(), local_targets, self._axis)
+        flat = logits.flatten(0, 1)
+        losses = cross_entropy(flat.float() if self._widens else flat, local_targets, self._axis)
         total: Tensor = losses.masked_fill(ignored, 0).sum()
         return total / ((~ignored).sum() if num_items_in_batch is None else num_items_in_batch)

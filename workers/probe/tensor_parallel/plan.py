@@ -53,7 +53,9 @@ def check(model_type: str, config: Any) -> None:
             raise UnsupportedByTensorParallel(f"{field} is {value}: {reason}")
 
 
-def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool) -> None:
+def parallelize(
+    model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool, widens: bool = True
+) -> None:
     """Split a Hugging Face decoder over a mesh axis, in place, with sequence parallelism.
 
     To be called before data parallelism is applied (``fully_shard``, or ``replicate``, on
@@ -81,6 +83,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool
         mesh: one axis.
         recompute_allgather: keep only the shard of gathered activations for backward, and
             gather again there.
+        widens: whether the loss is of an fp32 copy of the logits, or of these as they are.
 
     Raises:
         UnsupportedByTensorParallel: no verified plan, or sizes that the axis does not divide.
@@ -117,7 +120,7 @@ def parallelize(model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool
     # transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the checkpoint,
     # where it checkpoints ``__call__`` (5.17) inside, and runs once more.
     parts.model.layers[0].register_forward_pre_hook(shard_input)
-    parts.loss_function = VocabParallelLoss(axis)
+    parts.loss_function = VocabParallelLoss(axis, widens=widens)
     parts._tp_size = axis.size  # what transformers and accelerate ask for
     left = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if left:

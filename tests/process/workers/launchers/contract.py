@@ -11,12 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from uuid import uuid4
 
 import pytest
 
-from workers.launchers.base import Ended, Job, Run, Why
+from workers.launchers.base import Job, Why
 from workers.measuring.ranks import Kind, WarmRanks
 
 SUPERVISOR = """
@@ -44,20 +44,20 @@ SECRETS = ("TUNER_DB", "HF_TOKEN", "ACCELERATE_USE_FSDP")
 Make = Callable[..., Job]
 
 
-def mark_long(item: pytest.Function) -> None:
+def mark_long(item):
     """Leaves to ``make test-long`` what a cluster need not show each time."""
     if item.function.__module__ == __name__ and item.originalname not in ON_CLUSTERS:
         item.add_marker(pytest.mark.long)
 
 
 @pytest.fixture
-def marker() -> str:
+def marker():
     """Stands in the command line of ranks, and in no other."""
     return f"mark-{uuid4().hex}"
 
 
 @pytest.fixture
-def make(make_job: Make, marker: str, nodes: int) -> Make:
+def make(make_job, marker, nodes):
     """A job of two ranks over the launcher's nodes."""
 
     def make(script: Mapping[str, list[str]], **fields: object) -> Job:
@@ -67,7 +67,7 @@ def make(make_job: Make, marker: str, nodes: int) -> Make:
 
 
 @pytest.fixture
-def supervise(make, supervisor, tmp_path) -> Iterator[Callable[[float], subprocess.Popen[str]]]:
+def supervise(make, supervisor, tmp_path):
     """A process that supervises two ranks that hang, and says when they are ready."""
     started = []
 
@@ -87,22 +87,22 @@ def supervise(make, supervisor, tmp_path) -> Iterator[Callable[[float], subproce
         process.communicate()
 
 
-def finish(run: Run) -> Ended:
+def finish(run):
     while (ended := run.poll()) is None:
         time.sleep(0.01)
     return ended
 
 
-def codes(ended: Ended) -> list[int]:
+def codes(ended):
     return [rank.code for rank in ended.ranks]
 
 
-def is_ready(supervisor: subprocess.Popen[str]) -> bool:
+def is_ready(supervisor):
     """Whether a process of ``supervise`` has ranks that are ready; waits until it has, or ends."""
     return supervisor.stdout.readline() == "ready\n"
 
 
-def wait_for_ready(run: Run) -> None:
+def wait_for_ready(run):
     """Poll until all ranks have said so."""
     until = time.monotonic() + 120
     while not all("ready" in text for text in run.logs().values()):
@@ -112,7 +112,7 @@ def wait_for_ready(run: Run) -> None:
 
 
 @pytest.mark.smoke
-def test_ranks_that_end_well(launcher, make, alive, marker) -> None:
+def test_ranks_that_end_well(launcher, make, alive, marker):
     run = launcher.start(make({"*": ["ok"]}))
     ended = finish(run)
     assert ended.why is Why.ENDED
@@ -126,7 +126,7 @@ def test_ranks_that_end_well(launcher, make, alive, marker) -> None:
 
 
 @pytest.mark.smoke
-def test_exit_codes_and_signals_are_seen(launcher, make) -> None:
+def test_exit_codes_and_signals_are_seen(launcher, make):
     script = {"0": ["exit:7"], "1": ["signal:SIGSEGV"]}
     ended = finish(launcher.start(make(script, peer_grace_s=60.0)))
     assert ended.why is Why.ENDED
@@ -135,7 +135,7 @@ def test_exit_codes_and_signals_are_seen(launcher, make) -> None:
 
 @pytest.mark.parametrize("end", ["exit:7", "exit:0", "oom", "signal:SIGKILL"])
 @pytest.mark.smoke
-def test_others_that_hang_after_a_failure_are_ended(launcher, make, alive, marker, end) -> None:
+def test_others_that_hang_after_a_failure_are_ended(launcher, make, alive, marker, end):
     ended = finish(launcher.start(make({"0": [end], "1": ["hang"]}, term_grace_s=60.0)))
     assert ended.why is Why.PEER_FAILED
     assert [rank.stopped for rank in ended.ranks] == [False, True]
@@ -143,7 +143,7 @@ def test_others_that_hang_after_a_failure_are_ended(launcher, make, alive, marke
     assert not alive(marker)
 
 
-def test_others_get_a_grace_for_their_own_records(launcher, make, tmp_path) -> None:
+def test_others_get_a_grace_for_their_own_records(launcher, make, tmp_path):
     script = {"0": ["oom"], "1": ["sleep:0.3", "communication_error"]}
     ended = finish(launcher.start(make(script, peer_grace_s=60.0)))
     assert ended.why is Why.ENDED
@@ -151,7 +151,7 @@ def test_others_get_a_grace_for_their_own_records(launcher, make, tmp_path) -> N
     assert (tmp_path / "rank-00001.json").exists()
 
 
-def test_the_deadline_ends_even_what_ignores_sigterm(launcher, make, alive, marker) -> None:
+def test_the_deadline_ends_even_what_ignores_sigterm(launcher, make, alive, marker):
     for deadline_s in (2.0, 10.0, 60.0):  # until it leaves them the time to become deaf
         script = {"*": ["deaf", "say:ready", "hang"]}
         run = launcher.start(make(script, deadline_s=deadline_s, name=f"until-{deadline_s:.0f}-s"))
@@ -165,7 +165,7 @@ def test_the_deadline_ends_even_what_ignores_sigterm(launcher, make, alive, mark
     assert codes(ended) == [-signal.SIGKILL, -signal.SIGKILL]
 
 
-def test_cancel_returns_when_nothing_is_left(launcher, make, alive, marker) -> None:
+def test_cancel_returns_when_nothing_is_left(launcher, make, alive, marker):
     run = launcher.start(make({"*": ["say:ready", "hang"]}))
     wait_for_ready(run)
     ended = run.cancel()
@@ -174,19 +174,19 @@ def test_cancel_returns_when_nothing_is_left(launcher, make, alive, marker) -> N
     assert not alive(marker)
 
 
-def test_children_of_ranks_are_ended_too(launcher, make, alive, eventually) -> None:
+def test_children_of_ranks_are_ended_too(launcher, make, alive, eventually):
     child = uuid4().hex
     finish(launcher.start(make({"0": [f"child:{child}", "ok"], "1": ["ok"]})))
     eventually(lambda: not alive(f"# {child}"))
 
 
-def test_logs_hold_both_streams_and_their_end(launcher, make) -> None:
+def test_logs_hold_both_streams_and_their_end(launcher, make):
     run = launcher.start(make({"0": ["say:one", "say:two", "ok"], "1": ["ok"]}))
     finish(run)
     assert run.logs() == {0: "one\ntwo\n", 1: ""}
 
 
-def test_ranks_know_their_place_and_no_secret(launcher, make, nodes, monkeypatch) -> None:
+def test_ranks_know_their_place_and_no_secret(launcher, make, nodes, monkeypatch):
     monkeypatch.setenv("TUNER_DB", "postgresql://u:secret@host/db")
     monkeypatch.setenv("HF_TOKEN", "secret")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
@@ -201,7 +201,7 @@ def test_ranks_know_their_place_and_no_secret(launcher, make, nodes, monkeypatch
         assert not {*SECRETS} & seen.keys()
 
 
-def test_ranks_follow_one_order_after_another(launcher, stand_in_argv, nodes, tmp_path) -> None:
+def test_ranks_follow_one_order_after_another(launcher, stand_in_argv, nodes, tmp_path):
     kind = Kind(ranks=2, world_size=2, device="cpu", nodes=nodes)
     script = {"*@1": ["ok"], "*@2": ["say:second", "ok"], "*@3": ["oom"]}
 
@@ -218,9 +218,7 @@ def test_ranks_follow_one_order_after_another(launcher, stand_in_argv, nodes, tm
     assert {len(one.records) for one in found} == {2}
 
 
-def test_nothing_is_left_when_the_supervisor_is_killed(
-    supervise, alive, eventually, marker
-) -> None:
+def test_nothing_is_left_when_the_supervisor_is_killed(supervise, alive, eventually, marker):
     process = supervise(600.0)
     assert is_ready(process)
     assert len(alive(marker)) == 2
@@ -231,7 +229,7 @@ def test_nothing_is_left_when_the_supervisor_is_killed(
 
 def test_ranks_end_when_the_supervisor_is_stopped_but_not_while_it_feeds_them(
     supervise, alive, eventually, marker
-) -> None:
+):
     for silence_s in (2.5, 10.0, 40.0):  # until nothing else holds it up for so long
         process = supervise(silence_s)
         if is_ready(process):

@@ -4,28 +4,26 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import finish
-from workers.launchers.environment import rank_environment
+from workers.launchers.base import rank_environment
 from workers.launchers.local import LocalLauncher, LocalRun
 
 
 @pytest.fixture
-def launcher() -> LocalLauncher:
+def launcher():
     return LocalLauncher()
 
 
 @pytest.fixture
-def nodes() -> int:
+def nodes():
     return 1
 
 
 @pytest.fixture
-def supervisor() -> str:
+def supervisor():
     return "from workers.launchers.local import LocalLauncher; launcher = LocalLauncher()"
 
 
-def test_no_rank_is_left_when_a_later_one_cannot_start(
-    make_job, monkeypatch, alive, tmp_path
-) -> None:
+def test_no_rank_is_left_when_a_later_one_cannot_start(make_job, monkeypatch, alive, tmp_path):
     start_rank = LocalRun.start_rank
 
     def only_the_first(self, rank):
@@ -39,13 +37,13 @@ def test_no_rank_is_left_when_a_later_one_cannot_start(
     assert not alive(str(tmp_path))
 
 
-def test_no_file_descriptor_is_left_open(make_job) -> None:
+def test_no_file_descriptor_is_left_open(make_job):
     before = len(list(Path("/proc/self/fd").iterdir()))
     finish(LocalLauncher().start(make_job({"*": ["ok"]})))
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job) -> None:
+def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job):
     inherited = {
         "PATH": "/bin",
         "TUNER_DB": "postgresql://u:secret@host/db",
@@ -64,15 +62,15 @@ def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job) 
     assert "GLOO_SOCKET_IFNAME" not in environment
 
 
-def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch) -> None:
-    monkeypatch.setattr("workers.launchers.environment.usable_cores", lambda: 16)
+def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch):
+    monkeypatch.setattr("workers.launchers.base.usable_cores", lambda: 16)
     for ranks, sharing, threads in ((1, 8, "2"), (1, None, "16"), (4, None, "4"), (1, 64, "1")):
         job = make_job({}, ranks=ranks, sharing=sharing)
         assert rank_environment(job, 0, {})["OMP_NUM_THREADS"] == threads
 
 
 @pytest.mark.parametrize("inherited", [{}, {"CUDA_VISIBLE_DEVICES": "3, 1"}])
-def test_ranks_see_the_gpus_of_their_job_from_their_start(make_job, inherited) -> None:
+def test_ranks_see_the_gpus_of_their_job_from_their_start(make_job, inherited):
     alone = make_job({}, device="cuda", ranks=1, sharing=8, visible=("GPU-5c9d",))
     found = rank_environment(alone, 0, inherited)
     assert (found["CUDA_VISIBLE_DEVICES"], found["LOCAL_RANK"]) == ("GPU-5c9d", "0")

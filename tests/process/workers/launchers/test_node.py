@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ NAME = "rank-00000.json"
 
 
 @pytest.fixture
-def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankActor]:
+def actor(tmp_path, monkeypatch):
     monkeypatch.setattr(node, "default_probes_folder", lambda: tmp_path / "of-node")
     actor = RankActor()
     yield actor
@@ -23,7 +22,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankActor
 
 
 @pytest.fixture
-def begin(actor: RankActor, make_job) -> Callable[..., str]:
+def begin(actor, make_job):
     """Starts rank 0 with a script, and files that are there from the start: its folder."""
 
     def begin(script: list[str], files: dict[str, bytes] | None = None) -> str:
@@ -35,7 +34,7 @@ def begin(actor: RankActor, make_job) -> Callable[..., str]:
     return begin
 
 
-def until_the_end(actor: RankActor) -> dict:
+def until_the_end(actor):
     news: dict = {"files": {}, "log": b""}
     while not news.get("end"):
         new = actor.exchange(True, {})
@@ -46,7 +45,7 @@ def until_the_end(actor: RankActor) -> dict:
     return news
 
 
-def test_a_rank_runs_in_the_nodes_folder_and_its_files_come_back(actor, begin, tmp_path) -> None:
+def test_a_rank_runs_in_the_nodes_folder_and_its_files_come_back(actor, begin, tmp_path):
     folder = begin(["say:hello", "ok"])
     news = until_the_end(actor)
     assert news["end"]["code"] == 0
@@ -58,14 +57,14 @@ def test_a_rank_runs_in_the_nodes_folder_and_its_files_come_back(actor, begin, t
     assert not Path(folder).exists()
 
 
-def test_what_may_be_lost_is_told_again(actor, begin) -> None:
+def test_what_may_be_lost_is_told_again(actor, begin):
     begin(["say:hello", "ok"])
     news = until_the_end(actor)
     again = actor.exchange(True, {}, True)
     assert (again["files"], again["log"]) == (news["files"], news["log"])
 
 
-def test_orders_are_there_before_the_rank_and_come_to_it_later(actor, begin) -> None:
+def test_orders_are_there_before_the_rank_and_come_to_it_later(actor, begin):
     begin(["say:done", "ok"], {"0001/spec.json": b"{}"})
     news = actor.exchange(True, {"end": b""})
     found = news["files"] | until_the_end(actor)["files"]
@@ -73,18 +72,18 @@ def test_orders_are_there_before_the_rank_and_come_to_it_later(actor, begin) -> 
     assert not {"0001/spec.json", "end"} & found.keys()
 
 
-def test_other_ranks_files_are_theirs_to_tell(actor, begin) -> None:
+def test_other_ranks_files_are_theirs_to_tell(actor, begin):
     folder = Path(begin(["hang"]))
     (folder / "rank-00001.json").write_text("{}")
     (folder / "spent").touch()
     assert set(actor.exchange(True, {})["files"]) == {"spent"}
 
 
-def test_a_node_has_no_more_gpus_than_ray_gives_away(monkeypatch) -> None:
+def test_a_node_has_no_more_gpus_than_ray_gives_away(monkeypatch):
     reported = "GPU-1, NVIDIA A100-SXM4-80GB, 81920\nGPU-2, NVIDIA A100-SXM4-80GB, 81920\n"
-    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda root: reported)
+    monkeypatch.setattr("tuner.machine._nvidia_smi", lambda root: reported)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     said = facts(1)
     assert [gpu["uuid"] for gpu in said["facts"]["machine"]["gpus"]] == ["GPU-1"]
-    monkeypatch.setattr("tuner.machine.facts._nvidia_smi", lambda root: "")
+    monkeypatch.setattr("tuner.machine._nvidia_smi", lambda root: "")
     assert facts(4)["facts"]["machine"]["gpus"] == ()

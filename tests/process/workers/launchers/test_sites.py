@@ -22,7 +22,7 @@ from workers.launchers.site import Facts, default_launcher, devices_of, facts_he
         ({"SLURM_JOB_NUM_NODES": "2"}, LauncherName.LOCAL),
     ],
 )
-def test_the_launcher_by_default(monkeypatch, tmp_path, variables, name) -> None:
+def test_the_launcher_by_default(monkeypatch, tmp_path, variables, name):
     (tmp_path / "srun").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     for each in ("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES"):
@@ -32,7 +32,7 @@ def test_the_launcher_by_default(monkeypatch, tmp_path, variables, name) -> None
     assert default_launcher() is name
 
 
-def test_what_a_node_has_is_one_line_of_json(tmp_path) -> None:
+def test_what_a_node_has_is_one_line_of_json(tmp_path):
     argv = [sys.executable, "-P", "-m", "workers.launchers.site", str(tmp_path / "none")]
     environment = {**os.environ, "SLURMD_NODENAME": "n7"}
     said = subprocess.run(argv, env=environment, capture_output=True, text=True, check=True).stdout
@@ -45,6 +45,6 @@ def test_what_a_node_has_is_one_line_of_json(tmp_path) -> None:
     assert not found.sees_folder
 
 
-def test_cores_that_machines_share_are_one_device() -> None:
+def test_cores_that_machines_share_are_one_device():
     here = facts_here()
     assert [device.name for device in devices_of((here, here))] == list(here.devices)

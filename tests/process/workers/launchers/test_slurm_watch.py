@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 
 import pytest
 
@@ -24,7 +23,7 @@ Answer = Callable[..., None]
 
 
 @pytest.fixture
-def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
+def answers(tmp_path, monkeypatch):
     """Have the commands answer: ``answers(squeue="...", sinfo="...", squeue_err="...")``."""
     for name in ("squeue", "sinfo", "scontrol"):
         command = tmp_path / name
@@ -41,14 +40,14 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     return answer
 
 
-def job(state: str = "RUNNING", left_s: float = 3600.0) -> str:
+def job(state="RUNNING", left_s=3600.0):
     return f"7|{state}|{time.time() + left_s:.0f}|n[1-3]|None\n"
 
 
 NODES = "n2|allocated|10.0.0.2\nn1|mixed|10.0.0.1\nn1|mixed|10.0.0.1\nn3|idle*|10.0.0.3\n"
 
 
-def test_a_job(answers) -> None:
+def test_a_job(answers):
     answers("7|PENDING|N/A||Resources|with a bar\n")
     found = job_state("7")
     assert (found.state, found.ends_at, found.nodes) == ("PENDING", inf, "")
@@ -60,13 +59,13 @@ def test_a_job(answers) -> None:
     assert job_state("7").is_over
 
 
-def test_of_an_array_it_is_the_job_itself_that_counts(answers) -> None:
+def test_of_an_array_it_is_the_job_itself_that_counts(answers):
     """The last job of an array has the array's number, by which squeue tells all of them."""
     answers(f"9|PENDING|N/A||JobHeldUser\n{job()}8|RUNNING|N/A|n9|None\n")
     assert (job_state("7").state, job_state("7").nodes) == ("RUNNING", "n[1-3]")
 
 
-def test_a_job_that_is_not_known_any_more(answers) -> None:
+def test_a_job_that_is_not_known_any_more(answers):
     answers(squeue_err="slurm_load_jobs error: Invalid job id specified\n")
     with pytest.raises(NoJobError, match="Slurm knows no job 7 any more"):
         job_state("7")
@@ -75,7 +74,7 @@ def test_a_job_that_is_not_known_any_more(answers) -> None:
         job_state("7")
 
 
-def test_a_controller_that_does_not_answer(answers, monkeypatch, tmp_path) -> None:
+def test_a_controller_that_does_not_answer(answers, monkeypatch, tmp_path):
     answers(squeue_err="slurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(ProbeError, match=r"Slurm does not answer: .*Unable to contact"):
         job_state("7")
@@ -93,11 +92,11 @@ def test_a_controller_that_does_not_answer(answers, monkeypatch, tmp_path) -> No
     [("down*", True), ("down", True), ("fail", True), ("powering_down", True), ("unknown", True)]
     + [(up, False) for up in ("mixed*", "idle", "draining", "failing", "completing")],
 )
-def test_which_nodes_are_lost(state, lost) -> None:
+def test_which_nodes_are_lost(state, lost):
     assert NodeState(name="n", state=state, address="").is_lost is lost
 
 
-def test_a_node_that_goes_down_stays_lost(answers, caplog) -> None:
+def test_a_node_that_goes_down_stays_lost(answers, caplog):
     answers(job(), NODES)
     stop = StopRequest()
     watch = Watch("7", stop)
@@ -118,7 +117,7 @@ def test_a_node_that_goes_down_stays_lost(answers, caplog) -> None:
 
 
 @pytest.mark.parametrize("state", ["CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "SUSPENDED"])
-def test_a_job_that_is_over_ends_the_worker(answers, state) -> None:
+def test_a_job_that_is_over_ends_the_worker(answers, state):
     answers(job(), NODES)
     watch = Watch("7", stop := StopRequest())
     answers(job(state), NODES)
@@ -128,7 +127,7 @@ def test_a_job_that_is_over_ends_the_worker(answers, state) -> None:
         Watch("7", StopRequest())
 
 
-def test_the_worker_leaves_before_the_time_is_over(answers) -> None:
+def test_the_worker_leaves_before_the_time_is_over(answers):
     answers(job(left_s=LEAVE_S + 1000), NODES)
     watch = Watch("7", stop := StopRequest())
     assert 900 < watch.left_s < 1001
@@ -139,7 +138,7 @@ def test_the_worker_leaves_before_the_time_is_over(answers) -> None:
     assert stop.wait(0) == "the time of Slurm job 7 is nearly over"
 
 
-def test_trouble_of_the_controller_ends_nothing_and_is_told_once(answers, caplog) -> None:
+def test_trouble_of_the_controller_ends_nothing_and_is_told_once(answers, caplog):
     answers(job(), NODES)
     watch = Watch("7", stop := StopRequest())
     answers(squeue_err="Unable to contact slurm controller\n")

@@ -6,9 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +17,7 @@ Task = subprocess.Popen[bytes]
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Task]]:
+def start(tmp_path):
     """Start the program as srun does."""
     started: list[Task] = []
 
@@ -41,18 +39,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Task]]:
         task.wait()
 
 
-def say(task: Task, what: bytes) -> None:
+def say(task, what):
     task.stdin.write(what)
     task.stdin.flush()
 
 
-def told(path: Path, rank: int = 0) -> tuple[int, bool]:
+def told(path, rank=0):
     found = read_end(path, rank)
-    assert found is not None
     return found[0].code, found[0].stopped
 
 
-def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path) -> None:
+def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path):
     job = make_job({"1": ["environment:RANK,LOCAL_RANK,MASTER_ADDR", "exit:7"]}, nodes=2)
     assert start(job, rank=1).wait(60) == 0
     assert told(tmp_path, 1) == (7, False)
@@ -60,7 +57,7 @@ def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path) -> 
     assert seen == {"RANK": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "10.0.0.1"}
 
 
-def test_its_supervisor_ends_it(start, make_job, tmp_path, eventually) -> None:
+def test_its_supervisor_ends_it(start, make_job, tmp_path, eventually):
     task = start(make_job({"*": ["ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
     say(task, ALIVE + STOP)
@@ -68,7 +65,7 @@ def test_its_supervisor_ends_it(start, make_job, tmp_path, eventually) -> None:
     assert told(tmp_path) == (-signal.SIGTERM, True)
 
 
-def test_it_ends_with_its_supervisor(start, make_job, tmp_path, eventually) -> None:
+def test_it_ends_with_its_supervisor(start, make_job, tmp_path, eventually):
     task = start(make_job({"*": ["deaf", "ready", "hang"]}))
     eventually(lambda: (tmp_path / "ready-0").exists())
     task.stdin.close()
@@ -76,7 +73,7 @@ def test_it_ends_with_its_supervisor(start, make_job, tmp_path, eventually) -> N
     assert told(tmp_path) == (-signal.SIGKILL, True)
 
 
-def test_it_lives_while_it_is_fed(start, make_job, tmp_path, eventually) -> None:
+def test_it_lives_while_it_is_fed(start, make_job, tmp_path, eventually):
     for silence_s in (1.5, 10.0, 60.0):  # until nothing holds up who feeds it for so long
         name = f"silence-{silence_s:.0f}"
         task = start(make_job({"*": ["ready", "hang"]}, silence_s=silence_s, name=name))
@@ -93,7 +90,7 @@ def test_it_lives_while_it_is_fed(start, make_job, tmp_path, eventually) -> None
     assert told(folder) == (111, False)
 
 
-def test_a_program_that_is_not_there(make_job, tmp_path) -> None:
+def test_a_program_that_is_not_there(make_job, tmp_path):
     task = RankTask(make_job({}, argv=("/nonexistent/program",)), 0)
     task.start()
     end = task.poll()
@@ -103,7 +100,7 @@ def test_a_program_that_is_not_there(make_job, tmp_path) -> None:
     assert task.stop() is end
 
 
-def test_a_job_is_the_same_after_json(make_job) -> None:
+def test_a_job_is_the_same_after_json(make_job):
     for job in (make_job({"*": []}, nodes=2), make_job({}, deadline_s=float("inf"), sharing=3)):
         assert Job.from_dict(json.loads(json.dumps(job.as_dict()))) == job
 
@@ -112,5 +109,5 @@ def test_a_job_is_the_same_after_json(make_job) -> None:
     ("visible", "count", "shown"),
     [(None, 2, "0,1"), ("3,1,2", 2, "3,1"), ("GPU-1", 2, "GPU-1"), ("", 1, "")],
 )
-def test_ranks_see_as_many_gpus_as_they_are_on_their_node(visible, count, shown) -> None:
+def test_ranks_see_as_many_gpus_as_they_are_on_their_node(visible, count, shown):
     assert first_visible(visible, count) == shown

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,7 +20,7 @@ Host = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path):
     """``host(code)``: a host whose launcher is this Python code."""
     started = []
 
@@ -51,11 +51,11 @@ def host(tmp_path: Path) -> Iterator[Host]:
         process.kill()
 
 
-def tag(folder: Path) -> str:
+def tag(folder):
     return f"of-{folder}"
 
 
-def left(folder: Path) -> list[psutil.Process]:
+def left(folder):
     return [
         process
         for process in psutil.process_iter(["cmdline", "status"])
@@ -64,13 +64,13 @@ def left(folder: Path) -> list[psutil.Process]:
     ]
 
 
-def with_child(folder: Path, then: str) -> str:
+def with_child(folder, then):
     """Code that starts a process in a session of its own, and goes on."""
     more = ", start_new_session=True"
     return CHILD.format(code=HANGS, tag=tag(folder), more=more) + f"\n{then}"
 
 
-def test_a_script_that_prints_much_does_not_fill_the_disk(host, tmp_path) -> None:
+def test_a_script_that_prints_much_does_not_fill_the_disk(host, tmp_path):
     path = tmp_path / "log"
     prints = "for n in range(2000): print(f'{n:06}' + 'x' * 10_000)\nraise SystemExit('the end')"
     assert host(prints, output=path).wait(60) == 1
@@ -81,12 +81,12 @@ def test_a_script_that_prints_much_does_not_fill_the_disk(host, tmp_path) -> Non
     assert log.endswith("001999" + "x" * 10_000 + "\nthe end\n")
 
 
-def test_nothing_is_left_when_the_launcher_ends(host, tmp_path) -> None:
+def test_nothing_is_left_when_the_launcher_ends(host, tmp_path):
     assert host(with_child(tmp_path, "")).wait(60) == 0
     assert not left(tmp_path)
 
 
-def test_it_ends_with_its_supervisor(host, tmp_path, eventually) -> None:
+def test_it_ends_with_its_supervisor(host, tmp_path, eventually):
     process = host(with_child(tmp_path, HANGS))
     eventually(lambda: len(left(tmp_path)) == 2)
     _, write = host.feeds.pop()

@@ -23,7 +23,7 @@ Asking = Callable[..., Question]
 
 
 @pytest.fixture
-def asking(question: Question, tmp_path: Path) -> Asking:
+def asking(question, tmp_path):
     """``asking(step, whole=..., arguments=...)``: about a script that does ``step`` in each."""
 
     def ask(step: str = "pass", *, whole: str = "", **more: Any) -> Question:
@@ -33,7 +33,7 @@ def asking(question: Question, tmp_path: Path) -> Asking:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Run:
+def run(tmp_path):
     """``run(question)``: what its script's probe finds."""
 
     def measure(question: Question, *, pause: Any = None, **more: Any) -> Measurement:
@@ -54,7 +54,7 @@ def run(tmp_path: Path) -> Run:
     return measure
 
 
-def test_steps_of_a_script_are_measured(asking, run) -> None:
+def test_steps_of_a_script_are_measured(asking, run):
     found = run(asking("time.sleep(0.01)"))
     assert found.outcome is Outcome.OK, found
     assert len(found.step_times_s[1]) == 10
@@ -64,7 +64,7 @@ def test_steps_of_a_script_are_measured(asking, run) -> None:
     assert found.losses == (1.0,) * 13
 
 
-def test_what_a_script_is_told(asking, run, tmp_path) -> None:
+def test_what_a_script_is_told(asking, run, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "batch: {micro_batch_size}\nglobal: {global_batch_size}\n"
     )
@@ -104,7 +104,7 @@ def test_what_a_script_is_told(asking, run, tmp_path) -> None:
         ("sys.modules['x'] = None; report_step(loss=float('nan'))", "non_finite", ""),
     ],
 )
-def test_how_a_script_may_end(asking, run, step, outcome, detail) -> None:
+def test_how_a_script_may_end(asking, run, step, outcome, detail):
     wait = "if rank == 0: time.sleep(1000)"  # the peers of a failure hang
     hangs = step.startswith("if rank == 1")
     found = run(asking(f"{step}\n        {wait}" if hangs else step))
@@ -113,7 +113,7 @@ def test_how_a_script_may_end(asking, run, step, outcome, detail) -> None:
     assert bool(found.log_tails) is (outcome != "wrong_result")
 
 
-def test_a_script_that_knows_of_nothing(asking, run) -> None:
+def test_a_script_that_knows_of_nothing(asking, run):
     with pytest.raises(ProbeError) as error:
         run(asking(whole="print('trained')"))
     assert "reported no step before its end: add `from tuner.integrations import" in str(
@@ -121,7 +121,7 @@ def test_a_script_that_knows_of_nothing(asking, run) -> None:
     )
 
 
-def test_a_script_that_takes_too_long(asking, run) -> None:
+def test_a_script_that_takes_too_long(asking, run):
     for deadline_s in (1.5, 15.0, 60.0):  # until it leaves the time for a step
         with suppress(ProbeError):
             found = run(asking("time.sleep(1000 if step else 0)"), deadline_s=deadline_s)
@@ -129,12 +129,12 @@ def test_a_script_that_takes_too_long(asking, run) -> None:
     assert found.outcome is Outcome.TIMEOUT, found
 
 
-def test_a_probe_that_is_given_up(asking, run) -> None:
+def test_a_probe_that_is_given_up(asking, run):
     found = run(asking("time.sleep(1000)"), pause=lambda seconds: "somebody asked for it")
     assert found.outcome is Outcome.CANCELLED
 
 
-def test_an_edited_script_is_not_run(asking, run, tmp_path) -> None:
+def test_an_edited_script_is_not_run(asking, run, tmp_path):
     question = asking()
     (tmp_path / "train.py").write_text("print('other')")
     (tmp_path / "probes").mkdir()
@@ -143,7 +143,7 @@ def test_an_edited_script_is_not_run(asking, run, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("killed", ["worker", "all but the ranks"])
-def test_nothing_is_left_when_the_worker_is_killed(asking, tmp_path, eventually, killed) -> None:
+def test_nothing_is_left_when_the_worker_is_killed(asking, tmp_path, eventually, killed):
     asking("time.sleep(1000 if step else 0)")
     worker = subprocess.Popen([sys.executable, "-P", "-c", WORKER, str(tmp_path)])
     try:
@@ -162,7 +162,7 @@ def test_nothing_is_left_when_the_worker_is_killed(asking, tmp_path, eventually,
         worker.wait()
 
 
-def is_no_rank(process: psutil.Process) -> bool:
+def is_no_rank(process):
     try:
         return "RANK" not in process.environ()
     except psutil.NoSuchProcess:  # it has ended: a zombie is such a one too

@@ -11,7 +11,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.script import Launch, read_script
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.study import Limits, Study, StudyState
 from workers.launchers.local import LocalLauncher
 from workers.scripts.probe import ScriptRun, check_script_probe
 
@@ -22,7 +22,7 @@ Probe = Callable[..., Measurement]
 
 
 @pytest.fixture
-def probe(question: Question, tmp_path: Path) -> Probe:
+def probe(question, tmp_path):
     """``probe(script, arguments, name=..., template=...)``: what two ranks of it find."""
 
     def run(script: str, *arguments: str, name: str = "torch", template: str = "") -> Measurement:
@@ -43,7 +43,7 @@ def probe(question: Question, tmp_path: Path) -> Probe:
     return run
 
 
-def waiting(seconds: float) -> str:
+def waiting(seconds):
     time.sleep(seconds)
     return ""
 
@@ -52,7 +52,7 @@ BATCH = ("--micro", "{micro_batch_size}", "--accumulation", "{gradient_accumulat
 
 
 @pytest.mark.slow
-def test_torch(probe) -> None:
+def test_torch(probe):
     found = probe("plain.py", *BATCH)
     assert found.outcome is Outcome.OK, found
     assert found.tracked_accumulation == 2
@@ -64,7 +64,7 @@ def test_torch(probe) -> None:
 
 
 @pytest.mark.long
-def test_the_trainer(probe, tmp_path) -> None:
+def test_the_trainer(probe, tmp_path):
     found = probe(
         "with_trainer.py",
         "--per_device_train_batch_size={micro_batch_size}",
@@ -96,12 +96,12 @@ def test_the_trainer(probe, tmp_path) -> None:
         ),
     ],
 )
-def test_what_a_script_may_do_wrong(probe, question, flag, outcome, detail) -> None:
+def test_what_a_script_may_do_wrong(probe, question, flag, outcome, detail):
     found = probe("plain.py", *BATCH, flag)
     judged = check_script_probe(_nothing_yet(question), SETTINGS, found)
     assert judged.outcome == outcome, judged
     assert detail in judged.detail
 
 
-def _nothing_yet(question: Question) -> Study:
+def _nothing_yet(question):
     return Study(id="st-1", question=question, limits=Limits(), state=StudyState.RUNNING)

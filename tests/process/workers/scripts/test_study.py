@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -10,7 +9,6 @@ from tests.process.workers.scripted import as_torchrun, asking_script, left
 from tuner.core.measurement import Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.explain.known import answer
-from tuner.store import Store
 from workers import executor as script_slot
 from workers.executor import WorkerOptions
 from workers.serve import Service, Until
@@ -22,14 +20,14 @@ Work = Callable[..., int]
 
 
 @pytest.fixture
-def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerOptions:
+def options(tmp_path, monkeypatch):
     """Of workers whose scripts are started by the stand-in."""
     run = partial(script_slot.ScriptRun, argv=as_torchrun, peer_grace_s=0.5)
     monkeypatch.setattr(script_slot, "ScriptRun", run)
     return WorkerOptions(folder=tmp_path / "probes", lock=tmp_path / "lock", deadline_s=240.0)
 
 
-def work(store: Store, study_id: str, options: WorkerOptions) -> int:
+def work(store, study_id, options):
     return Worker(store, study_id, stop=StopRequest(), options=options).run()
 
 
@@ -43,7 +41,7 @@ TRAINS = """
 """
 
 
-def test_a_study_is_answered(store, question, options, tmp_path) -> None:
+def test_a_study_is_answered(store, question, options, tmp_path):
     asked = asking_script(question, tmp_path, whole=TRAINS, arguments=BOTH)
     study = store.ask(asked, Limits(max_probes=2))
     assert work(store, study.id, options) == 0
@@ -63,7 +61,7 @@ def test_a_study_is_answered(store, question, options, tmp_path) -> None:
     assert not left(tmp_path)
 
 
-def test_workers_that_serve_pass_over_it(store, question, options, tmp_path, caplog) -> None:
+def test_workers_that_serve_pass_over_it(store, question, options, tmp_path, caplog):
     caplog.set_level("INFO", logger="workers")
     study = store.ask(asking_script(question, tmp_path), Limits())
     for until in (Until.DRAINED, Until.ONCE):

@@ -1,10 +1,6 @@
 """Charts to test, and what tests read out of their markup."""
 
-from collections.abc import Callable, Iterator
 from xml.etree import ElementTree
-from xml.etree.ElementTree import Element
-
-from markupsafe import Markup
 
 from api.pages.charts import progress, scatter, small_multiples
 from api.pages.charts.memory import Part, stacked_bar
@@ -20,14 +16,14 @@ HOSTILE = '</title><script>alert("x")</script>&\u202ekcab \' مرحبا 🧑‍�
 NAMES = ("parameters", "optimizer state", "activations", "logits and loss", "temporaries")
 
 
-def about(value: float | None, share: float = 0.02) -> Quantity:
+def about(value, share=0.02):
     if value is None:
         return UNKNOWN
     ends = {"low": value * (1 - share), "high": value * (1 + share)}
     return Quantity(value=value, provenance=Provenance.MEASURED, **ends)
 
 
-def point(number: int, memory: float | None, speed: float | None, **changes: object) -> Point:
+def point(number, memory, speed, **changes):
     values: dict[str, object] = {
         "settings": Settings(),
         "words": f"full_shard,micro batch {number}",
@@ -62,18 +58,16 @@ POINTS = (
 )
 
 
-def path_of(found: Point) -> str:
+def path_of(found):
     return f"?probe={found.probes[0]}"
 
 
-def scattered(
-    points: tuple[Point, ...], path: Callable[[Point], str] = path_of, **changes: object
-) -> Markup:
+def scattered(points, path=path_of, **changes):
     values: dict[str, object] = {"limit_bytes": 76 * GIB, "per": "GPU", **changes}
     return scatter(points, path, **values)  # type: ignore[arg-type]
 
 
-def bar(*sizes: float, **changes: object) -> Markup:
+def bar(*sizes, **changes):
     parts = [Part(name, size) for name, size in zip(NAMES, sizes, strict=False)]
     values: dict[str, object] = {
         "parts": parts,
@@ -87,7 +81,7 @@ def bar(*sizes: float, **changes: object) -> Markup:
     return stacked_bar(**values)  # type: ignore[arg-type]
 
 
-def ended(*speeds: float | None, **changes: object) -> tuple[BestSoFar, ...]:
+def ended(*speeds, **changes):
     found: list[BestSoFar] = []
     best: float | None = None
     for number, speed in enumerate(speeds, start=1):
@@ -110,9 +104,7 @@ def ended(*speeds: float | None, **changes: object) -> tuple[BestSoFar, ...]:
     return tuple(found)
 
 
-def value(
-    shown: str, speed: float | None, memory: float | None = None, **changes: object
-) -> KnobValue:
+def value(shown, speed, memory=None, **changes):
     values: dict[str, object] = {
         "value": shown,
         "shown": shown,
@@ -130,7 +122,7 @@ def value(
     return KnobValue(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def effect(*values: KnobValue, knob: str = "knob") -> KnobEffect:
+def effect(*values, knob="knob"):
     return KnobEffect(knob=knob, values=values)
 
 
@@ -150,7 +142,7 @@ EFFECTS = (
 )
 
 
-def everything() -> dict[str, Markup]:
+def everything():
     return {
         "memory": bar(3.7, 14.9, 21.4, 9.8, 0.05),
         "scatter": scattered(POINTS),
@@ -159,7 +151,7 @@ def everything() -> dict[str, Markup]:
     }
 
 
-def hostile() -> dict[str, Markup]:
+def hostile():
     names = {"title": HOSTILE, "unit": HOSTILE, "limit_label": HOSTILE, "prefix": HOSTILE}
     marks = (point(1, 40, 5000, is_best=True, words=HOSTILE),)
     more = {"per": HOSTILE, "prefix": HOSTILE}
@@ -172,20 +164,20 @@ def hostile() -> dict[str, Markup]:
     }
 
 
-def parsed(markup: Markup) -> Element:
+def parsed(markup):
     return ElementTree.fromstring(str(markup).encode())
 
 
-def with_class(root: Element, name: str) -> Iterator[Element]:
+def with_class(root, name):
     return (e for e in root.iter() if name in (e.get("class") or "").split())
 
 
-def share(place: str) -> float:
+def share(place):
     assert place.endswith("%"), place
     return float(place[:-1]) / 100
 
 
-def coordinates(line: Element) -> list[float]:
+def coordinates(line):
     return [
         float(n)
         for n in "".join(c if c in ".0123456789" else " " for c in line.get("d", "")).split()

@@ -6,19 +6,11 @@
 import os
 import re
 from pathlib import Path
-from xml.etree.ElementTree import Element
 
 import pytest
 
 from api.pages.charts import progress, small_multiples
-from tests.unit.pages.charts.examples import (
-    HOSTILE,
-    bar,
-    everything,
-    hostile,
-    parsed,
-    scattered,
-)
+from tests.unit.pages.charts.examples import HOSTILE, bar, everything, hostile, parsed, scattered
 
 GOLDEN = Path(__file__).parent / "golden"
 NAMES = sorted(everything())
@@ -30,12 +22,12 @@ EMPTY = {
 }
 
 
-def all_of(root: Element) -> list[tuple[str, str]]:
+def all_of(root):
     return [item for element in root.iter() for item in element.items()]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_golden_files(name: str) -> None:
+def test_golden_files(name):
     golden = GOLDEN / f"{name}.html"
     written = str(everything()[name]).replace("><", ">\n<") + "\n"
     if os.environ.get("TUNER_WRITE_GOLDEN"):
@@ -43,7 +35,7 @@ def test_golden_files(name: str) -> None:
     assert written == golden.read_text(encoding="utf-8")
 
 
-def test_nothing_that_a_strict_policy_forbids() -> None:
+def test_nothing_that_a_strict_policy_forbids():
     for chart in (*everything().values(), *hostile().values(), *EMPTY.values()):
         root = parsed(chart)
         tags = {element.tag for element in root.iter()}
@@ -55,7 +47,7 @@ def test_nothing_that_a_strict_policy_forbids() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_hostile_words_are_text(name: str) -> None:
+def test_hostile_words_are_text(name):
     chart = hostile()[name]
     clean = HOSTILE.replace("\x00", "\ufffd").replace("\ud800", "\ufffd")
     root = parsed(chart)
@@ -66,7 +58,7 @@ def test_hostile_words_are_text(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_pictures_are_named_and_described_and_references_lead_somewhere(name: str) -> None:
+def test_pictures_are_named_and_described_and_references_lead_somewhere(name):
     root = parsed(everything()[name])
     ids = [element.get("id") for element in root.iter() if element.get("id")]
     assert len(ids) == len(set(ids))

@@ -16,15 +16,15 @@ WORDS = ["--chart-ink", "--chart-soft", "--chart-accent"]
 GROUNDS = ["--chart-ground", "--chart-beyond"]
 
 
-def sheet(name: str) -> str:
+def sheet(name):
     return re.sub(r"/\*.*?\*/", "", (STATIC / name).read_text(encoding="utf-8"), flags=re.S)
 
 
-def declared(css: str) -> dict[str, str]:
+def declared(css):
     return dict(re.findall(r"(--[\w-]+):\s*([^;]+);", css))
 
 
-def colours(scheme: str) -> dict[str, str]:
+def colours(scheme):
     """Custom properties of pages with charts; dark ones replace light ones."""
     found: dict[str, str] = {}
     for css in (sheet("style.css"), sheet("charts.css")):
@@ -35,7 +35,7 @@ def colours(scheme: str) -> dict[str, str]:
     return found
 
 
-def colour(found: dict[str, str], name: str) -> tuple[float, ...]:
+def colour(found, name):
     value = found[name]
     while reference := re.fullmatch(r"var\((--[\w-]+)\)", value):
         value = found[reference.group(1)]
@@ -43,19 +43,19 @@ def colour(found: dict[str, str], name: str) -> tuple[float, ...]:
     return tuple(int(value[at : at + 2], 16) / 255 for at in (1, 3, 5))
 
 
-def luminance(rgb: tuple[float, ...]) -> float:
+def luminance(rgb):
     """https://www.w3.org/TR/WCAG22/#dfn-relative-luminance"""
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in rgb]
     return sum(weight * c for weight, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def contrast(found: dict[str, str], one: str, other: str) -> float:
+def contrast(found, one, other):
     light, dark = sorted((luminance(colour(found, n)) for n in (one, other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_marks_words_and_letters_stand_out(scheme: str) -> None:
+def test_marks_words_and_letters_stand_out(scheme):
     found = colours(scheme)
     least = {**dict.fromkeys(MARKS, 3.0), **dict.fromkeys(WORDS, 4.5)}
     for ground in GROUNDS:

@@ -32,7 +32,7 @@ maybe = st.none() | st.floats(min_value=1e-3, max_value=1e7)
 
 
 @st.composite
-def points(draw: st.DrawFn) -> tuple[Point, ...]:
+def points(draw):
     found = []
     for number in range(draw(st.integers(min_value=0, max_value=12))):
         kind = draw(st.sampled_from(PointKind))
@@ -59,7 +59,7 @@ def test_every_configuration_lies_within_the_plot(found: tuple[Point, ...], limi
     assert len(list(plot.iter("a"))) == shown
 
 
-def test_links_stay_on_this_site() -> None:
+def test_links_stay_on_this_site():
     for href in ("javascript:alert(1)", "//evil.example", "/\\evil.example"):
         with pytest.raises(AssertionError):
             scattered((point(1, 40.0, 5000.0),), lambda _, href=href: href)
@@ -101,9 +101,7 @@ def test_every_value_of_a_knob_has_a_row(
     st.floats(min_value=0.1, max_value=1e6),
     st.floats(min_value=0, max_value=1e3),
 )
-def test_parts_of_memory_lie_side_by_side(
-    parts: list[float], limit: float, headroom: float
-) -> None:
+def test_parts_of_memory_lie_side_by_side(parts, limit, headroom):
     drawn = with_class(parsed(bar(*parts, limit=limit, headroom=headroom)), "chart-part")
     boxes = [e for e in drawn if (e.get("x") or "").endswith("%")]  # in the plot, not of keys
     assert len(boxes) == sum(size > 0 for size in parts)
@@ -118,7 +116,7 @@ def test_parts_of_memory_lie_side_by_side(
     st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=1, max_size=30),
     st.integers(min_value=1, max_value=8),
 )
-def test_ticks_are_multiples_of_1_2_or_5_within_the_scale(values: list[float], count: int) -> None:
+def test_ticks_are_multiples_of_1_2_or_5_within_the_scale(values, count):
     scale = Scale(low=scale_for(values).low, high=scale_for(values).high)
     assert scale.low <= min(values) <= max(values) <= scale.high
     ticks = scale.ticks(count)

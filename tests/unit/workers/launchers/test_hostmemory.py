@@ -1,9 +1,7 @@
-from pathlib import Path
-
-from workers.launchers.environment import oom_kills
+from workers.launchers.base import oom_kills
 
 
-def machine(root: Path, cgroup: str, events: str | None, vmstat: str) -> tuple[Path, Path]:
+def machine(root, cgroup, events, vmstat):
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(cgroup)
     (root / "proc" / "vmstat").write_text(vmstat)
@@ -14,11 +12,11 @@ def machine(root: Path, cgroup: str, events: str | None, vmstat: str) -> tuple[P
     return root / "proc", root / "cgroup"
 
 
-def test_the_cgroups_own_count_is_preferred(tmp_path) -> None:
+def test_the_cgroups_own_count_is_preferred(tmp_path):
     proc, cgroups = machine(tmp_path, "0::/job\n", "max 5\noom 3\noom_kill 2\n", "oom_kill 9\n")
     assert oom_kills(proc, cgroups) == 2
 
 
-def test_the_machines_count_where_the_cgroup_has_none(tmp_path) -> None:
+def test_the_machines_count_where_the_cgroup_has_none(tmp_path):
     proc, cgroups = machine(tmp_path, "4:memory:/job\n0::/\n", None, "pgfault 1\noom_kill 9\n")
     assert oom_kills(proc, cgroups) == 9

@@ -23,7 +23,7 @@ FIRST = Collective(
 HIDDEN = replace(FIRST, count=20, overlap="prefetched")
 
 
-def memory(allocated: int = 2**30) -> Memory:
+def memory(allocated=2**30):
     return Memory(
         allocated_bytes=allocated,
         allocated_low_bytes=allocated,
@@ -36,13 +36,13 @@ def memory(allocated: int = 2**30) -> Memory:
     )
 
 
-def noted(*collectives: Collective, copies_s: float = 0.0) -> RankEmulation:
+def noted(*collectives, copies_s=0.0):
     return RankEmulation(
         phase_times_s={2: STEPS}, copies_s={2: {"forward": copies_s}}, collectives={2: collectives}
     )
 
 
-def emulated(*collectives, cluster=CLUSTER, copies_s=0.0, stands_in=False) -> Measurement:
+def emulated(*collectives, cluster=CLUSTER, copies_s=0.0, stands_in=False):
     found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35, 0.35, 0.35)})
     alone, rates = noted(*collectives, copies_s=copies_s), Rates(cluster=cluster, costs=USUAL)
     made = with_communication(found, alone, SETTINGS, rates, stands_in=stands_in)
@@ -50,7 +50,7 @@ def emulated(*collectives, cluster=CLUSTER, copies_s=0.0, stands_in=False) -> Me
     return made
 
 
-def test_computing_communication_and_their_sum_are_apart() -> None:
+def test_computing_communication_and_their_sum_are_apart():
     made = emulated(FIRST, HIDDEN)
     exposed = made.emulation.exposed_s[2]
     assert made.emulation.compute_s[2] == pytest.approx((0.35, 0.35, 0.35))
@@ -58,7 +58,7 @@ def test_computing_communication_and_their_sum_are_apart() -> None:
     assert 0 < exposed.low_s < exposed.value_s < exposed.high_s
 
 
-def test_what_is_hidden_costs_little() -> None:
+def test_what_is_hidden_costs_little():
     """A gigabyte that is waited for takes at least as long as the links need; a hidden one not."""
     seconds = 1e9 * 7 / 8 / 300e9
     exposed, hidden = (emulated(one).emulation for one in (FIRST, HIDDEN))
@@ -66,14 +66,14 @@ def test_what_is_hidden_costs_little() -> None:
     assert hidden.exposed_s[2].value_s < 0.5 * seconds
 
 
-def test_copies_in_the_place_of_what_would_be_received_are_no_computing() -> None:
+def test_copies_in_the_place_of_what_would_be_received_are_no_computing():
     made = emulated(FIRST, copies_s=0.03).emulation
     assert median(made.compute_s[2]) == pytest.approx(0.32)
     most = emulated(FIRST, copies_s=0.3).emulation
     assert median(most.compute_s[2]) == pytest.approx(0.3)  # noise: no more than half a phase
 
 
-def test_copies_that_computing_hides_are_not_counted_twice() -> None:
+def test_copies_that_computing_hides_are_not_counted_twice():
     """What they took is in the timed step; a real gather takes the model's share in their place."""
     costs = replace(USUAL, time=replace(USUAL.time, overlap_cost=0.5))
     found = Measurement(outcome=Outcome.OK, memory=memory(), step_times_s={2: (0.35,) * 3})
@@ -90,7 +90,7 @@ def test_copies_that_computing_hides_are_not_counted_twice() -> None:
     assert exposed_s(2e12) > 0
 
 
-def test_links_that_are_not_known_leave_memory_and_computing() -> None:
+def test_links_that_are_not_known_leave_memory_and_computing():
     cluster = replace(CLUSTER, intra_node=Link())
     made = emulated(FIRST, cluster=cluster)
     assert made.step_times_s == {}
@@ -100,7 +100,7 @@ def test_links_that_are_not_known_leave_memory_and_computing() -> None:
     assert "link within a node" in made.emulation.unpriced
 
 
-def test_communicators_are_beside_the_devices_own_overhead() -> None:
+def test_communicators_are_beside_the_devices_own_overhead():
     made = emulated(FIRST).memory
     assert made.allocated_bytes == 2**30
     assert 100 * 2**20 < made.overhead_bytes - 500 < 4 * 2**30
@@ -109,7 +109,7 @@ def test_communicators_are_beside_the_devices_own_overhead() -> None:
     assert on_cpu.overhead_bytes == 500
 
 
-def test_copies_on_a_device_of_another_kind_took_what_its_memory_takes() -> None:
+def test_copies_on_a_device_of_another_kind_took_what_its_memory_takes():
     """An H200 copies 2.35 times as quickly as an A100, and had that much less on its hands."""
     costs = replace(USUAL, time=replace(USUAL.time, overlap_cost=0.7))
     known = {"device": "NVIDIA H200", "total_memory_bytes": 150_108_897_280}

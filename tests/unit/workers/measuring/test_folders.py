@@ -1,15 +1,15 @@
 import subprocess
 
-from workers.measuring.files import keep_folder, make_folder, remove_leftovers
+from workers.measuring.records import keep_folder, make_folder, remove_leftovers
 
 
-def ended_process() -> int:
+def ended_process():
     process = subprocess.Popen(["true"])
     process.wait()
     return process.pid
 
 
-def test_folders_of_processes_that_are_no_more_are_removed(tmp_path) -> None:
+def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
     mine = make_folder(tmp_path, "1")
     left = tmp_path / f"{ended_process()}-1-abc"
     left.mkdir()

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import product
 
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Memory, Outcome
 from tuner.core.study import Question
@@ -20,18 +20,18 @@ DDP = f"sharding=ddp,{SYNC}"
 TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompute_allgather={}"
 
 
-def question(model: str = "llama-3.2-1b", cluster: str = "8xh100-80gb") -> Question:
+def question(model="llama-3.2-1b", cluster="8xh100-80gb"):
     workload = Workload(model=load_model(model), sequence_length=512, global_batch_size=64)
     return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
 
 
-def counts(settings: Settings, asked: Question | None = None) -> Counts:
+def counts(settings, asked=None):
     """What must be counted of settings."""
     asked = asked or question()
     return caused(asked.workload, settings, asked.cluster)
 
 
-def measured(seen: Counts, tracked: int = 4, **found: object) -> Measurement:
+def measured(seen, tracked=4, **found):
     return Measurement(
         outcome=Outcome.OK,
         tracked_accumulation=tracked,
@@ -43,14 +43,14 @@ def measured(seen: Counts, tracked: int = 4, **found: object) -> Measurement:
     )
 
 
-def outcome(text: str, acted: str, asked: Question | None = None) -> Outcome:
+def outcome(text, acted, asked=None):
     """Of settings whose collectives were those of others."""
     asked = asked or question()
     seen = counts(parse_settings(acted), asked)
     return check_knobs(asked, parse_settings(text), measured(seen)).outcome
 
 
-def test_a_knob_acts_as_it_says() -> None:
+def test_a_knob_acts_as_it_says():
     forms = (FULL, DDP, TENSOR, f"{TENSOR},activation_checkpointing=full")
     models = ("llama-3.2-1b", "mixtral-8x7b")
     for form, value, did, model in product(forms, BOTH, BOTH, models):
@@ -59,7 +59,7 @@ def test_a_knob_acts_as_it_says() -> None:
         assert found is expected, (form, value, did, model)
 
 
-def test_other_buckets_than_expected_are_no_inactive_knob() -> None:
+def test_other_buckets_than_expected_are_no_inactive_knob():
     """DDP fills its buckets in the order in which gradients come."""
     for value in BOTH:
         settings = parse_settings(DDP.format(value))
@@ -69,20 +69,20 @@ def test_other_buckets_than_expected_are_no_inactive_knob() -> None:
         assert check_knobs(question(), settings, measured(seen)).outcome is Outcome.OK
 
 
-def test_a_step_without_accumulation_shows_nothing_of_syncing() -> None:
+def test_a_step_without_accumulation_shows_nothing_of_syncing():
     settings = parse_settings(FULL.format("false"))
     seen = counts(parse_settings("sharding=full_shard"))
     assert check_knobs(question(), settings, measured(seen, 1)).outcome is Outcome.OK
 
 
-def test_nothing_tracked_and_other_outcomes_stay() -> None:
+def test_nothing_tracked_and_other_outcomes_stay():
     settings = parse_settings(FULL.format("true"))
     for one in (replace(measured(Counts()), tracked_accumulation=0),
                 Measurement(outcome=Outcome.OOM, tracked_accumulation=4)):  # fmt: skip
         assert check_knobs(question(), settings, one) is one
 
 
-def test_reducing_micro_batches_show_syncing_whatever_the_buckets() -> None:
+def test_reducing_micro_batches_show_syncing_whatever_the_buckets():
     """One bucket is seen here, where more are expected: the counts are near to neither."""
     for value in BOTH:
         for did in BOTH:
@@ -96,7 +96,7 @@ def test_reducing_micro_batches_show_syncing_whatever_the_buckets() -> None:
                 assert checked.detail.startswith(f"sync_each_batch={value} acted as {did}: ")
 
 
-def test_checkpointing_is_seen_by_the_layers_that_backward_computes() -> None:
+def test_checkpointing_is_seen_by_the_layers_that_backward_computes():
     """Also where no collective shows it."""
     for form in [DDP, FULL, TENSOR]:
         for value in ["none", "full"]:
@@ -117,7 +117,34 @@ def test_checkpointing_is_seen_by_the_layers_that_backward_computes() -> None:
                     )
 
 
-def test_offloading_is_seen_by_what_a_device_keeps() -> None:
+def test_a_fused_loss_is_seen_by_what_the_head_returns() -> None:
+    for value, whole in product((False, True), (False, True, None)):
+        settings = replace(parse_settings(DDP.format("true")), fused_loss=value)
+        found = measured(counts(settings), reducing_micro_batches=4, whole_logits=whole)
+        acts = whole is None or whole != value
+        checked = check_knobs(question(), settings, found)
+        assert checked.outcome is (Outcome.OK if acts else Outcome.KNOB_INACTIVE)
+
+
+def test_a_rung_of_checkpointing_is_told_from_the_others():
+    for value, again, products, acted in [
+        ("selective", 64, 0, None),
+        ("selective", 64, 64 * 6, "full"),  # nothing was kept
+        ("every_2", 32, 32 * 6, None),
+        ("every_2", 64, 64 * 6, "full"),
+        ("full", 64, 0, "selective"),
+        ("full", 64, None, None),  # a record from before products were counted
+    ]:
+        settings = parse_settings(f"{DDP.format('true')},activation_checkpointing={value}")
+        seen = {"recomputed_layers": again, "recomputed_products": products}
+        checked = check_knobs(
+            question(), settings, measured(counts(settings), reducing_micro_batches=4, **seen)
+        )
+        assert checked.outcome is (Outcome.KNOB_INACTIVE if acted else Outcome.OK), value
+        assert acted is None or f"={value} acted as {acted}: " in checked.detail
+
+
+def test_offloading_is_seen_by_what_a_device_keeps():
     for cluster, held_gib, outcome in [
         ("8xh100-80gb", 0.0, Outcome.OK),  # buffers alone
         ("8xh100-80gb", 0.29, Outcome.KNOB_INACTIVE),  # an eighth of 1.24 billion in bf16
@@ -136,7 +163,7 @@ def test_offloading_is_seen_by_what_a_device_keeps() -> None:
             assert "cpu_offload=true acted as false: the device held " in found.detail
 
 
-def test_a_knob_that_did_not_act_closes_its_class_though_the_probe_ended_early() -> None:
+def test_a_knob_that_did_not_act_closes_its_class_though_the_probe_ended_early():
     seen = counts(parse_settings(FULL.format("false")))
     found = replace(measured(seen), outcome=Outcome.STOPPED_EARLY)
     acted, did_not = (parse_settings(FULL.format(value)) for value in ("false", "true"))

@@ -7,8 +7,7 @@ from tests.unit.cost.calibrations import calibration_of
 from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS, memory, noted
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
-from tuner.cost.calibration import Calibration
+from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from workers.measuring.measure import kind_of, measure
 from workers.measuring.ranks import Kind, Probed
 from workers.measuring.records import RankRecord
@@ -24,7 +23,7 @@ CASES = [
 ]
 
 
-def exposed_s(question: Question, calibration: Calibration | None) -> float:
+def exposed_s(question, calibration):
     """Seconds of one exposed gather, of a probe of rank 0 alone."""
     rank = RankRecord(
         rank=0, outcome=Outcome.OK, phase="", error="", ended_at=0.0, emulation=noted(FIRST)
@@ -51,7 +50,7 @@ def exposed_s(question: Question, calibration: Calibration | None) -> float:
     return made.emulation.exposed_s[2].value_s
 
 
-def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question) -> None:
+def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question):
     found = calibration_of(CASES, CLUSTER)
     link = found.links["intra"]
     twice = link.bytes_per_s.scaled(2)
@@ -61,7 +60,7 @@ def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question)
     assert 0.4 < exposed_s(question, faster) / calibrated_s < 0.6
 
 
-def test_ranks_are_spread_over_the_machines_that_are_there() -> None:
+def test_ranks_are_spread_over_the_machines_that_are_there():
     for cluster, fidelity, machines, ranks, nodes, sharing in [
         ("2x2xcpu", Fidelity.MEASURED, 1, 4, 1, 4),  # groups of one machine
         ("2x2xcpu", Fidelity.MEASURED, 2, 4, 2, 2),

@@ -19,7 +19,7 @@ SHORTAGE = RankShortage(
 LOGS = {0: "log 0", 1: "log 1"}
 
 
-def memory(rank: int, overhead_bytes: int = 0) -> RankMemory:
+def memory(rank, overhead_bytes=0):
     return RankMemory(
         peak_allocated_bytes=100 + rank,
         low_peak_bytes=90 + rank,
@@ -31,7 +31,7 @@ def memory(rank: int, overhead_bytes: int = 0) -> RankMemory:
     )
 
 
-def ok(rank: int, **fields: object) -> RankRecord:
+def ok(rank, **fields):
     known = {
         "rank": rank,
         "outcome": Outcome.OK,
@@ -54,20 +54,20 @@ def ok(rank: int, **fields: object) -> RankRecord:
     return RankRecord(**{**known, **fields})
 
 
-def bad(rank: int, outcome: Outcome, at: float = 100.0, **fields: object) -> RankRecord:
+def bad(rank, outcome, at=100.0, **fields):
     failed = {"memory": None, "step_times_s": {}, "error": "Error: words", "phase": "forward"}
     return ok(rank, outcome=outcome, ended_at=at, **{**failed, **fields})
 
 
-def oom(rank: int, at: float = 100.0) -> RankRecord:
+def oom(rank, at=100.0):
     return bad(rank, Outcome.OOM, at, oom=SHORTAGE)
 
 
-def end(rank: int, code: int = 0, *, at: float = 101.0, stopped: bool = False) -> RankEnd:
+def end(rank, code=0, *, at=101.0, stopped=False):
     return RankEnd(rank=rank, code=code, ended_at=at, stopped=stopped)
 
 
-def merged(ends, records, why=Why.ENDED, kills: int = 0) -> Measurement:
+def merged(ends, records, why=Why.ENDED, kills=0):
     ended = Ended(why=why, ranks=tuple(ends), wall_s=12.0, host_oom_kills=kills)
     measurement = merge(ended, records, LOGS, deadline_s=600.0)
     assert Measurement.from_dict(json.loads(json.dumps(measurement.as_dict()))) == measurement
@@ -173,7 +173,7 @@ CASES = {
 # fmt: on
 
 
-def test_outcomes() -> None:
+def test_outcomes():
     for case in CASES.values():
         ends, records, why, kills, outcome, detail = case
         measurement = merged(ends, records, why, kills)
@@ -189,12 +189,12 @@ def test_outcomes() -> None:
         assert measurement.device_s == 24.0
 
 
-def test_every_outcome_that_a_run_can_have_is_among_the_cases() -> None:
+def test_every_outcome_that_a_run_can_have_is_among_the_cases():
     elsewhere = {Outcome.WORKER_LOST, Outcome.KNOB_INACTIVE}  # by the store; by check_knobs
     assert {case[4] for case in CASES.values()} == set(Outcome) - elsewhere
 
 
-def test_a_whole_measurement() -> None:
+def test_a_whole_measurement():
     measurement = merged([end(0), end(1)], [ok(0), ok(1)])
     assert measurement.memory.allocated_bytes == 101
     assert measurement.memory.allocated_low_bytes == 91
@@ -211,7 +211,7 @@ def test_a_whole_measurement() -> None:
     assert Measurement.from_dict(measurement.as_dict()) == measurement
 
 
-def notes(*clocks: dict[str, object]) -> tuple[str, ...]:
+def notes(*clocks):
     """Of ranks whose GPUs ended at these clocks; no clocks where there is no nvidia-smi."""
     hardware = [{"device": "x", **({"clocks": one} if one else {})} for one in clocks]
     ranks = range(len(clocks))
@@ -223,11 +223,11 @@ def notes(*clocks: dict[str, object]) -> tuple[str, ...]:
     return found.notes
 
 
-def mhz(clock: float, *throttle: str, **more: object) -> dict[str, object]:
+def mhz(clock, *throttle, **more):
     return {"sm_mhz": clock, "throttle": list(throttle), **more}
 
 
-def test_clocks_that_are_far_apart_are_noted() -> None:
+def test_clocks_that_are_far_apart_are_noted():
     assert notes({}, {}) == ()
     assert notes(mhz(1980), mhz(1881)) == ()  # 5%
     assert notes(mhz(1980), mhz(1880), mhz(1700)) == (
@@ -238,7 +238,7 @@ def test_clocks_that_are_far_apart_are_noted() -> None:
     assert notes(mhz(1980), mhz(345, idle=True)) == ()  # it was asked too late
 
 
-def test_what_slowed_gpus_is_noted() -> None:
+def test_what_slowed_gpus_is_noted():
     capped = mhz(1500, "sw_power_cap", "hw_slowdown", "sync_boost")
     assert notes(capped, capped) == ()
     hot = mhz(1500, "sw_thermal_slowdown", "hw_power_brake_slowdown")
@@ -250,21 +250,21 @@ def test_what_slowed_gpus_is_noted() -> None:
     )
 
 
-def test_the_worst_rank_counts_what_lies_outside_the_allocator() -> None:
+def test_the_worst_rank_counts_what_lies_outside_the_allocator():
     records = [ok(0, memory=memory(0, overhead_bytes=50)), ok(1)]
     measurement = merged([end(0), end(1)], records)
     assert measurement.memory.allocated_bytes == 100
     assert measurement.memory.per_rank_bytes == (100, 101)
 
 
-def test_where_memory_ran_out() -> None:
+def test_where_memory_ran_out():
     measurement = merged([end(0, 10), end(1, 10)], [bad(0, COMMUNICATION), oom(1)])
     assert measurement.oom.rank == 1
     assert measurement.oom.phase == "backward"
     assert measurement.oom.needed_bytes == 4 * 2**30
 
 
-def test_the_phase_is_of_the_rank_that_failed() -> None:
+def test_the_phase_is_of_the_rank_that_failed():
     ends = [end(0, 10, at=102.0), end(1, 10)]
     failed = [bad(0, Outcome.COMMUNICATION_ERROR), bad(1, Outcome.CRASHED, phase="build")]
     assert merged(ends, failed).phase == "build"
@@ -273,12 +273,12 @@ def test_the_phase_is_of_the_rank_that_failed() -> None:
     assert merged([end(0), end(1)], [ok(0), ok(1)]).phase == ""
 
 
-def test_losses_are_kept_up_to_the_first_that_is_not_finite() -> None:
+def test_losses_are_kept_up_to_the_first_that_is_not_finite():
     ends, records, *_ = CASES["the loss is not finite"]
     assert merged(ends, records).losses == (2.0,)
 
 
-def test_what_others_end_is_told_in_their_words() -> None:
+def test_what_others_end_is_told_in_their_words():
     for why, outcome in [(Why.NODE_LOST, Outcome.DEVICE_LOST), (Why.TAKEN_AWAY, Outcome.CRASHED)]:
         ends = (end(0, -15, stopped=True), end(1, -9, stopped=True))
         ended = Ended(why=why, ranks=ends, wall_s=12.0, detail="node n2 went down")
@@ -290,7 +290,7 @@ def test_what_others_end_is_told_in_their_words() -> None:
         assert short.outcome is Outcome.OOM, "which was so before"
 
 
-def test_of_nodes_those_that_lost_a_device_are_told() -> None:
+def test_of_nodes_those_that_lost_a_device_are_told():
     nodes = ("GPU-0", "GPU-1", "n1/cpu"), ("GPU-2", "GPU-3", "n2/cpu")
     ranks = tuple(end(rank, -9, stopped=True) for rank in range(4))
     nothing = [MISSING] * 4
@@ -307,7 +307,7 @@ def test_of_nodes_those_that_lost_a_device_are_told() -> None:
         assert (other.outcome, other.lost_devices) == (CRASHED, ())
 
 
-def test_what_a_node_that_is_well_has_too_is_not_lost() -> None:
+def test_what_a_node_that_is_well_has_too_is_not_lost():
     """Two nodes may be containers of one machine, whose cores they share."""
     ends = (end(0, -9, stopped=True), end(1, -9, stopped=True))
     devices = (("GPU-0", "here/cpu"), ("GPU-1", "here/cpu"))

@@ -1,9 +1,7 @@
 """Ranks that stay for the next probe: who runs what, and when they end. None is a process."""
 
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
 from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
-from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Why
 from workers.measuring import ranks as ranks_module
@@ -22,7 +20,7 @@ TWO = Kind(ranks=2, world_size=2, device="cpu")
 GPUS = Kind(ranks=2, world_size=2, device="cuda")
 
 
-def at(number: int, found: Any) -> Act:
+def at(number, found):
     """Does this of the probe of that number in its run, and well of all others."""
     return lambda run, spec, now: found if now == number else "ok"
 
@@ -35,7 +33,7 @@ class Warm:
     launcher: FakeLauncher
     clock: HandClock
 
-    def measure(self, kind=TWO, deadline_s=100.0, why=str) -> Measurement:
+    def measure(self, kind=TWO, deadline_s=100.0, why=str):
         def pause(seconds: float) -> str:
             self.clock.move(seconds)
             return why()
@@ -43,12 +41,12 @@ class Warm:
         given = {"deadline_s": deadline_s, "pause": pause}
         return self.ranks.measure(kind, {"probe": 1}, **given).measurement
 
-    def outcome(self, **given: Any) -> Outcome:
+    def outcome(self, **given):
         return self.measure(**given).outcome
 
 
 @pytest.fixture
-def warm(tmp_path: Path, clock: HandClock) -> Iterator[Callable[..., Warm]]:
+def warm(tmp_path, clock):
     """``warm(act, check=..., **options)``."""
     opened: list[WarmRanks] = []
 
@@ -64,7 +62,7 @@ def warm(tmp_path: Path, clock: HandClock) -> Iterator[Callable[..., Warm]]:
     assert not list((tmp_path / "probes").glob("*"))
 
 
-def test_probes_of_one_kind_share_ranks_and_others_have_their_own(warm) -> None:
+def test_probes_of_one_kind_share_ranks_and_others_have_their_own(warm):
     it = warm()
     found = [it.measure() for _ in range(3)]
     assert [one.outcome for one in found] == [Outcome.OK] * 3
@@ -94,7 +92,7 @@ def test_probes_of_one_kind_share_ranks_and_others_have_their_own(warm) -> None:
 )
 def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
     warm, found, outcome, runs, detail
-) -> None:
+):
     it = warm(at(2, found))
     assert it.outcome() is Outcome.OK
     second = it.measure()
@@ -105,7 +103,7 @@ def test_what_is_not_ok_is_told_and_the_next_probe_has_new_ranks(
     assert len(it.launcher.runs) == runs
 
 
-def test_what_a_rank_says_is_of_its_own_probe(warm) -> None:
+def test_what_a_rank_says_is_of_its_own_probe(warm):
     it = warm(at(2, "oom"))
     it.launcher.log = f"{header('00000001')}one\n"
     assert it.measure().log_tails == {}
@@ -113,7 +111,7 @@ def test_what_a_rank_says_is_of_its_own_probe(warm) -> None:
     assert it.measure().log_tails == {0: "two\n", 1: "two\n"}
 
 
-def test_memory_that_stays_behind_wants_new_ranks(warm) -> None:
+def test_memory_that_stays_behind_wants_new_ranks(warm):
     def act(run: FakeRun, spec: object, number: int) -> str:
         (run.job.directory / SPENT).touch()
         return "ok"
@@ -123,7 +121,7 @@ def test_memory_that_stays_behind_wants_new_ranks(warm) -> None:
     assert len(it.launcher.runs) == 2
 
 
-def test_ranks_that_end_between_probes_are_replaced(warm) -> None:
+def test_ranks_that_end_between_probes_are_replaced(warm):
     it = warm()
     assert it.outcome() is Outcome.OK
     it.launcher.runs[0]._end(Why.ENDED, -9)
@@ -131,7 +129,7 @@ def test_ranks_that_end_between_probes_are_replaced(warm) -> None:
     assert len(it.launcher.runs) == 2
 
 
-def test_what_is_given_up_leaves_no_rank(warm) -> None:
+def test_what_is_given_up_leaves_no_rank(warm):
     it = warm(hang)
     assert it.outcome(why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
@@ -145,7 +143,7 @@ def test_what_is_given_up_leaves_no_rank(warm) -> None:
     assert {run.ended.why for run in it.launcher.runs} == {Why.CANCELLED}
 
 
-def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch) -> None:
+def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch):
     monkeypatch.setattr(ranks_module, "FEED_S", 0.01)
     it = warm(idle_s=30.0)
     assert it.outcome() is Outcome.OK
@@ -160,10 +158,7 @@ def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch) -
     assert it.outcome() is Outcome.OK
 
 
-# Looks at devices
-
-
-def test_devices_are_looked_at_after_one_was_lost(warm) -> None:
+def test_devices_are_looked_at_after_one_was_lost(warm):
     it = warm(at(2, "device_lost"), check=lambda run: "device_lost")
     assert [it.outcome() for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
     with pytest.raises(ProbeError, match="is not there again: Error: device_lost"):
@@ -175,7 +170,7 @@ def test_devices_are_looked_at_after_one_was_lost(warm) -> None:
     assert it.outcome(kind=replace(TWO, world_size=4)) is Outcome.OK
 
 
-def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm) -> None:
+def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm):
     checked = CheckedDevices()
     it = warm(checked=checked)
     assert [it.outcome(kind=GPUS) for _ in range(2)] == [Outcome.OK] * 2
@@ -193,7 +188,7 @@ def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm) -
         warm(**bad, checked=checked).outcome(kind=GPUS)
 
 
-def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm) -> None:
+def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm):
     it = warm(check=lambda run: "exit:1", checked=CheckedDevices())
     with pytest.raises(ProbeError, match="no probe can be run: rank 0: exit code 1"):
         it.measure(kind=GPUS)
@@ -212,7 +207,7 @@ def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm) -> N
     assert (found.outcome, found.wall_s < 50.0) == (Outcome.OK, True)
 
 
-def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(warm) -> None:
+def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(warm):
     # 95 of 100 bytes in use and 10 more wanted would not have fitted anyhow; 80 and 10 would
     small = {**SHORTAGE, "allocated_bytes": 80, "reserved_bytes": 80}
     it = warm(always("oom"), checked=CheckedDevices())

@@ -24,11 +24,11 @@ ALONE: dict[str, Any] = {
 }
 
 
-def parsed(**changes: object) -> RankRecord | BadRecord:
+def parsed(**changes):
     return parse_record(json.dumps({**GOOD, **changes}), 1)
 
 
-def test_a_good_record() -> None:
+def test_a_good_record():
     record = parsed()
     assert isinstance(record, RankRecord)
     assert record.outcome is Outcome.OK
@@ -39,7 +39,7 @@ def test_a_good_record() -> None:
     )
 
 
-def test_what_a_rank_alone_noted() -> None:
+def test_what_a_rank_alone_noted():
     record = parsed(emulation=ALONE)
     assert isinstance(record, RankRecord)
     assert record.emulation.phase_times_s == {2: ({"forward": 0.1, "backward": 0.2},)}
@@ -47,7 +47,7 @@ def test_what_a_rank_alone_noted() -> None:
     assert record.emulation.collectives == {2: (Collective(**SEEN, overlap="exposed"),)}
 
 
-def test_records_of_another_form() -> None:
+def test_records_of_another_form():
     for changes in [
         {"format": 2},
         {"rank": 0},
@@ -80,19 +80,19 @@ def test_records_of_another_form() -> None:
         assert not bad.missing
 
 
-def test_a_missing_field() -> None:
+def test_a_missing_field():
     for name in sorted(GOOD):
         values = copy.deepcopy(GOOD)
         del values[name]
         assert isinstance(parse_record(json.dumps(values), 1), BadRecord)
 
 
-def test_text_that_is_no_record() -> None:
+def test_text_that_is_no_record():
     for text in ["", "null", "[]", "3", json.dumps(GOOD)[:-20], "[" * 100_000]:
         assert isinstance(parse_record(text, 1), BadRecord)
 
 
-def test_reading_those_of_all_ranks(tmp_path) -> None:
+def test_reading_those_of_all_ranks(tmp_path):
     (tmp_path / "rank-00001.json").write_text(json.dumps(GOOD))
     (tmp_path / "rank-00002.json").write_bytes(b"\xff\xfe")
     missing, good, binary = read_records(tmp_path, 3)

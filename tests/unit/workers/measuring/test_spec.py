@@ -7,25 +7,25 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.cost.memory.device import device_terms
-from tuner.planner.finalists import VERIFICATION_STEPS
-from workers.measuring.files import write_spec
+from tuner.planner.ranking import VERIFICATION_STEPS
 from workers.measuring.measure import MINIMUM_STEPS, WARMUP_STEPS, probe_spec
+from workers.measuring.records import write_spec
 from workers.probe.spec import read_spec
 
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
 
-def probe(counts=(), fidelity=Fidelity.MEASURED, limit_bytes=12345) -> Probe:
+def probe(counts=(), fidelity=Fidelity.MEASURED, limit_bytes=12345):
     request = ProbeRequest(settings=SETTINGS, fidelity=fidelity, accumulation_counts=counts)
     state = ProbeState.RUNNING
     return Probe(id=1, request=request, state=state, memory_limit_bytes=limit_bytes)
 
 
-def study(question) -> Study:
+def study(question):
     return Study(id="st-1", question=question, limits=Limits(), state=StudyState.RUNNING, seed=11)
 
 
-def test_the_probe_program_reads_it(question, tmp_path) -> None:
+def test_the_probe_program_reads_it(question, tmp_path):
     spec = read_spec(write_spec(tmp_path, probe_spec(study(question), probe((2, 4)))))
     assert spec.settings.gradient_accumulation_steps == 2
     assert spec.accumulation_counts == [2, 4]
@@ -44,9 +44,7 @@ def test_the_probe_program_reads_it(question, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("limit_bytes", "expected"), [(None, "card"), (2**30, "limit"), (2**50, "card")]
 )
-def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
-    question, limit_bytes, expected
-) -> None:
+def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(question, limit_bytes, expected):
     """The device at hand may be larger; on a GPU context and communicators are beside."""
     asked = replace(question, cluster=parse_cluster("8xa100-80gb"))
     emulated = probe(fidelity=Fidelity.EMULATED, limit_bytes=limit_bytes)
@@ -64,11 +62,11 @@ def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(
     assert measured["memory_limit_bytes"] == limit_bytes
 
 
-def test_an_emulated_cpu_rank_has_its_share(question) -> None:
+def test_an_emulated_cpu_rank_has_its_share(question):
     emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
     assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes
 
 
-def test_a_probe_does_no_more_steps_at_least_than_the_planner_thinks() -> None:
+def test_a_probe_does_no_more_steps_at_least_than_the_planner_thinks():
     """What a timeout says of a step is the time over these."""
     assert WARMUP_STEPS + MINIMUM_STEPS < VERIFICATION_STEPS

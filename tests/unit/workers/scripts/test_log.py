@@ -13,7 +13,7 @@ MOST = 3 * KEPT + len("\n[1,000,000 bytes are left out]\n")
 
 
 @given(sizes=st.lists(st.integers(1, 450), max_size=30))
-def test_whatever_the_sizes_of_what_is_printed(sizes, tmp_path_factory) -> None:
+def test_whatever_the_sizes_of_what_is_printed(sizes, tmp_path_factory):
     whole = b"".join(bytes([65 + n % 26]) * size for n, size in enumerate(sizes))
     path = tmp_path_factory.mktemp("log") / "log"
     with path.open("wb", buffering=0) as opened:
@@ -29,7 +29,7 @@ def test_whatever_the_sizes_of_what_is_printed(sizes, tmp_path_factory) -> None:
     assert b"left out" in found or found == whole
 
 
-def test_a_full_disk_does_not_stop_the_script() -> None:
+def test_a_full_disk_does_not_stop_the_script():
     """A pipe that nobody reads stops its writer when it is full."""
     with Path("/dev/full").open("wb", buffering=0) as full:
         copier = Copier(BoundedLog(full.fileno(), KEPT))

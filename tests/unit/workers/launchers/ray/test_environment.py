@@ -10,7 +10,7 @@ AT = "10.0.0.1:6379"
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """A home without a token."""
     monkeypatch.setattr(Path, "home", lambda: tmp_path)
     return tmp_path
@@ -25,7 +25,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"RAY_AUTH_TOKEN_PATH": "/nowhere"},
     ],
 )
-def test_a_cluster_is_not_used_without_a_token(inherited) -> None:
+def test_a_cluster_is_not_used_without_a_token(inherited):
     with pytest.raises(UsageError, match="must be a cluster with token authentication") as error:
         environment(AT, inherited)
     assert error.value.field == "ray"
@@ -33,7 +33,7 @@ def test_a_cluster_is_not_used_without_a_token(inherited) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_a_token_is_found_where_ray_looks_for_it(home) -> None:
+def test_a_token_is_found_where_ray_looks_for_it(home):
     assert environment(AT, {"RAY_AUTH_TOKEN": "t"})["RAY_AUTH_TOKEN"] == "t"
     (home / "token").write_text("t")
     path = str(home / "token")
@@ -43,7 +43,7 @@ def test_a_token_is_found_where_ray_looks_for_it(home) -> None:
     assert environment(AT, {})["RAY_AUTH_MODE"] == "token"
 
 
-def test_a_cluster_of_our_own_has_a_token_of_our_own_and_ray_does_not_phone_home() -> None:
+def test_a_cluster_of_our_own_has_a_token_of_our_own_and_ray_does_not_phone_home():
     inherited = {
         "PATH": "/bin",
         "TUNER_DB": "postgresql://u:secret@host/db",
@@ -61,7 +61,7 @@ def test_a_cluster_of_our_own_has_a_token_of_our_own_and_ray_does_not_phone_home
     assert not {"TUNER_DB", "RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH"} & first.keys()
 
 
-def test_an_address_of_ray_client_is_refused(monkeypatch) -> None:
+def test_an_address_of_ray_client_is_refused(monkeypatch):
     monkeypatch.setattr(launcher, "find_spec", lambda name: name)
     with pytest.raises(UsageError, match="must be HOST:PORT of the cluster"):
         RayDriver("ray://10.0.0.1:10001")

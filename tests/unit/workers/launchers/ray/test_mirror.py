@@ -6,11 +6,11 @@ from workers.launchers.base import WATCH_FD, Job
 from workers.launchers.ray.node import changed_files, moved, write_files
 
 
-def all_of_them(path: Path) -> bool:
+def all_of_them(path):
     return True
 
 
-def test_what_is_still_written_and_what_is_of_one_node_stays(tmp_path) -> None:
+def test_what_is_still_written_and_what_is_of_one_node_stays(tmp_path):
     for name in ("spec.partial", "rank-00000.log", "rendezvous", "rank-00001.json"):
         (tmp_path / name).write_text("x")
     assert changed_files(tmp_path, {}, lambda path: "rank" not in path.name) == {}
@@ -18,7 +18,7 @@ def test_what_is_still_written_and_what_is_of_one_node_stays(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../x", "/tmp/x", "0001/../../x"])
-def test_nothing_is_written_outside_of_the_folder(tmp_path, name) -> None:
+def test_nothing_is_written_outside_of_the_folder(tmp_path, name):
     folder = tmp_path / "folder"
     folder.mkdir()
     with pytest.raises(ValueError, match="is not a path in the folder"):
@@ -26,7 +26,7 @@ def test_nothing_is_written_outside_of_the_folder(tmp_path, name) -> None:
     assert list(tmp_path.rglob("*")) == [folder]
 
 
-def test_a_job_moves_to_another_machines_folder_and_python() -> None:
+def test_a_job_moves_to_another_machines_folder_and_python():
     argv = ("/here/python", "-P", "-m", "workers.probe", "--out", "/a/b", "--watch-fd", WATCH_FD)
     job = Job(argv=argv, directory=Path("/a/b"), ranks=2, device="cpu", deadline_s=1.0)
     there = moved(job, Path("/c"), "/here/python", "/there/python")

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -8,22 +7,22 @@ from workers.launchers.ray.driver import alike
 from workers.launchers.ray.placed import Node, NotPlacedError, bundle
 
 
-def machine(gpus: int = 0, kind: str = "H100", cores: int = 64) -> dict[str, Any]:
+def machine(gpus=0, kind="H100", cores=64):
     each = {"name": kind, "memory_mib": 81559, "uuid": "GPU-of-its-own"}
     return {"machine": {"gpus": [each] * gpus, "processor": "EPYC", "cores": cores}}
 
 
-def node(cpus: float = 64, gpus: int = 8) -> Node:
+def node(cpus=64, gpus=8):
     return Node(id="ab", address="10.0.0.1", cpus=cpus, gpus=gpus)
 
 
-def job(device: str, ranks: int, nodes: int) -> Job:
+def job(device, ranks, nodes):
     argv = ("program",)
     place = Path("/d")
     return Job(argv=argv, directory=place, ranks=ranks, nodes=nodes, device=device, deadline_s=1.0)
 
 
-def test_the_nodes_that_are_used_are_of_one_kind() -> None:
+def test_the_nodes_that_are_used_are_of_one_kind():
     for there, used in [
         ({"a": machine(8), "b": machine(8)}, ["a", "b"]),
         ({"a": machine(8), "b": machine(8, "A100"), "c": machine(8)}, ["a", "c"]),
@@ -34,20 +33,20 @@ def test_the_nodes_that_are_used_are_of_one_kind() -> None:
         assert alike(there) == used
 
 
-def test_a_gpu_rank_takes_a_gpu_and_its_share_of_the_cpus() -> None:
+def test_a_gpu_rank_takes_a_gpu_and_its_share_of_the_cpus():
     assert bundle(job("cuda", 16, 2), [node(), node()]) == {"CPU": 64.0, "GPU": 8.0}
     assert bundle(job("cuda", 1, 1), [node()]) == {"CPU": 8.0, "GPU": 1.0}
     assert bundle(job("cuda", 4, 2), [node(), node(cpus=4)]) == {"CPU": 1.0, "GPU": 2.0}
 
 
-def test_cpu_ranks_take_their_node() -> None:
+def test_cpu_ranks_take_their_node():
     assert bundle(job("cpu", 2, 2), [node(cpus=2), node(cpus=2, gpus=0)]) == {"CPU": 2.0}
     assert bundle(job("cpu", 6, 2), [node(cpus=64), node(cpus=32)]) == pytest.approx(
         {"CPU": 32}, 1e-3
     )
 
 
-def test_nodes_that_are_too_few() -> None:
+def test_nodes_that_are_too_few():
     with pytest.raises(NotPlacedError, match="3 Ray nodes of one kind are needed, and 1 are there"):
         bundle(job("cpu", 3, 3), [node()])
     with pytest.raises(NotPlacedError, match="2 Ray nodes with 8 GPUs are needed, and 1 are there"):

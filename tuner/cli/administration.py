@@ -1,4 +1,4 @@
-"""``tuner keys``: who may use the service, and what they did."""
+"""``tuner keys`` and ``tuner db``: who may use the service and what they did; the database."""
 
 import getpass
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ import typer
 
 from tuner.cli.errors import print_json, tell
 from tuner.errors import UsageError
-from tuner.store import open_store
-from tuner.store.access import Keys
-from tuner.store.audit import Audit
+from tuner.store import default_url, migrate, open_store
+from tuner.store.access import Audit, Keys
+from tuner.store.engine import parse_url, shown_url
 from tuner.store.tables import Scope
-from tuner.text import count_text, moment_text, read_whole
+from tuner.text import count_text, moment_text, read_whole, size_text
 
 # Entries of the audit that are shown at once.
 MOST = 1000
@@ -38,7 +38,6 @@ def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
 
 
 def show_keys(*, as_json: bool, db: str | None) -> int:
-    """List the keys; the exit code."""
     with open_store(db, create=False) as store:
         found = Keys(store.transactions).list()
     if as_json:
@@ -59,7 +58,6 @@ def show_keys(*, as_json: bool, db: str | None) -> int:
 
 
 def revoke(key: str, *, as_json: bool, db: str | None) -> int:
-    """Revoke a key; the exit code."""
     with open_store(db, create=False) as store:
         revoked = Keys(store.transactions).revoke(key, by=_user())
     text = f"key {revoked.id} ({revoked.name}) is revoked: no request with it is answered"
@@ -106,8 +104,36 @@ def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
 
 
 def _user() -> str:
-    """Names who runs this command, for the audit."""
     try:
         return f"local {getpass.getuser()}"
     except (OSError, KeyError):  # a user without a name, as in a container
         return "local"
+
+
+def upgrade(*, as_json: bool, db: str | None) -> int:
+    url = db or default_url()
+    applied = migrate.upgrade(url)
+    shown = shown_url(parse_url(url))
+    done = f"applied {', '.join(applied)}" if applied else "is up to date"
+    return tell({"db": shown, "applied": applied}, f"{shown}: {done}", as_json=as_json)
+
+
+def check(*, as_json: bool, db: str | None) -> int:
+    """Look for damage and differences; the exit code, 1 when there are some."""
+    url = db or default_url()
+    problems = migrate.check(url)
+    shown = shown_url(parse_url(url))
+    lines = "\n".join(f"{shown}: {line}" for line in problems or ["in order"])
+    tell({"db": shown, "problems": problems}, lines, as_json=as_json)
+    return 1 if problems else 0
+
+
+def backup(path: str, *, as_json: bool, db: str | None) -> int:
+    """Copy the database, which may be in use, to a new file; the exit code."""
+    from tuner.store.migrate import backup as copy  # needs what the other commands do not
+
+    url = db or default_url()
+    size_bytes = copy(url, path)
+    shown = shown_url(parse_url(url))
+    found = {"db": shown, "path": path, "size_bytes": size_bytes}
+    return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=as_json)

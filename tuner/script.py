@@ -61,7 +61,7 @@ def command_of(
     assert script is not None
     ranks = question.cluster.world_size
     known = {
-        **settings.as_dict(),
+        **settings.all_values(),
         "global_batch_size": question.workload.global_batch_size,
         "sequence_length": question.workload.sequence_length,
         "world_size": ranks,

@@ -70,12 +70,10 @@ class Machine:
         return (replace(self, others=()), *self.others)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Machine":
-        """The reverse of :meth:`as_dict`."""
         gpus = tuple(ReportedGpu(**gpu) for gpu in values["gpus"])
         others = tuple(map(cls.from_dict, values.get("others", ())))
         return cls(**{**values, "gpus": gpus, "others": others})
@@ -113,10 +111,6 @@ def visible_gpus(
     Args:
         environment: of the processes.
         root: where ``dev`` and ``proc`` are found, which tell GPUs that ``nvidia-smi`` does not.
-
-    Raises:
-        UsageError: the driver does not answer or fails on a machine that has GPUs, a GPU is lost or
-            has no memory size, or is cut into slices; or the variable names none that is there.
     """
     values = os.environ if environment is None else environment
     visible = values.get("CUDA_VISIBLE_DEVICES")
@@ -139,7 +133,6 @@ def visible_gpus(
 
 
 def usable_cores() -> int:
-    """Cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
