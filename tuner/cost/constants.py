@@ -131,17 +131,17 @@ class TimeCosts:
 
     @property
     def torch(self) -> Width:
-        """Interval of torch, accelerate and trainer on the kind of GPU that is fitted on."""
+        """Interval of torch, accelerate and trainer where fitted runs were alike."""
         return Width(self.low_torch, self.high_torch)
 
     @property
     def torch_other(self) -> Width:
-        """The same on other GPUs."""
+        """The same elsewhere, on GPUs whose matrix rates were measured."""
         return Width(self.low_torch_other, self.high_torch_other)
 
     @property
     def unfitted(self) -> Width:
-        """Interval of stacks and GPUs that nothing was fitted on, and of calibrated devices."""
+        """Interval of stacks and GPUs that nothing was measured of, and of CPU ranks."""
         return Width(self.low_unfitted, self.high_unfitted)
 
 
