@@ -124,7 +124,7 @@ class Asked:
         option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value, but no cpu_offload. Repeatable.",
+            " value, but cpu_offload and fused_loss only where allowed so. Repeatable.",
             SPACE,
         ),
     ] = None
