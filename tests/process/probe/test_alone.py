@@ -67,6 +67,16 @@ def test_copies_are_timed_in_the_room_there_is(
     assert set(device.copied) == {piece}
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_copies_are_of_as_many_elements_as_the_steps_own(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    """A kernel that copies elements takes as long for bytes as for fp32."""
+    device = Device(2**30)
+    assert seconds(device, monkeypatch, dtype=dtype) == pytest.approx(SIZE / dtype.itemsize * 1e-9)
+    assert set(device.copied) == {SIZE // dtype.itemsize}
+
+
 def test_without_any_room_copies_are_left_out_and_the_steps_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -95,6 +95,15 @@ def on_gpus(seen, cluster="2xh200-141gb"):
     )
 
 
+def test_a_small_dev_shm_is_named_with_several_gpus():
+    small = GPU | {"shm_bytes": 64 * 2**20}
+    [found] = on_gpus(GpuLook(gpus=(GPU, small))).problems
+    assert "64 MiB" in found.what
+    assert "--shm-size" in found.mend
+    assert not found.serious
+    assert on_gpus(GpuLook(gpus=(small,)), "1xh200-141gb").problems == ()
+
+
 def test_what_processes_find_on_the_gpus():
     found = on_gpus(GpuLook(gpus=(GPU, GPU)))
     assert found.is_sound
