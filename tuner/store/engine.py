@@ -4,8 +4,8 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -149,38 +149,34 @@ class Transactions:
             yield session
 
     @contextmanager
-    def write_rows(self) -> Iterator[tuple[Connection, Callable[[], None]]]:
+    def write_rows(self) -> Iterator[Connection]:
         """Opens a transaction like :meth:`write` that is not durable, and without objects: a
-        session takes longer than four statements of SQLite.
-
-        With the connection it gives a function, after which nothing is waited for: what is
-        executed goes to PostgreSQL and back once, with the commit (``psycopg.Connection.pipeline``,
-        from libpq 14 on). No result may be read then, and an error of any is the commit's.
-        """
+        session takes longer than four statements of SQLite."""
         engine = self._quick_writer
-        with (
-            translated(self.engine.url),
-            engine.connect() as connection,
-            ExitStack() as until_committed,
-            connection.begin(),
-        ):
-            driver: Any = connection.connection.driver_connection
-            dbapi: Any = engine.dialect.loaded_dbapi
-
-            def send_with_commit() -> None:
-                if engine.dialect.name == "postgresql" and dbapi.capabilities.has_pipeline():
-                    until_committed.enter_context(_pipeline(driver, dbapi, self.engine.url))
-
-            yield connection, send_with_commit
+        with translated(self.engine.url), engine.connect() as connection, connection.begin():
+            yield connection
 
 
 @contextmanager
-def _pipeline(driver: Any, dbapi: Any, url: URL) -> Iterator[None]:
+def committed_at_once(connection: Connection) -> Iterator[None]:
+    """Commits what is executed in it: all goes to PostgreSQL and back once, with the commit
+    (``psycopg.Connection.pipeline``, from libpq 14 on). No result may be read in it, and an error
+    may be seen later than where it was made.
+    """
+    dbapi: Any = connection.dialect.loaded_dbapi
+    if connection.dialect.name != "postgresql" or not dbapi.capabilities.has_pipeline():
+        yield
+        connection.commit()
+        return
+    driver: Any = connection.connection.driver_connection
+    # An error ends the pipeline before anything is rolled back: in it, a rollback fails with the
+    # statements that the error stopped, and that is what would be seen.
     try:
         with driver.pipeline():
             yield
+            connection.commit()
     except dbapi.Error as error:  # at its end, which SQLAlchemy does not see
-        unusable = f"the database {shown_url(url)} cannot be used: "
+        unusable = f"the database {shown_url(connection.engine.url)} cannot be used: "
         raise AwayError(unusable + one_line(error)) from error
 
 

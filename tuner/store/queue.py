@@ -40,7 +40,7 @@ from tuner.core.study import (
 )
 from tuner.store.caches import keep_failure
 from tuner.store.claims import COME_TO_STUDY, HOLD_DEVICES, RUN, Claim, attempt_oldest
-from tuner.store.engine import Transactions, one_line
+from tuner.store.engine import Transactions, committed_at_once, one_line
 from tuner.store.rows import add_event, locked_study, measurement_row, probe_of
 from tuner.store.tables import (
     AttemptRow,
@@ -122,7 +122,7 @@ class Queue:
         running = {"state": str(ProbeState.RUNNING)}
         try:
             # Not durable: a power cut ends the worker too.
-            with self.transactions.write_rows() as (connection, send_with_commit):
+            with self.transactions.write_rows() as connection:
                 # The lock comes first: whoever ends the study finds each probe claimed, or queued.
                 at_it = {"study": study_id, "by": by}
                 if (come := connection.execute(COME_TO_STUDY, at_it).first()) is None:
@@ -136,12 +136,12 @@ class Queue:
                             study = session.get_one(StudyRow, study_id)
                             move_study(session, study, StudyState.RUNNING, "", come.now)
                     data = {**running, "attempt": made.number, "worker": worker.name}
-                    send_with_commit()
-                    connection.execute(RUN, {"probe": made.id})
-                    if wanted:
-                        held = [{"device": one, "attempt_id": made.attempt} for one in wanted]
-                        connection.execute(HOLD_DEVICES, held)
-                    _tell(connection, made, come.now, data)
+                    with committed_at_once(connection):
+                        connection.execute(RUN, {"probe": made.id})
+                        if wanted:
+                            held = [{"device": one, "attempt_id": made.attempt} for one in wanted]
+                            connection.execute(HOLD_DEVICES, held)
+                        _tell(connection, made, come.now, data)
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:

@@ -4,6 +4,7 @@ import socket
 import sqlite3
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event
@@ -14,7 +15,7 @@ from tuner.core.study import Limits
 from tuner.errors import AwayError, StoreError, UsageError
 from tuner.store import default_url, open_store
 from tuner.store import engine as engine_module
-from tuner.store.engine import parse_url, shown_url
+from tuner.store.engine import committed_at_once, parse_url, shown_url
 
 
 def test_the_environment_names_another(monkeypatch, sqlite_url):
@@ -205,17 +206,25 @@ def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question):
         assert store.ask(question, Limits(max_probes=1)).revision == study.revision + 1
 
 
-def test_a_pipeline_that_ends_in_trouble_is_the_databases_trouble(sqlite_url):
+def test_a_pipeline_that_ends_in_trouble_is_the_databases_trouble():
     """What comes after a commit is not of SQLAlchemy's statements, and no error of its own."""
+    committed = []
 
-    class Driver:
-        @contextmanager
-        def pipeline(self):
-            yield
-            raise sqlite3.OperationalError("the connection is closed")
+    @contextmanager
+    def pipeline():
+        yield
+        assert committed
+        raise sqlite3.OperationalError("the connection is closed")
 
-    with (
-        pytest.raises(AwayError, match="cannot be used: the connection is closed"),
-        engine_module._pipeline(Driver(), sqlite3, parse_url(sqlite_url)),
-    ):
+    psycopg = SimpleNamespace(
+        Error=sqlite3.Error, capabilities=SimpleNamespace(has_pipeline=lambda: True)
+    )
+    connection = SimpleNamespace(
+        dialect=SimpleNamespace(name="postgresql", loaded_dbapi=psycopg),
+        connection=SimpleNamespace(driver_connection=SimpleNamespace(pipeline=pipeline)),
+        engine=SimpleNamespace(url=parse_url("postgresql://me@here/it")),
+        commit=lambda: committed.append(True),
+    )
+    closed = "here/it cannot be used: the connection is closed"
+    with pytest.raises(AwayError, match=closed), committed_at_once(connection):
         pass
