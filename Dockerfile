@@ -16,7 +16,7 @@ COPY constraints.txt .
 RUN /opt/tuner/bin/pip install --constraint constraints.txt \
         ${TORCH_INDEX:+--no-deps --index-url "$TORCH_INDEX"} torch
 COPY . .
-RUN /opt/tuner/bin/pip install --constraint constraints.txt '.[8bit,postgres]'
+RUN /opt/tuner/bin/pip install --constraint constraints.txt '.[8bit,peft,postgres]'
 
 FROM python:${PYTHON}-slim
 # adamw_8bit compiles its step, for which torch calls a compiler.

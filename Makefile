@@ -8,8 +8,8 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-search bench-replay-costs bench-service bench-scale bench-pages
-.PHONY: bench-extrapolation gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
+.PHONY: bench-adapters bench-search bench-replay-costs bench-service bench-scale bench-pages
+.PHONY: bench-extrapolation bench-any-model bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
 .PHONY: evidence screenshots
 
 help:  ## this list
@@ -21,12 +21,12 @@ $(INSTALLED): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; a few minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,8bit,postgres]'
+		--constraint constraints.txt --editable '.[dev,8bit,peft,postgres]'
 	@touch $@
 
 suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
-		--global-batch-size 8 --sequence-length 128 --precision fp32 --max-probes 8 \
+		--global-batch-size 8 --sequence-length 128 --precision fp32 --max-probes 8 $(ARGS) \
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
@@ -81,6 +81,10 @@ bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (
 	@$(BIN)/python benchmarks/times.py
 	@$(BIN)/python benchmarks/report.py
 
+bench-adapters: $(INSTALLED)  ## LoRA against published runs, by arithmetic (seconds)
+	@$(BIN)/python benchmarks/adapters.py
+	@$(BIN)/python benchmarks/report.py
+
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
 	@$(BIN)/python benchmarks/cpu_probes.py
 	@$(BIN)/python benchmarks/profiled_peaks.py
@@ -99,6 +103,12 @@ bench-replay-costs: $(INSTALLED)  ## fit again what bench-search predicts with (
 bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (an hour)
 	@$(BIN)/python benchmarks/extrapolation.py
 	@$(BIN)/python benchmarks/report.py
+
+bench-any-model: $(INSTALLED)  ## which types of models dry runs follow (minutes)
+	@$(BIN)/python benchmarks/any_model.py
+
+bench-tensor-parallel: $(INSTALLED)  ## memory without sequence parallelism against dry runs
+	@$(BIN)/python benchmarks/tensor_parallel.py
 
 bench-suggest: $(INSTALLED)  ## how long the main job takes
 	@$(BIN)/python benchmarks/suggest.py

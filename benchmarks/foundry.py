@@ -66,7 +66,9 @@ def foundry_rows() -> list[FoundryRow]:
 def _row(row: dict[str, str]) -> FoundryRow:
     n = {name: int(value) for name, value in row.items() if value.isdigit()}
     shape = {
-        "model_type": "gpt2",  # MPT's shape but for biases: learned positions, tied embeddings
+        # MPT's shape but for biases: learned positions, tied embeddings. transformers' own "mpt"
+        # computes scores operator by operator; these runs had flash attention.
+        "model_type": "gpt2",
         "activation_function": "gelu",  # one operator, as torch.nn.GELU is
         "n_layer": n["layers"],
         "n_embd": n["hidden"],

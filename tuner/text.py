@@ -46,6 +46,13 @@ def read_share(field: str, text: str) -> float:
     return float(text)
 
 
+def read_number(field: str, text: str) -> float:
+    """A number of 0 or more."""
+    if not re.fullmatch(_DECIMAL, text.strip()):
+        raise UsageError(field, text, "must be a number, such as 32")
+    return float(text)
+
+
 def read_seconds(field: str, text: str) -> float:
     """A positive number of seconds."""
     if not re.fullmatch(_DECIMAL, text.strip()) or not float(text) > 0:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.core.cluster import Cluster
-from tuner.core.framework import not_installed
+from tuner.core.framework import missing_beside, not_installed
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Question
 from tuner.errors import ProbeError, UsageError
@@ -217,6 +217,8 @@ def check_machine(
             f"the question states {package} {version}; a probe here would measure"
             f" {found or 'no version'}"
         )
+    if missing := missing_beside(question.workload):
+        raise ProbeError(f"the question needs {missing}, which is not installed here")
     cluster = question.cluster
     if fidelity is not Fidelity.EMULATED:
         check_cluster(cluster, there)

@@ -74,7 +74,8 @@ class ReplicaTrainer:
         question = study.question
         if study.limits.fidelity not in PROBED:
             return []
-        if stack_of(question.framework.versions) != stack_of(installed_versions()):
+        asked = stack_of(question.framework.versions, question.workload)
+        if asked != stack_of(installed_versions(), question.workload):
             return []
         finalists = {
             replica.key(question.framework.versions): RequestedReplica(
@@ -105,7 +106,7 @@ class ReplicaTrainer:
         except ProbeError as error:
             log.warning("small replicas could not be trained: %s", error)
             why = f"its small replica could not be trained: {error}"
-            versions = stack_of(installed_versions())
+            versions = installed_versions()
             for one in left.values():
                 yield _check(one, Outcome.CRASHED, why, versions)
 
@@ -120,7 +121,7 @@ class ReplicaTrainer:
         ``not_checked``, with the reason.
         """
         self._until = time.monotonic() + deadline_s
-        versions = stack_of(installed_versions())
+        versions = installed_versions()
         by_ranks = sorted(requested, key=lambda one: one.replica.cluster.world_size)
         references = {
             one.replica.reference.key(versions): one.replica.reference for one in by_ranks
@@ -168,14 +169,14 @@ def _compared(
         worst = max(step.relative for step in deviations(found, reference))
     worst = worst if worst is not None and math.isfinite(worst) else None
     check = _check(requested, outcome, detail, versions)
-    ran = {**versions, **stack_of(found.versions)}
+    ran = {**check.versions, **stack_of(found.versions, replica.workload)}
     return replace(check, worst=worst, knob=knob, versions=ran)
 
 
 def _check(
     requested: RequestedReplica, outcome: Outcome, detail: str, versions: Mapping[str, str]
 ) -> GuardCheck:
-    """The check of a replica that ended with an outcome in these versions of the stack."""
+    """The check of a replica that ended with an outcome where these versions are installed."""
     replica = requested.replica
     return GuardCheck(
         key=replica.key(versions),
@@ -188,7 +189,7 @@ def _check(
         settings=replica.settings.as_dict(),
         ranks=replica.cluster.world_size,
         precision=str(replica.workload.precision),
-        versions=versions,
+        versions=stack_of(versions, replica.workload),
         notes=replica.notes,
     )
 

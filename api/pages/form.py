@@ -297,9 +297,13 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
         f"workload.{name}": str(getattr(workload, name))
         for name in (
             "sequence_length", "global_batch_size", "optimizer", "precision", "reduce_dtype",
-            "loss",
+            "loss", "tensor_parallel",
         )
     }  # fmt: skip
+    if workload.adapter is not None:
+        adapter = workload.adapter.as_dict()
+        adapter["target_modules"] = ",".join(adapter["target_modules"])
+        texts |= {f"workload.adapter.{name}": f"{value}" for name, value in adapter.items()}
     texts[FRAMEWORK] = str(question.framework.name)
     if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
         texts[MODEL] = model.name

@@ -68,6 +68,14 @@ def test_each_phase_can_run_out_of_memory(gpus, folder):
         assert again.memory.allocated_bytes == wide.memory.allocated_bytes
 
 
+def test_a_host_that_cannot_pin_more_is_what_runs_out(gpus, folder):
+    """Two layers' inputs of 2 MiB each; the device has room."""
+    gpus(1, host_mib=3)
+    short = one(small(micro=16, activation_checkpointing="offload"), folder)
+    assert short.outcome is Outcome.HOST_OOM, short.detail
+    assert "no 2097152 bytes of pinned host memory" in short.detail
+
+
 @pytest.mark.parametrize("nvml", ["processes", "refuses", ""])
 def test_the_device_itself_runs_out(gpus, folder, nvml):
     gpus(1, mib=700, nvml=nvml)  # of which the context has 512

@@ -30,6 +30,7 @@ SHARDED: list[dict[str, Any]] = [
     dict(sharding="ddp", reduce_dtype="fp32", count=3),
     dict(sharding="full_shard", tp_size=2, micro=4),
     dict(sharding="full_shard", precision="fp32", **CHECKPOINTED),
+    dict(sharding="ddp", activation_checkpointing="offload"),
     dict(sharding="ddp", precision="bf16_mixed", optimizer="adamw_8bit"),
     dict(sharding="full_shard", tp_size=2, tp_recompute_allgather=True),
     dict(sharding="full_shard", precision="bf16_mixed", optimizer="sgd"),

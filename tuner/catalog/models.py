@@ -41,6 +41,13 @@ def find(spec: str) -> str | None:
     return letters.get(spec.lower().translate(_BLANK))
 
 
+@cache
+def traced_types() -> tuple[str, ...]:
+    """Types of causal language models that transformers builds, and that only dry runs know."""
+    text = files("tuner.catalog").joinpath("model_types.txt").read_text("utf-8")
+    return tuple(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
 def entry(name: str) -> dict[str, Any]:
     """A model's file as it is: ``source``, ``parameters`` and ``config``."""
     values: dict[str, Any] = json.loads(_FOLDER.joinpath(f"{name}.json").read_text("utf-8"))

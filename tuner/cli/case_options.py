@@ -6,10 +6,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli.options import (
+    ADAPTERS,
+    LORA_TARGETS,
     LOSSES,
     PLACE,
     PRECISIONS,
+    REDUCTIONS,
     SPACE,
+    STYLES,
+    TENSORS,
     WORKLOAD,
     Database,
     Headroom,
@@ -59,11 +64,21 @@ class CaseAsked:
     ] = None
     reduce_dtype: Annotated[
         str | None,
-        option("bf16|fp32", "Number format in which gradients are summed over GPUs.", WORKLOAD),
+        option("bf16|fp32|framework", REDUCTIONS, WORKLOAD),
     ] = None
     loss: Annotated[
         str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
     ] = None
+    tensor_parallel: Annotated[
+        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
+    ] = None
+    adapter: Annotated[str | None, option("lora", ADAPTERS, WORKLOAD)] = None
+    lora_rank: Annotated[str | None, option("N", "Its rank. By default 16.", WORKLOAD)] = None
+    lora_alpha: Annotated[str | None, option("X", "Its alpha. By default 32.", WORKLOAD)] = None
+    lora_dropout: Annotated[
+        str | None, option("SHARE", "Of its inputs. By default 0.05.", WORKLOAD)
+    ] = None
+    lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     cluster: Annotated[
         str | None,
         option(

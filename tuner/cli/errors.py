@@ -22,20 +22,30 @@ def report(error: Exception, *, as_json: bool) -> int:
     stdout gets ``{"error": {"field", "message", "exit_code", "errors"}}``, so that it always holds
     one JSON object; ``errors`` has ``field``, ``value`` and ``allowed`` of each field.
     """
-    each = error.errors if isinstance(error, UsageError) else (error,)
+    usage = error.errors if isinstance(error, UsageError) else ()
+    usage = tuple(one.at(option_of(one.field)) for one in usage)
+    each = usage or (error,)
     messages = [_one_line(one) for one in each]
     code = error.exit_code if isinstance(error, TunerError) else USAGE
     if as_json:
         option = getattr(getattr(error, "param", None), "name", None)
-        field = error.field if isinstance(error, UsageError) else option
+        field = usage[0].field if usage else option
         found: dict[str, Any] = {"field": field, "message": messages[0]}
         found["exit_code"] = code
-        if isinstance(error, UsageError):
-            found["errors"] = [one.as_dict() for one in error.errors]
+        if usage:
+            found["errors"] = [one.as_dict() for one in usage]
         print_json({"error": found})
     for message in messages:
         typer.echo(f"tuner: error: {message}", err=True)
     return code
+
+
+def option_of(field: str) -> str:
+    """The option that a field of an adapter is given by; any other field as it is."""
+    table, _, name = field.partition(".")
+    if table != "adapter" or not name:
+        return field
+    return {"method": "adapter", "target_modules": "lora_targets"}.get(name, f"lora_{name}")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

@@ -19,11 +19,27 @@ LOSSES = (
     "What your script does with whole logits: transformers' own loss (hf), or cross entropy of an"
     " fp32 copy of them (fp32) or of them as they are (own_dtype)."
 )
+STYLES = "sequence_parallel|sharded_logits|gathered_logits"
+TENSORS = (
+    "How your script splits layers where tp_size is above 1: with sequence parallelism, or without"
+    " it and each rank's logits sharded, or gathered, as transformers' own plans have them."
+)
 PRECISIONS = (
-    "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32, matrices"
+    "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32 (what an"
+    " adapter leaves frozen in bf16), matrices"
     " multiplied in bf16, as mixed_precision=bf16 of accelerate and the Trainer has it. By default"
     " bf16_mixed with --framework accelerate and trainer, else bf16."
 )
+REDUCTIONS = (
+    "Number format in which gradients are summed over GPUs. By default fp32 with precision fp32,"
+    " else bf16; with --framework accelerate and trainer in bf16_mixed what these do (framework):"
+    " fp32 under DDP, bf16 under FSDP."
+)
+ADAPTERS = (
+    "What is trained in the place of the model, which is frozen then: an adapter by peft. By"
+    " default all of the model is trained."
+)
+LORA_TARGETS = "Linear layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
@@ -80,9 +96,8 @@ class Asked:
     reduce_dtype: Annotated[
         str | None,
         option(
-            "bf16|fp32",
-            "Number format in which gradients are summed over GPUs. By default fp32 with"
-            " precision fp32, else bf16.",
+            "bf16|fp32|framework",
+            REDUCTIONS,
             WORKLOAD,
         ),
     ] = None
@@ -90,6 +105,21 @@ class Asked:
         str,
         option("hf|fp32|own_dtype", LOSSES, WORKLOAD),
     ] = "hf"
+    tensor_parallel: Annotated[str, option(STYLES, TENSORS, WORKLOAD)] = "sequence_parallel"
+    adapter: Annotated[str | None, option("lora", ADAPTERS, WORKLOAD)] = None
+    lora_rank: Annotated[
+        str | None, option("N", "Channels between its two matrices. By default 16.", WORKLOAD)
+    ] = None
+    lora_alpha: Annotated[
+        str | None, option("X", "Over the rank it scales the adapter. By default 32.", WORKLOAD)
+    ] = None
+    lora_dropout: Annotated[
+        str | None,
+        option(
+            "SHARE", "Of the adapted layers' inputs; any keeps a mask. By default 0.05.", WORKLOAD
+        ),
+    ] = None
+    lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     cluster: Annotated[
         str,
         option(
@@ -124,7 +154,8 @@ class Asked:
         option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value, but cpu_offload and fused_loss only where allowed so. Repeatable.",
+            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
+            " and fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),
     ] = None

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from tuner.cli.case_options import CaseAsked
+from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.client.request import RequestHere, read_here
 from tuner.core.bounds import choice
@@ -11,7 +12,7 @@ from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
 from tuner.core.script import Launch, Script, read_script
 from tuner.errors import UsageError
-from tuner.text import read_duration, read_seconds, read_share, read_size, read_whole
+from tuner.text import read_duration, read_number, read_seconds, read_share, read_size, read_whole
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -35,6 +36,22 @@ class Texts:
             self.wrong += error.errors
             return None
 
+    def adapter(self, asked: Asked | CaseAsked) -> dict[str, object] | None:
+        """The adapter that options describe."""
+        given: dict[str, object] = {
+            "rank": self.read(read_whole, "lora_rank", asked.lora_rank),
+            "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
+            "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
+            "target_modules": asked.lora_targets,
+        }
+        found = {name: value for name, value in given.items() if value is not None}
+        if asked.adapter is None and found:
+            name = next(iter(found))
+            self.wrong.append(
+                UsageError(option_of(f"adapter.{name}"), found[name], "needs --adapter lora")
+            )
+        return None if asked.adapter is None else {"method": asked.adapter, **found}
+
     def limits(self, asked: Asked | CaseAsked) -> dict[str, object]:
         """The options that ``suggest``, ``probe``, ``predict`` and ``check`` have in common."""
         memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
@@ -49,6 +66,8 @@ class Texts:
             "precision": asked.precision,
             "reduce_dtype": asked.reduce_dtype,
             "loss": asked.loss,
+            "tensor_parallel": asked.tensor_parallel,
+            "adapter": self.adapter(asked),
             "framework": asked.framework,
             "framework_versions": self.made(
                 lambda: parse_stated_versions(asked.framework_version or ())

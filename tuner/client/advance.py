@@ -69,7 +69,7 @@ def end_of(study: Study, *, here: bool = True) -> tuple[StudyState, str] | None:
 
 
 def why_not_here(question: Question, settings: Settings) -> str:
-    """Why the class of settings cannot be dry-run with what is installed; empty if it can."""
+    """Why the layout cannot be dry-run with what is installed; empty if it can."""
     try:
         plan_here(question, settings)
     except NotDryRunError as error:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from tuner import machine
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
-from tuner.core.framework import FrameworkName, not_installed
+from tuner.core.framework import FrameworkName, missing_beside, not_installed
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Question
 from tuner.cost.calibration import Calibration, calibrated
@@ -172,8 +172,12 @@ def _missing_links(question: Question, cluster: Cluster) -> str:
 def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
     if question.framework.name is FrameworkName.NANOTRON:
         return f"nanotron's settings are not probed {where}"
+    if question.workload.model.is_traced:
+        return f"{question.workload.model.model_type} is known by dry runs alone"
     for package, version, found in not_installed(question.framework, versions):
         return f"{package} {version} is asked about, and {found or 'none'} is {where}"
+    if missing := missing_beside(question.workload, versions):
+        return f"{missing} is needed, and not installed {where}"
     return ""
 
 

@@ -5,20 +5,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tuner.catalog.versions import meets, version_table
 from tuner.client.cases import Case, Finding, answer_of
 from tuner.client.predict import Prediction, read_single_case
 from tuner.client.request import read_cluster
 from tuner.client.values import read_model
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import KNOBS, knob_value
+from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
 from tuner.core.evaluation import Evaluation
+from tuner.core.framework import FrameworkName, installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.script import flag_differs
+from tuner.core.script import flag_differs, loses_random_state
 from tuner.core.study import Limits
 from tuner.errors import UsageError
+from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found
-from tuner.launchfiles.fsdp import LAYER_CLASSES
+from tuner.launchfiles.fsdp import LAYER_CLASSES, ON_HOST
 from tuner.model import read_model_config
 from tuner.results import Evidence
 from tuner.store import Store
@@ -204,6 +207,9 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
             f"the blocks of this model are of the class {layer}, which the file does not shard"
         )
         raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
+    stated, notes = _with_liger(found, own("framework"), stated)
+    knobs, why = _on_host(found, knobs, {**installed_versions(), **(stated or {})})
+    notes += why
     case = read_single_case(
         model=model,
         cluster=cluster,
@@ -214,16 +220,54 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         precision=own("precision"),
         reduce_dtype=own("reduce_dtype"),
         loss=own("loss"),
+        tensor_parallel=own("tensor_parallel"),
+        adapter=own("adapter"),
         framework=_needed("framework", own("framework")),
         framework_versions=stated,
         headroom=beside.get("headroom"),
         memory_limit_gib=beside.get("memory_limit_gib"),
     )
-    notes = [*found.notes, *case.notes]
+    passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
+    if passed_over and knobs.get("sharding") != Sharding.DDP:
+        raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
+    notes += case.notes
     if found.fsdp_checkpointing and (differs := flag_differs(case.question)):
         notes.append(f"{differs}; that is counted")
+    if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
+        notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
     script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
     return replace(case, script=script, notes=tuple(notes))
+
+
+def _with_liger(
+    found: Found, name: Any, stated: Mapping[str, str] | None
+) -> tuple[Mapping[str, str] | None, list[str]]:
+    """Versions and notes, with liger-kernel's newest where the Trainer needs it and has none."""
+    known = {**installed_versions(), **(stated or {})}
+    fused = found.knobs.get("fused_loss") and name == FrameworkName.TRAINER
+    if not fused or "liger-kernel" in known:
+        return stated, [*found.notes]
+    newest = version_table().packages["liger-kernel"].newest
+    note = f"liger-kernel is neither installed nor stated: it is taken to be {newest}"
+    return {**(stated or {}), "liger-kernel": newest}, [*found.notes, note]
+
+
+def _on_host(
+    found: Found, knobs: dict[str, Any], known: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Takes what accelerate's own option keeps on the host as kept on the device where the release
+    passes over it, and says so."""
+    knob, release = "activation_checkpointing", known.get("accelerate")
+    if not found.fsdp_checkpointing or knobs.get(knob) != Checkpointing.OFFLOAD:
+        return knobs, []
+    first = f"acts from accelerate {ON_HOST.strip('>=')} on; older ones keep"
+    said = f"fsdp_activation_checkpointing_offload {first} inputs of layers on the device"
+    if release is None:
+        return knobs, [said]
+    if meets(release, ON_HOST):
+        return knobs, []
+    taken = f"{knob} is taken as full, for accelerate is {release}"
+    return {**knobs, knob: str(Checkpointing.FULL)}, [f"{said}: {taken}"]
 
 
 def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:

@@ -22,7 +22,7 @@ from tuner.core.framework import (
 from tuner.errors import TunerError
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import Faults, check_of, path_of
-from tuner.guard.replica import STACK, stack_of
+from tuner.guard.replica import STACK
 from tuner.machine import memory_bytes, usable_cores
 from tuner.space.rules import show
 
@@ -220,9 +220,9 @@ def _is_of(versions: Mapping[str, str], verdict: GuardCheck) -> bool:
     """Tells whether a verdict is on the stack of these versions, and of no script of a user's."""
     if verdict.program:
         return False
-    stack, theirs = stack_of(versions), stack_of(verdict.versions)
-    return stack.keys() == theirs.keys() and all(
-        same_release(version, theirs[package]) for package, version in stack.items()
+    theirs = verdict.versions
+    return {*STACK} <= theirs.keys() <= versions.keys() and all(
+        same_release(version, versions[package]) for package, version in theirs.items()
     )
 
 

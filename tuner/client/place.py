@@ -7,7 +7,6 @@ has been written anywhere.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,10 +19,15 @@ from tuner.client.capabilities import (
 )
 from tuner.client.request import RequestHere, TuneRequest
 from tuner.core.cluster import Cluster, Device
-from tuner.core.framework import FrameworkName, installed_versions, not_installed
+from tuner.core.framework import (
+    ADAPTER_PACKAGE,
+    FrameworkName,
+    installed_versions,
+    missing_beside,
+    not_installed,
+)
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Question
-from tuner.core.workload import Optimizer
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
 from tuner.errors import UsageError
@@ -202,6 +206,13 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
+    if question.workload.model.is_traced and question.script is None:
+        raise UsageError(
+            "model_type",
+            question.workload.model.model_type,
+            "is known by dry runs alone, and not probed here: ask for predictions with --fidelity"
+            " predicted, or have your own script of it run with --script",
+        )
     for package, version, found in not_installed(asked):
         state = f"{package} {found} is installed here" if found else "it is not installed here"
         raise UsageError(
@@ -210,7 +221,8 @@ def _check_software(question: Question) -> None:
             f"{state}, and probes run with what is installed: install {package}=={version},"
             " or leave it out",
         )
-    if question.workload.optimizer is Optimizer.ADAMW_8BIT and find_spec("torchao") is None:
-        raise UsageError(
-            "optimizer", "adamw_8bit", "needs torchao, which is not installed: pip install torchao"
-        )
+    if missing := missing_beside(question.workload):
+        adapter = question.workload.adapter if missing == ADAPTER_PACKAGE else None
+        field, given = ("adapter", adapter.method) if adapter else ("optimizer", "adamw_8bit")
+        allowed = f"needs {missing}, which is not installed: pip install {missing}"
+        raise UsageError(field, str(given), allowed)

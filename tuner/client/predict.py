@@ -127,6 +127,8 @@ def predict(
     precision: str | None = ...,
     reduce_dtype: str | None = ...,
     loss: str = ...,
+    tensor_parallel: str = ...,
+    adapter: str | Mapping[str, Any] | None = ...,
     framework: str = ...,
     framework_versions: Mapping[str, str] | None = ...,
     headroom: float | None = ...,
@@ -161,9 +163,10 @@ def predict(
         progress: is called with each line of what is waited for, such as ``print``.
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
-            ``loss``, ``framework``, ``framework_versions``, ``headroom`` and
-            ``memory_limit_gib``, as :func:`tuner.suggest` has them. ``settings`` is text such as
-            ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
+            ``loss``, ``tensor_parallel``, ``adapter``, ``framework``, ``framework_versions``,
+            ``headroom`` and ``memory_limit_gib``, as :func:`tuner.suggest` has them. ``settings``
+            is text such as ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or
+            :class:`tuner.Settings`.
 
     Returns:
         The prediction of one case, or a list in the order of the cases. Settings that do not fit
@@ -244,6 +247,8 @@ def read_single_case(
     precision: str | None = None,
     reduce_dtype: str | None = None,
     loss: str | None = None,
+    tensor_parallel: str | None = None,
+    adapter: str | Mapping[str, Any] | None = None,
     framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
@@ -261,6 +266,8 @@ def read_single_case(
         precision=precision,
         reduce_dtype=reduce_dtype,
         loss=loss,
+        tensor_parallel=tensor_parallel,
+        adapter=adapter,
         framework=framework,
         framework_versions=framework_versions,
         headroom=headroom,

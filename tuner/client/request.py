@@ -45,6 +45,7 @@ from tuner.client.values import (
     uncovered_model_type,
     wrong,
 )
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -70,8 +71,10 @@ from tuner.core.measurement import Fidelity
 from tuner.core.script import Script
 from tuner.core.study import (
     HEADROOM,
+    MOST_CLASSES,
     MOST_DRY_RUNS,
     MOST_PROBES,
+    MOST_TRACED,
     Headroom,
     Limits,
     Pool,
@@ -88,6 +91,7 @@ from tuner.core.workload import (
     Precision,
     ReduceDtype,
     SequenceLength,
+    TensorParallel,
     Workload,
 )
 from tuner.errors import UnknownNameError, UsageError, all_of
@@ -198,6 +202,23 @@ def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
 Short = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
 
 
+def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
+    if isinstance(value, str):
+        value = {"method": value}
+    if isinstance(value, Mapping):
+        check_few(value)
+        if value.get("method") is None:
+            raise wrong("method", None, f"is required in an object: {', '.join(AdapterMethod)}")
+        targets = value.get("target_modules")
+        if isinstance(targets, str):
+            value = {**value, "target_modules": targets.split(",")}
+    try:
+        found: Adapter = handler(value)
+    except UsageError as error:
+        raise told(error) from error
+    return found
+
+
 class WorkloadGiven(Part):
     """What is trained."""
 
@@ -223,12 +244,31 @@ class WorkloadGiven(Part):
     )
     reduce_dtype: ReduceDtype | None = Field(
         default=None,
-        description="Number format in which gradients are summed; by default the precision's own.",
+        description="Number format in which gradients are summed. By default fp32 with precision"
+        " fp32, else bf16; with accelerate and the Trainer in bf16_mixed what these do (framework):"
+        " fp32 under DDP, bf16 under FSDP.",
     )
     loss: Loss = Field(
         default=Loss.HF,
         description="What is done with whole logits: transformers' own loss (hf), or cross entropy"
         " of an fp32 copy of them (fp32) or of them as they are (own_dtype).",
+    )
+    adapter: (
+        Annotated[
+            Adapter,
+            WrapValidator(_read_adapter, json_schema_input_type=AdapterMethod | Adapter),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="What is trained in the place of the model, which is then frozen: lora, or an"
+        " object of method, rank, alpha, dropout and target_modules, as peft calls them.",
+    )
+
+    tensor_parallel: TensorParallel = Field(
+        default=TensorParallel.SEQUENCE_PARALLEL,
+        description="How layers are split under tensor parallelism: with sequence parallelism, or"
+        " without it and each rank's logits sharded, or gathered, as transformers' own plans do.",
     )
 
     _whole: Workload = PrivateAttr()
@@ -506,6 +546,10 @@ MemoryLimit = Annotated[
 ]
 
 
+# Frameworks, and what is taken where none is named, that choose no format of reductions themselves.
+REDUCES_AS_TOLD = (None, FrameworkName.TORCH, FrameworkName.NANOTRON)
+
+
 class Common(Part):
     """Parts that a question and a case of one configuration have in common."""
 
@@ -521,13 +565,24 @@ class Common(Part):
     @model_validator(mode="before")
     @classmethod
     def _with_precision(cls, value: Any) -> Any:
-        """Writes the framework's usual precision where none is stated: it is kept explicitly."""
+        """Writes the framework's usual precision, and in what it reduces gradients then, where none
+        is stated: both are kept explicitly."""
         work = value.get("workload") if isinstance(value, Mapping) else None
-        if not isinstance(work, Mapping) or work.get("precision") is not None:
+        if not isinstance(work, Mapping):
             return value
         stack = value.get("framework")
         name = stack.get("name") if isinstance(stack, Mapping) else stack
-        return {**value, "workload": {**work, "precision": usual_precision(name)}}
+        usual = usual_precision(name)
+        stated = {field: one for field, one in work.items() if one is not None}
+        reduced = stated.get("reduce_dtype")
+        if reduced == ReduceDtype.FRAMEWORK and name in REDUCES_AS_TOLD:
+            allowed = "must be bf16 or fp32: only accelerate and the Trainer choose by the sharding"
+            raise wrong("workload.reduce_dtype", reduced, allowed)
+        added: dict[str, Any] = {} if "precision" in stated else {"precision": usual}
+        mixes = usual is Precision.BF16_MIXED and stated.get("precision", usual) == usual
+        if mixes and "reduce_dtype" not in stated:
+            added["reduce_dtype"] = ReduceDtype.FRAMEWORK
+        return {**value, "workload": {**work, **added}} if added else value
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -593,9 +648,15 @@ class TuneRequest(Common):
             cluster = parse_cluster(here) if isinstance(here, str) else here
         allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
         try:
-            stack = framework(self.framework.name, self.framework.versions, installed)
+            workload = self.workload.workload
+            stack = framework(
+                self.framework.name,
+                self.framework.versions,
+                installed,
+                adapts=workload.adapter is not None,
+            )
             question = Question(
-                workload=self.workload.workload,
+                workload=workload,
                 cluster=cluster,
                 framework=stack,
                 knobs=allowed,
@@ -623,13 +684,14 @@ class TuneRequest(Common):
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
+        most = MOST_TRACED if self.workload.workload.model.is_traced else MOST_CLASSES
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
             memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
             tolerance=self.tolerance,
-            max_probes=budget.max_probes or MOST_PROBES[fidelity],
-            max_dry_runs=MOST_DRY_RUNS if few else None,
+            max_probes=budget.max_probes or (most if few else MOST_PROBES[fidelity]),
+            max_dry_runs=MOST_DRY_RUNS if few and most == MOST_CLASSES else None,
             wall_s=budget.wall_s,
             device_s=budget.gpu_s,
             pool=self.pool,
@@ -710,6 +772,8 @@ def as_argument(error: UsageError) -> UsageError:
         return UsageError("knob", name, known)
     if table == "framework":
         return error.at("framework_version" if name == "versions" else "framework")
+    if name.startswith("adapter."):
+        return error.at(name)
     return error if table == "cluster" else error.at(error.field.rpartition(".")[2])
 
 
@@ -787,6 +851,7 @@ def _check_plain(values: Any) -> None:
 # Objects by their paths, for those who name a field that there is not.
 _MODELS: Mapping[str, type[Any]] = {
     "workload": WorkloadGiven,
+    "workload.adapter": Adapter,
     "cluster": ClusterGiven,
     "cluster.gpu": Gpu,
     "cluster.intra_node": Link,

@@ -38,6 +38,8 @@ def suggest(
     precision: str | None = None,
     reduce_dtype: str | None = None,
     loss: str = "hf",
+    tensor_parallel: str = "sequence_parallel",
+    adapter: str | Mapping[str, Any] | None = None,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -74,8 +76,13 @@ def suggest(
         optimizer: ``adamw``, ``adamw_8bit`` or ``sgd``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
             and the Trainer, else ``bf16``.
-        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own.
+        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
+            the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
         loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
+        tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
+            layers are split under tensor parallelism.
+        adapter: ``lora``, or its fields, such as ``{"method": "lora", "rank": 8}``: what is trained
+            in the place of the model; by default all of it is trained.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -129,6 +136,8 @@ def suggest(
             precision=precision,
             reduce_dtype=reduce_dtype,
             loss=loss,
+            tensor_parallel=tensor_parallel,
+            adapter=adapter,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,
@@ -215,6 +224,8 @@ def cost_model_sampler(
     precision: str | None = None,
     reduce_dtype: str | None = None,
     loss: str = "hf",
+    tensor_parallel: str = "sequence_parallel",
+    adapter: str | Mapping[str, Any] | None = None,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -237,8 +248,13 @@ def cost_model_sampler(
         optimizer: ``adamw``, ``adamw_8bit`` or ``sgd``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
             and the Trainer, else ``bf16``.
-        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own.
+        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
+            the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
         loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
+        tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
+            layers are split under tensor parallelism.
+        adapter: ``lora``, or its fields, such as ``{"method": "lora", "rank": 8}``: what is trained
+            in the place of the model; by default all of it is trained.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
@@ -262,6 +278,8 @@ def cost_model_sampler(
             precision=precision,
             reduce_dtype=reduce_dtype,
             loss=loss,
+            tensor_parallel=tensor_parallel,
+            adapter=adapter,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,

@@ -152,10 +152,14 @@ def uncovered_model_type(model_type: object) -> str:
     """Why a type is not covered; empty for one that is, or that is no type at all."""
     if not isinstance(model_type, str) or not model_type or model_type in ARCHITECTURES:
         return ""
+    if model_type in models.traced_types():
+        return ""
     shown = model_type[:80]
     near = get_close_matches(shown, ARCHITECTURES, n=1, cutoff=0.75)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"model type {shown!r} is not covered{hint}; covered are {', '.join(ARCHITECTURES)}"
+    covered = ", ".join(ARCHITECTURES)
+    others = f"{len(models.traced_types())} more of transformers by dry run"
+    return f"model type {shown!r} is not covered{hint}; covered are {covered}, and {others}"
 
 
 def uncovered_gpu(name: str, known: Iterable[str]) -> str:

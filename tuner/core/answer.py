@@ -61,6 +61,7 @@ class Suggestion:
     """Plain sentences, each backed by probes or predictions that it names."""
     facts: tuple[Mapping[str, Any], ...] = ()
     """What the sentences say, one each, as plain values: ``kind``, and numbers with units."""
+    loss_kernel: str = ""  # what computes a fused loss; empty where a script of the user's own does
     launch: Mapping[str, Any] = field(default_factory=lambda: {"argv": [], "files": {}})
     """How to launch the best: ``argv``, and the ``files`` that it reads, by name."""
 
@@ -78,8 +79,8 @@ class Suggestion:
             "workload": dict(self.workload),
             "cluster": dict(self.cluster),
             "framework": dict(self.framework),
-            "best": self.best and self.best.as_dict(),
-            "alternatives": [candidate.as_dict() for candidate in self.alternatives],
+            "best": self.best and self._shown(self.best),
+            "alternatives": [self._shown(candidate) for candidate in self.alternatives],
             "pareto": [candidate.as_point() for candidate in self.pareto],
             "dead_knobs": inactive,
             "inactive_knobs": inactive,
@@ -91,10 +92,17 @@ class Suggestion:
             "launch": dict(self.launch),
         }
 
+    def _shown(self, one: Evaluation) -> dict[str, Any]:
+        """An evaluation, with what computes its loss where that is fused, and known."""
+        if not one.settings.fused_loss or not self.loss_kernel:
+            return one.as_dict()
+        return {**one.as_dict(), "loss_kernel": self.loss_kernel}
+
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Suggestion":
         """The reverse of :meth:`as_dict`, but for ``pareto``, of which it does not tell all."""
         best = values["best"]
+        shown = [one for one in (best, *values["alternatives"]) if one is not None]
         return cls(
             study_id=values["study_id"],
             state=values["state"],
@@ -111,5 +119,6 @@ class Suggestion:
             device_s=values["cost"]["gpu_s"],
             explanation=tuple(values["explanation"]),
             facts=tuple(values.get("facts", ())),
+            loss_kernel=next((one["loss_kernel"] for one in shown if "loss_kernel" in one), ""),
             launch=values["launch"],
         )

@@ -31,9 +31,10 @@ class Checkpointing(StrEnum):
     SELECTIVE = "selective"  # of every layer all but matrix products and attention
     EVERY_2 = "every_2"  # every second layer, from the first on; only its input is kept
     FULL = "full"  # every decoder layer; only its input is kept
+    OFFLOAD = "offload"  # as full, and the inputs wait for backward in host memory
 
     def of_layer(self, index: int) -> "Checkpointing":
-        """What a decoder layer does by itself: ``none``, ``selective`` or ``full``.
+        """What a decoder layer does by itself: anything but ``every_2``.
 
         ``every_2`` takes the layers that transformers takes (``every_n_layers`` of
         ``_set_gradient_checkpointing`` in modeling_utils.py, 5.18): the first, the third, ...
@@ -252,12 +253,14 @@ KNOBS: Mapping[str, Knob] = {
             Checkpointing.SELECTIVE: "selective checkpointing",
             Checkpointing.EVERY_2: "checkpointing every 2nd",
             Checkpointing.FULL: "checkpointing",
+            Checkpointing.OFFLOAD: "checkpointing to the host",
         },
         values={
             Checkpointing.NONE: "none: all is kept",
             Checkpointing.SELECTIVE: "selective: products and attention are kept",
             Checkpointing.EVERY_2: "every_2: every second layer",
             Checkpointing.FULL: "full: every layer",
+            Checkpointing.OFFLOAD: "offload: every layer, its input on the host",
         },
     ),
     "cpu_offload": Knob(

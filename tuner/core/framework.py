@@ -20,7 +20,7 @@ from tuner.catalog.versions import (
     meets_all,
     version_table,
 )
-from tuner.core.workload import Precision
+from tuner.core.workload import LossKernel, Optimizer, Precision, Workload
 from tuner.errors import UnknownNameError, UsageError
 
 __all__ = [
@@ -38,10 +38,13 @@ __all__ = [
     "parse_stated_versions",
     "releases_of",
     "sync_each_batch_effect",
+    "usual_loss_kernel",
     "usual_precision",
     "version_notes",
 ]
 
+# The libraries that adapters and 8-bit optimizers are from.
+ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE = "peft", "torchao"
 # No release has a number above it in its version; some are named by their year.
 LARGEST_NUMBER = 9999
 
@@ -127,11 +130,16 @@ class KnobEffect:
 
 
 def framework(
-    name: str, stated: Mapping[str, str] | None = None, installed: Mapping[str, str] | None = None
+    name: str,
+    stated: Mapping[str, str] | None = None,
+    installed: Mapping[str, str] | None = None,
+    *,
+    adapts: bool = False,
 ) -> Framework:
     """The framework called ``name`` in the stated versions, and for the rest the installed ones.
 
-    Versions that the user ``stated`` win; ``installed`` are by default those of this Python.
+    Versions that the user ``stated`` win; ``installed`` are by default those of this Python. The
+    library of adapters is one of them where one is trained (``adapts``).
 
     Raises:
         UsageError: an unknown name or package, or a version as in :class:`Framework`.
@@ -139,7 +147,7 @@ def framework(
     known = framework_name(name)
     stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
-    needed = version_table().frameworks[known].oldest
+    needed = version_table().frameworks[known].oldest.keys() - (() if adapts else {ADAPTER_PACKAGE})
     fallback = {package: found[package] for package in needed if package in found}
     return Framework(name=known, versions={**fallback, **stated})
 
@@ -174,6 +182,20 @@ def not_installed(
     for package, version in stated.versions.items():
         if here.get(package) != version:
             yield package, version, here.get(package, "")
+
+
+def packages_beside(workload: Workload) -> tuple[str, ...]:
+    """The packages that training a workload needs beside its framework's own."""
+    eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
+    wanted = {EIGHT_BIT_PACKAGE: eight_bit, ADAPTER_PACKAGE: workload.adapter is not None}
+    return tuple(package for package, is_needed in wanted.items() if is_needed)
+
+
+def missing_beside(workload: Workload, installed: Mapping[str, str] | None = None) -> str:
+    """The first of these that is not installed, by default in this Python; empty of none."""
+    wanted = packages_beside(workload)
+    here = releases_of(wanted) if installed is None else installed
+    return next((package for package in wanted if package not in here), "")
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:
@@ -306,6 +328,12 @@ def usual_precision(name: object) -> Precision:
     """
     mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
     return Precision.BF16_MIXED if mixes else Precision.BF16
+
+
+def usual_loss_kernel(name: FrameworkName) -> LossKernel:
+    """What computes a fused loss: what the framework's own option does (``use_liger_kernel`` of
+    ``TrainingArguments``), else code of the script's."""
+    return LossKernel.LIGER if name is FrameworkName.TRAINER else LossKernel.CHUNKED
 
 
 def same_release(one: str, other: str) -> bool:

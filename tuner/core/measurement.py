@@ -168,8 +168,13 @@ class Measurement:
     whole_logits: bool | None = None
     """Whether the output head returned the logits of all tokens, and not the loss; ``None`` where
     that was not looked at."""
+    loss_kernel: str = ""
+    """What computed a fused loss: chunked (the probe program's) or liger; empty where none did."""
     recomputed_products: int | None = None
     """Matrix products in them that were computed again; ``None`` where not counted."""
+    host_bytes: int | None = None
+    """Bytes of layers' inputs that forward of a micro-batch copied to host memory for backward;
+    ``None`` where not counted."""
     attention: Mapping[str, int] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
     flash, efficient or math; none where that is not noted, or transformers does it itself."""

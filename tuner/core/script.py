@@ -286,7 +286,7 @@ BATCH = ("micro_batch_size", "gradient_accumulation_steps")
 # Knobs that ``accelerate launch`` puts in force by its configuration file, on GPUs.
 IN_FILE = ("sharding", "cpu_offload", "activation_checkpointing")
 # Values that the file cannot say.
-NOT_IN_FILE = frozenset({Checkpointing.SELECTIVE, Checkpointing.EVERY_2})
+NOT_IN_FILE = frozenset(Checkpointing) - {Checkpointing.NONE, Checkpointing.FULL}
 
 
 def pinned(question: "Question", knob: str, settings: Settings | None = None) -> tuple[Any, str]:
@@ -375,10 +375,30 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     """
     if settings.activation_checkpointing is not Checkpointing.FULL:
         return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
-    # a layer's forward is not the same twice, as with dropout
-    fields = question.workload.model.fields.items()
-    is_random = any(value > 0 for name, value in fields if "drop" in name or "jitter" in name)
-    return is_random or not is_sharded(question, settings) or bool(flag_differs(question))
+    return not is_sharded(question, settings) or bool(why_no_flag(question))
+
+
+def why_no_flag(question: "Question") -> str:
+    """Why FSDP2's option must not checkpoint here; empty where it does what the probe does."""
+    return flag_differs(question) or loses_random_state(question)
+
+
+def loses_random_state(question: "Question") -> str:
+    """What gives wrong gradients under FSDP2's option: a layer whose forward is not the same twice.
+
+    A field that a configuration leaves out has its class's default, as OPT's dropout of 0.1.
+    """
+    work, lost = question.workload, "it does not restore the random state"
+    fields = work.model.fields.items()
+    if any(value > 0 for name, value in fields if "drop" in name or "jitter" in name):
+        drops = "this model's"
+    elif work.adapter is not None and work.adapter.dropout > 0:
+        drops = "the adapter's"
+    elif work.model.is_traced:
+        return f"{lost}, and layers that only dry runs know may draw random numbers"
+    else:
+        return ""
+    return f"{lost}, so with {drops} dropout backward would compute other activations than forward"
 
 
 def flag_differs(question: "Question") -> str:

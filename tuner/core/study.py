@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, knob_value
-from tuner.core.framework import Framework
+from tuner.core.framework import ADAPTER_PACKAGE, Framework
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Workload
@@ -30,6 +30,8 @@ HEADROOM = 0.05
 
 # Classes that a request dry-runs unless it says otherwise.
 MOST_CLASSES = 3
+# Of a model that only dry runs know, of which nothing is ranked before.
+MOST_TRACED = 24
 # Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
 # four. At about a second each, an answer is there in some ten seconds.
 MOST_DRY_RUNS = 6
@@ -197,13 +199,20 @@ class Question:
     @property
     def kind(self) -> str:
         """SHA-256 of what must be equal for a measurement to say something of another question:
-        the stack in its versions, GPU, node and links, and the number format; and the script.
+        the stack in its versions but that of adapters, GPU, node and links, and the number format;
+        and the script.
         """
         values = self.as_dict()
         cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
         precision = values["workload"]["precision"]
         own = {"script": values["script"]} if self.script is not None else {}
-        same = {"framework": values["framework"], "cluster": cluster, "precision": precision}
+        framework = values["framework"]
+        stack = {p: v for p, v in framework["versions"].items() if p != ADAPTER_PACKAGE}
+        same = {
+            "framework": {**framework, "versions": stack},
+            "cluster": cluster,
+            "precision": precision,
+        }
         return _hash({**same, **own})
 
 

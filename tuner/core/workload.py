@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from tuner.core.adapter import Adapter
 from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
@@ -39,6 +40,7 @@ class ReduceDtype(StrEnum):
 
     BF16 = "bf16"
     FP32 = "fp32"
+    FRAMEWORK = "framework"  # what accelerate and the Trainer do unasked (`Workload.reduced_in`)
 
 
 class Loss(StrEnum):
@@ -47,6 +49,21 @@ class Loss(StrEnum):
     HF = "hf"  # transformers' own loss, of the release that is installed or stated
     FP32 = "fp32"  # cross entropy of an fp32 copy of the logits, in any release
     OWN_DTYPE = "own_dtype"  # cross entropy of the logits as they are
+
+
+class LossKernel(StrEnum):
+    """What computes logits and loss part by part where ``fused_loss`` is true."""
+
+    CHUNKED = "chunked"  # torch, an eighth of the tokens at a time: the probe program's, exported
+    LIGER = "liger"  # Liger-Kernel's fused linear cross entropy, in Triton: on GPUs only
+
+
+class TensorParallel(StrEnum):
+    """How a training script splits layers under tensor parallelism."""
+
+    SEQUENCE_PARALLEL = "sequence_parallel"  # tokens are split between the blocks, logits always
+    SHARDED_LOGITS = "sharded_logits"  # whole sequences between the blocks, logits in parts
+    GATHERED_LOGITS = "gathered_logits"  # whole sequences, whole logits: transformers' own plans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +78,12 @@ class Workload:
     optimizer: Optimizer = Optimizer.ADAMW  # the optimizer
     precision: Precision = Precision.BF16  # number formats of weights and compute
     reduce_dtype: ReduceDtype | None = None
-    """Number format of gradient reduction; ``None`` becomes the precision's own."""
+    """Number format of gradient reduction; ``None`` becomes the precision's own, and ``framework``
+    stays where it depends on sharding, in mixed precision."""
     loss: Loss = Loss.HF  # what is done with whole logits
+    tensor_parallel: TensorParallel = TensorParallel.SEQUENCE_PARALLEL
+    """How layers are split under tensor parallelism."""
+    adapter: Adapter | None = None  # what is trained in the model's place; all of it where none is
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -73,9 +94,35 @@ class Workload:
                 self.sequence_length,
                 f"{self.model.name} takes {longest} at most",
             )
-        if self.reduce_dtype is None:
+        if self.adapter is not None:
+            self.adapter.check(self.model)
+        mixed = self.precision is Precision.BF16_MIXED
+        unasked = self.reduce_dtype is ReduceDtype.FRAMEWORK and not mixed
+        if self.reduce_dtype is None or unasked:
             own = ReduceDtype.FP32 if self.precision is Precision.FP32 else ReduceDtype.BF16
             object.__setattr__(self, "reduce_dtype", own)
+
+    @property
+    def splits_sequence(self) -> bool:
+        """Tells whether tensor parallelism, where there is any, is sequence parallel."""
+        return self.tensor_parallel is TensorParallel.SEQUENCE_PARALLEL
+
+    @property
+    def gathers_logits(self) -> bool:
+        """Tells whether each rank has whole logits, and the loss that one process has."""
+        return self.tensor_parallel is TensorParallel.GATHERED_LOGITS
+
+    def reduced_in(self, *, sharded: bool) -> ReduceDtype:
+        """Number format in which FSDP reduces gradients, or else DDP.
+
+        Unasked DDP reduces them as they are, which under autocast is in the weights' fp32
+        (``torch/nn/parallel/distributed.py``, 2.13); accelerate has FSDP reduce in bf16
+        (``FullyShardedDataParallelPlugin.set_mixed_precision``, 1.15).
+        """
+        assert self.reduce_dtype is not None
+        if self.reduce_dtype is not ReduceDtype.FRAMEWORK:
+            return self.reduce_dtype
+        return ReduceDtype.BF16 if sharded else ReduceDtype.FP32
 
     @property
     def tokens_per_step(self) -> int:
@@ -84,7 +131,8 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the model as its whole configuration, with its name beside it.
 
-        What came later, ``loss``, is left out while it is the default: identities stay.
+        What came later, ``loss``, ``tensor_parallel`` and ``adapter``, is left out while it is the
+        default: identities stay.
         """
         return {
             "model": self.model.as_config(),
@@ -94,8 +142,18 @@ class Workload:
             "optimizer": str(self.optimizer),
             "precision": str(self.precision),
             "reduce_dtype": str(self.reduce_dtype),
-            **({"loss": str(self.loss)} if self.loss is not Loss.HF else {}),
+            **self.added_later(),
         }
+
+    def added_later(self) -> dict[str, Any]:
+        """The fields that came later, as JSON values, but for those that hold their default."""
+        defaults = {"loss": Loss.HF, "tensor_parallel": TensorParallel.SEQUENCE_PARALLEL}
+        found: dict[str, Any] = {
+            name: str(getattr(self, name))
+            for name, default in defaults.items()
+            if getattr(self, name) is not default
+        }
+        return found | ({"adapter": self.adapter.as_dict()} if self.adapter is not None else {})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Workload":
@@ -112,4 +170,10 @@ class Workload:
             precision=choice("precision", Precision, values["precision"]),
             reduce_dtype=choice("reduce_dtype", ReduceDtype, values["reduce_dtype"]),
             loss=choice("loss", Loss, values.get("loss", Loss.HF)),
+            tensor_parallel=choice(
+                "tensor_parallel",
+                TensorParallel,
+                values.get("tensor_parallel", TensorParallel.SEQUENCE_PARALLEL),
+            ),
+            adapter=None if values.get("adapter") is None else Adapter.from_dict(values["adapter"]),
         )

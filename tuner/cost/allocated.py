@@ -11,6 +11,7 @@ from tuner.core.measurement import Basis, Category, Phase
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
+from tuner.cost.liger import MORE_BYTES_OFF, more_bytes, runs_liger
 from tuner.cost.memory.device import UNSPLIT, unsplit_bytes
 from tuner.cost.memory.pipeline import stage_memory
 from tuner.cost.memory.shards import axis_sizes, is_fsdp
@@ -110,6 +111,9 @@ def allocated_tensors(
         return _pipeline_bytes(workload, settings, cluster, costs)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
+        if workload.model.is_traced:  # blocks' rests are not known: as wide as arithmetic
+            width = costs.memory.arithmetic
+            return replace(tensors, low=width.low, high=width.high)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
         tensors = AllocatedTensors(
@@ -123,10 +127,25 @@ def allocated_tensors(
     if any(size for sizes in extra.values() for size in sizes.values()):
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
         tensors = tensors.with_more(added)
+    if runs_liger(settings, framework, script):
+        tensors = _with_liger(tensors, more_bytes(workload, settings, cluster, framework))
     unsplit = unsplit_bytes(workload, settings, cluster, tensors.by_phase)
     if not any(unsplit.values()):
         return tensors
     return tensors.with_more({str(phase): {UNSPLIT: size} for phase, size in unsplit.items()})
+
+
+def _with_liger(tensors: AllocatedTensors, size: float) -> AllocatedTensors:
+    """The same with what Liger's loss takes beyond the chunked one, as wide as that may be off."""
+    loss = str(Phase.LOSS)
+    more: dict[str, dict[str, float]] = {phase: {} for phase in tensors.by_phase}
+    more[loss] = {str(Category.LOGITS_AND_LOSS): size}
+    found = tensors.with_more(more)
+    off = {phase: MORE_BYTES_OFF * abs(size) * (phase == loss) for phase in found.by_phase}
+    peak = max(found.by_phase.values())
+    low = max(found.low * at - off[phase] for phase, at in found.by_phase.items())
+    high = max(found.high * at + off[phase] for phase, at in found.by_phase.items())
+    return replace(found, low=low / peak, high=high / peak)
 
 
 def _pipeline_bytes(

@@ -17,6 +17,7 @@ from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.liger import more_seconds, runs_liger
 from tuner.cost.memory.device import WORKSPACES, device_terms, workspaces
 from tuner.cost.memory.pipeline import refused
 from tuner.cost.memory.shards import axis_sizes
@@ -25,6 +26,12 @@ from tuner.cost.time.step import step_notes, step_time
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+
+
+LIGER_NOTE = (
+    "Liger's loss is not run here: what it takes beyond the probe program's is arithmetic from its"
+    " source"
+)
 
 
 def uncovered(workload: Workload, framework: Framework) -> str:
@@ -43,6 +50,11 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
         asked = f"{workload.precision} with {workload.optimizer}"
         return f"nanotron is covered in bf16 with adamw, and not for {asked}"
+    if not workload.splits_sequence:
+        asked = f"tensor_parallel={workload.tensor_parallel}"
+        return f"nanotron is covered with sequence parallelism, and not for {asked}"
+    if workload.adapter is not None:
+        return "nanotron trains no adapters"
     if workload.loss is not Loss.HF:
         return f"nanotron's loss is its own, and loss={workload.loss} would change no figure"
     return ""
@@ -129,11 +141,14 @@ def predict(
     priced as it would run. Of settings that are not covered all quantities are unknown.
     """
     costs = default_costs() if costs is None else costs
+    traced = workload.model.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if isinstance(framework, Framework) and (
         reason := uncovered_settings(workload, framework, cluster, settings)
     ):
         return unknown_prediction(limit, reason)
+    if traced and (profile is None or script != PLAIN):
+        return unknown_prediction(limit, untraced(workload, script))
     name, piped = name_of(framework), is_piped(framework)
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
@@ -157,6 +172,11 @@ def predict(
         where, priced = calibrated(calibration, workload.precision, cluster, costs)
         rates_note = (calibrated_text(calibration, cluster),)
     seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
+    by_liger = runs_liger(settings, framework, script)
+    if by_liger and seconds.value is not None:
+        more_s = more_seconds(workload, settings, where, priced.torch)
+        share = 1 + more_s / seconds.value
+        seconds = _each(seconds, lambda end: share * end)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
     speed = UNKNOWN
     if not (seconds.value is None or seconds.low is None or seconds.high is None):
@@ -187,10 +207,30 @@ def predict(
         limit_bytes=limit,
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
-        notes=(*border_notes(needed, limit), *stalls, *rates_note),
+        notes=(
+            *border_notes(needed, limit),
+            *stalls,
+            *rates_note,
+            *[LIGER_NOTE] * by_liger,
+            *[OF_TRACES] * traced,
+        ),
         step_time_s=seconds,
         tokens_per_s_per_gpu=speed,
     )
+
+
+def untraced(workload: Workload, script: Script = PLAIN) -> str:
+    """Why nothing is predicted of a model that only dry runs know, where none is there."""
+    kind = f"{workload.model.model_type} is known by dry runs alone"
+    if script != PLAIN:
+        return f"{kind}, which are of a loop that keeps nothing beside the step"
+    return f"{kind}, and there is none of these settings"
+
+
+# Of a model that only dry runs know, beside its figures.
+OF_TRACES = (
+    "memory is of dry runs of transformers' own class alone: no arithmetic knows this model type"
+)
 
 
 def unknown_prediction(limit: float, why: str) -> Prediction:

@@ -21,11 +21,12 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from tuner.catalog.versions import meets
-from tuner.core.configuration import FSDP, Checkpointing, Settings
+from tuner.core.bounds import choice
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, by_script
 from tuner.core.measurement import Category, Phase
-from tuner.core.workload import Loss, Workload
-from tuner.cost.memory.shards import COMPUTE_BYTES
+from tuner.core.workload import Loss, LossKernel, Workload
+from tuner.cost.memory.shards import COMPUTE_BYTES, logit_ranks
 from tuner.errors import UsageError
 
 # Releases of transformers whose models return fp32 logits.
@@ -38,6 +39,10 @@ SHIFTED_COPY = "<4.49"
 # types with transformers 5.23 (gemma2 by gemma3_text, whose layers have the same parts).
 KEPT_OF_PARTS: Mapping[str, int] = {"gemma2": 5, "gemma3_text": 5, "gpt_neox": 2, "phi": 1}
 USUALLY_KEPT_OF_PARTS = 3
+# Releases of accelerate whose FSDP2 wraps layers alone; later ones wrap embedding and head too
+# (``fsdp2_prepare_model`` in utils/fsdp_utils.py: wheels of 1.6.0 to 1.15.0 read; 1.8.1, 1.11.0 and
+# 1.15.0 run on 2 ranks).
+ENDS_IN_ROOT = "<1.14"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +50,7 @@ class Script:
     """How the user's training loop is written; the defaults are what is probed and exported.
 
     Raises:
-        UsageError: a field that is neither true nor false.
+        UsageError: a field that is neither true nor false, or another kernel.
     """
 
     use_cache: bool = False
@@ -61,21 +66,28 @@ class Script:
     """FSDP wraps the layers alone: the rest is the root's, which stays gathered to the end of
     backward (``apply_fsdp`` in the same file; ``FSDPState._lazy_init`` in torch)."""
 
+    loss_kernel: LossKernel | None = None
+    """What computes the loss where ``fused_loss`` is true; ``None`` for what the framework has."""
+
     def __post_init__(self) -> None:
         for field in fields(self):
-            given = getattr(self, field.name)
-            if not isinstance(given, bool):
-                raise UsageError(f"script.{field.name}", given, "must be true or false")
+            given, path = getattr(self, field.name), f"script.{field.name}"
+            if field.name == "loss_kernel":
+                kernel = None if given is None else choice(path, LossKernel, given)
+                object.__setattr__(self, field.name, kernel)
+            elif not isinstance(given, bool):
+                raise UsageError(path, given, "must be true or false")
 
-    def as_dict(self) -> dict[str, bool]:
-        return asdict(self)
+    def as_dict(self) -> dict[str, bool | str]:
+        """Plain JSON values, without a kernel that is the framework's."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Any) -> "Script":
-        """The reverse of :meth:`as_dict`; fields that are left out are false.
+        """The reverse of :meth:`as_dict`; fields that are left out have their defaults.
 
         Raises:
-            UsageError: not a table, an unknown field, or a field that is neither true nor false.
+            UsageError: not a table, an unknown field, or a value that a field cannot have.
         """
         if not isinstance(values, Mapping):
             raise UsageError("script", values, "must be a table")
@@ -111,7 +123,7 @@ def script_bytes(
     wide = release is not None and meets(release, FP32_IN_MODEL)
     shifted = release is not None and meets(release, SHIFTED_COPY)
     model, tokens = workload.model, settings.micro_batch_size * workload.sequence_length
-    logits = tokens * model.vocab_size / tp
+    logits = tokens * model.vocab_size / logit_ranks(workload, settings)
     # keys and values of all layers, of one micro-batch
     channels = 2 * model.layers * model.kv_heads * model.head_dim / tp
     cache = compute * channels * tokens if script.use_cache else 0.0
@@ -119,35 +131,53 @@ def script_bytes(
     # per logit, what this release's loss needs beyond the newest release's
     loss = 4 * shifted - (compute if compute < 4 and wide else 0)
     # Without checkpointing, attention keeps the very same keys and values for its backward.
-    again = settings.activation_checkpointing.layers_again(model.layers)
-    own_cache = cache * again / model.layers
+    checkpointed = settings.activation_checkpointing.layers_again(model.layers)
+    own_cache = cache * checkpointed / model.layers
     kept_cache = cache if script.keeps_outputs else 0.0
     kept_logits = returned if script.keeps_outputs else 0.0
     # of all layers until backward has passed them; less is computed again at once then, which is
     # not taken off
     parts = compute * _parts_kept(workload, settings, framework, script) * tokens
     embedding = compute * model.vocab_size * model.hidden_size / tp
+    embedding *= not model.tied_embeddings  # which is gathered with the head anyway
     root = embedding if script.one_root_unit and settings.sharding in FSDP else 0.0
-    root *= not model.tied_embeddings  # which is gathered with the head anyway
-    gathered = {Category.GATHERED_PARAMETERS: root}
-    in_forward = {Category.ACTIVATIONS: own_cache + kept_cache + parts, **gathered}
+    # The root of these releases is gathered again for backward, and to its end: the head too, and
+    # where each micro-batch reduces, the head's gradient waits for the embedding's.
+    ends = embedding if _ends_in_root(settings, framework) else 0.0
+    again = ends * (settings.sharding is not Sharding.SHARD_GRAD_OP)
+    reduces = settings.sync_each_batch or settings.gradient_accumulation_steps == 1
+    in_forward = {
+        Category.ACTIVATIONS: own_cache + kept_cache + parts,
+        Category.GATHERED_PARAMETERS: max(root, again),
+    }
     return {
         Phase.FORWARD: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits},
         Phase.LOSS: {**in_forward, Category.LOGITS_AND_LOSS: kept_logits + loss * logits},
         Phase.BACKWARD: {
             Category.ACTIVATIONS: parts + (own_cache if script.keeps_outputs else 0.0),
             Category.LOGITS_AND_LOSS: kept_logits,
-            **gathered,
+            Category.GATHERED_PARAMETERS: max(root, again + ends),
+            Category.GRADIENTS_UNSHARDED: ends * reduces,
         },
         Phase.OPTIMIZER: {Category.ACTIVATIONS: kept_cache, Category.LOGITS_AND_LOSS: kept_logits},
     }
+
+
+def _ends_in_root(settings: Settings, framework: Framework | FrameworkName) -> bool:
+    """Tells whether the stated release of accelerate leaves embedding and head to the root."""
+    if isinstance(framework, FrameworkName) or settings.sharding not in FSDP:
+        return False
+    built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    release = framework.versions.get("accelerate")
+    is_old = release is not None and meets(release, ENDS_IN_ROOT)
+    return built and is_old and framework.fsdp_version == 2
 
 
 def _parts_kept(
     workload: Workload, settings: Settings, framework: Framework | FrameworkName, script: Script
 ) -> int:
     """Channels of a token that all layers keep together because their parts are checkpointed."""
-    full = settings.activation_checkpointing is Checkpointing.FULL
+    full = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
     if not (script.fsdp_checkpointing and full and settings.sharding in FSDP):
         return 0
     if isinstance(framework, FrameworkName) or not by_script(

@@ -9,12 +9,20 @@ from typing import Any
 
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.framework import Framework, FrameworkName, releases_of
-from tuner.core.workload import Loss, Optimizer, Workload
+from tuner.core.framework import (
+    ADAPTER_PACKAGE,
+    EIGHT_BIT_PACKAGE,
+    Framework,
+    FrameworkName,
+    packages_beside,
+    releases_of,
+)
+from tuner.core.workload import Workload
 from tuner.cost.memory.attention import attention_of
-from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, is_fsdp
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, LayerKind, layer_kinds
+from tuner.model.checks import LAYER_NAMES, first_of, text_of
+from tuner.model.shape import SLIDING, LayerKind, layer_indices, layer_kinds
 
 # Layers of the shallowest copy. The first and the last layer differ from those between them in what
 # is gathered and kept around them; with two at each end, one at each is like the others.
@@ -64,7 +72,8 @@ def at_depth(
 ) -> dict[str, Any]:
     """The configuration of ``model`` with ``depth`` of its layers, one of :func:`depths_of`.
 
-    Fields that say something of each layer are cut to the layers that are kept.
+    Fields that say something of each layer are cut to the layers that are kept, and those that
+    name layers by number are numbered anew.
     """
     config = model.as_config()
     if depth == model.layers:
@@ -73,6 +82,18 @@ def at_depth(
     pattern = _pattern(kinds, checkpointing)
     assert pattern is not None, "only models with a pattern have shallow copies"
     kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
+    if model.is_traced:
+        left_out = range(pattern.lead, pattern.lead + model.layers - depth)
+        left = [i for i in range(model.layers) if i not in left_out]
+        own: dict[str, Any] = dict(text_of(config)) if "text_config" in config else config
+        own[first_of(config, LAYER_NAMES)] = depth
+        named = layer_indices(own, model.layers)
+        for name, value in list(own.items()):
+            if name in named:
+                own[name] = [place for place, i in enumerate(left) if i in named[name]]
+            elif isinstance(value, list) and len(value) == model.layers:
+                own[name] = [value[i] for i in left]
+        return config if own is config else {**config, "text_config": own}
     config["num_hidden_layers"] = depth
     if "layer_types" in config and any(kind.attention == SLIDING for kind in kinds):
         config["layer_types"] = [kind.attention for kind in kept]
@@ -125,8 +146,10 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "global_batch_size": workload.global_batch_size,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduce_dtype),
+        "reduce_dtype": str(workload.reduced_in(sharded=is_fsdp(settings, cluster))),
         "loss": str(workload.loss),
+        "tensor_parallel": str(workload.tensor_parallel),
+        **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
@@ -136,7 +159,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
 
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
     """Calls of attention that are computed operator by operator, as the probe program is told."""
-    if cluster.gpu.device is not Device.CUDA:
+    if cluster.gpu.device is not Device.CUDA or workload.model.is_traced:
         return {}
     compute = COMPUTE_BYTES[workload.precision]
     return attention_of(workload.model, compute, cluster.gpu).by_operators()
@@ -145,6 +168,8 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when the
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 3
+# The same of types that only dry runs know.
+TRACED_FORMAT = 4
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is
@@ -155,8 +180,8 @@ TENSOR_PARALLEL_SIZES = ((1,), (2, 3))
 ACCUMULATION_COUNTS = (1, 2)
 # Packages that a dry run runs; their releases decide what it shows.
 PACKAGES = ("torch", "transformers", "accelerate")
-# That an 8-bit optimizer is from.
-EIGHT_BIT_PACKAGE = "torchao"
+# All that any dry run runs.
+ALL_PACKAGES = (*PACKAGES, EIGHT_BIT_PACKAGE, ADAPTER_PACKAGE)
 
 
 class NotDryRunError(Exception):
@@ -183,7 +208,8 @@ class DryRunPlan:
     requests: tuple[dict[str, Any], ...]
     """Lines for the dry-run program, as JSON values: one or two for each depth. Their ``id`` is
     the key, the depth and the smallest micro-batch; their ``class``, which shares the limits of
-    time, is the key."""
+    time, is the key. ``copies``, of a type that only dry runs know, lets the program find out
+    whether the depths show the whole model; where they do not it runs that in their place."""
 
 
 def dry_run_versions() -> dict[str, str]:
@@ -192,7 +218,7 @@ def dry_run_versions() -> dict[str, str]:
     Every key is made with these (:func:`tuner.core.framework.releases_of`): ``2.13.0+cpu`` and
     ``2.13.0`` are one.
     """
-    return releases_of((*PACKAGES, EIGHT_BIT_PACKAGE))
+    return releases_of(ALL_PACKAGES)
 
 
 def missing_package(workload: Workload, versions: Mapping[str, str]) -> str:
@@ -241,15 +267,18 @@ def plan_dry_runs(
         "minimum_steps": 0,
         "time_budget_s": 0.0,
     }
+    models = [at_depth(workload.model, depth, checkpointing) for depth in depths]
+    checked = workload.model.is_traced and len(depths) > 1
     requests = tuple(
         {
             "id": f"{key}:{depth}:{sizes[0]}",
             "class": key,
-            "spec": spec | {"model": at_depth(workload.model, depth, checkpointing)},
+            "spec": spec | {"model": model},
+            **({"copies": [*models, workload.model.as_config()]} if checked else {}),
             "micro_batch_sizes": list(sizes),
             "accumulation_counts": counts,
         }
-        for depth in depths
+        for depth, model in zip(depths, models, strict=True)
         for sizes in (
             TENSOR_PARALLEL_SIZES if axis_sizes(known, cluster).tp > 1 else MICRO_BATCH_SIZES
         )
@@ -282,8 +311,7 @@ def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
 
 
 def _packages(workload: Workload) -> tuple[str, ...]:
-    eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
-    return (*PACKAGES, EIGHT_BIT_PACKAGE) if eight_bit else PACKAGES
+    return (*PACKAGES, *packages_beside(workload))
 
 
 def _key(
@@ -291,14 +319,17 @@ def _key(
 ) -> str:
     """Ranks of a node count under hybrid_shard alone: nothing else is split by node."""
     hybrid = settings.sharding is Sharding.HYBRID_SHARD
+    added = workload.added_later()
+    if settings.model_parallel_size == 1:  # nothing is split
+        added.pop("tensor_parallel", None)
     decides = {
-        "format": DRY_RUN_FORMAT,
+        "format": TRACED_FORMAT if workload.model.is_traced else DRY_RUN_FORMAT,
         "model": workload.model.fingerprint,
         "sequence_length": workload.sequence_length,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduce_dtype),
-        **({"loss": str(workload.loss)} if workload.loss is not Loss.HF else {}),
+        "reduce_dtype": str(workload.reduced_in(sharded=is_fsdp(settings, cluster))),
+        **added,
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node if hybrid else None,
         "device": str(cluster.gpu.device),

@@ -1,4 +1,4 @@
-"""Memory and collectives of a class of settings, for every micro-batch and accumulation.
+"""Memory and collectives of a layout, for every micro-batch and accumulation.
 
 A dry run follows one step segment by segment (a decoder layer, in one phase of one
 micro-batch). Within a segment the highest moment is a straight line in the micro-batch size, and
@@ -47,7 +47,7 @@ class ProfileCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Profile:
-    """Memory and collectives of a class of settings, from dry runs at one or two depths."""
+    """Memory and collectives of a layout, from dry runs at one or two depths."""
 
     layers: int  # decoder layers of the model that it is for
     depths: tuple[int, ...]  # decoder layers of the models that were dry-run
@@ -217,7 +217,7 @@ ENDED = (TIME_LIMIT, "Crashed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRun:
-    """The dry runs of one class of settings, or why there are none."""
+    """The dry runs of one layout, or why there are none."""
 
     key: str  # what decides the result, hashed: :attr:`tuner.dryrun.DryRunPlan.key`
     class_settings: Settings  # the class
@@ -282,7 +282,9 @@ class DryRun:
         traces: tuple[Trace, ...] = ()
         if not error:
             try:
-                traces = tuple(Trace.from_dict(answer["trace"]) for answer in of_plan)
+                # none of a depth that does not show the whole model: that was run in its place
+                found = (answer["trace"] for answer in of_plan if answer["trace"] is not None)
+                traces = tuple(map(Trace.from_dict, found))
                 Profile.from_traces(traces, plan.layers)
             except ValueError as wrong:
                 traces, error = (), f"the dry runs cannot be combined: {wrong}"
@@ -291,7 +293,7 @@ class DryRun:
             key=plan.key,
             class_settings=plan.class_settings,
             layers=plan.layers,
-            depths=plan.depths,
+            depths=tuple(sorted({trace.layers for trace in traces})) or plan.depths,
             traces=traces,
             error=error,
             is_refusal=is_refusal,

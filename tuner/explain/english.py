@@ -133,7 +133,7 @@ TEMPLATES: Mapping[type[Fact], str] = {
         " of them is the fastest is not known: {why}."
     ),
     facts.LargestListed: (
-        "Of each class of settings the largest micro-batch that fits is listed, the simplest class"
+        "Of each layout the largest micro-batch that fits is listed, the simplest layout"
         " first: {first.settings:settings} needs {first:need}, {first:basis}."
     ),
     facts.AllTrainWrongly: (
@@ -260,7 +260,9 @@ def _ended(probe: Probe, settings: str) -> str:
 def _studies(studies: Sequence[facts.EarlierStudy]) -> str:
     def one(study: facts.EarlierStudy) -> str:
         differs = f", {study.optimizer}" if study.optimizer else ""
-        differs += f", gradients reduced in {study.reduce_dtype}" if study.reduce_dtype else ""
+        how = "as the framework does" if study.reduce_dtype == "framework" else ""
+        how = how or f"in {study.reduce_dtype}"
+        differs += f", gradients reduced {how}" if study.reduce_dtype else ""
         ran = " and ".join(f"{count} settings {fidelity}" for count, fidelity in study.ran)
         return (
             f"{study.id} ({study.model} on {study.cluster}, global batch"
@@ -491,7 +493,7 @@ def _(fact: facts.OtherStudies) -> str:
 @say.register
 def _(fact: facts.AlsoDryRun) -> str:
     one = fact.count == 1
-    counted = "1 class of settings was" if one else f"{fact.count} classes of settings were"
+    counted = "1 layout was" if one else f"{fact.count} layouts were"
     return f"{counted} dry-run too; --fidelity predicted answers from these."
 
 
@@ -572,6 +574,16 @@ def _(fact: facts.ExpertsPadded) -> str:
 
 
 @say.register
+def _(fact: facts.InputsOnHost) -> str:
+    node = fact.ranks * fact.pinned_bytes
+    return (
+        f"`activation_checkpointing=offload` keeps {size_text(fact.rank_bytes)} of layers' inputs"
+        " of each rank in host memory: each micro-batch sends them there and fetches them back."
+        f" Pinned, in blocks of powers of two, they take {size_text(node)} of a node's memory."
+    )
+
+
+@say.register
 def _(fact: facts.KnobPredicted) -> str:
     (one,) = fact.changes
     also = f", with {fact.beside}," if fact.beside else ""
@@ -621,7 +633,7 @@ def _(fact: facts.NoDryRuns) -> str:
 def _(fact: facts.DryRunsMade) -> str:
     times = "every time before it is corrected" if fact.is_transferred else "every time"
     return (
-        f"{len(fact.probes)} of {fact.layouts} classes of settings were dry-run (probe"
+        f"{len(fact.probes)} of {fact.layouts} layouts were dry-run (probe"
         f" {probes_text(fact.probes)}): their memory is counted on the step itself. The memory of"
         f" the others, what is outside of tensors, and {times} are arithmetic."
     )

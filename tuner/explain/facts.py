@@ -388,6 +388,16 @@ class ExpertsPadded(Fact):
     gathered_bytes: float
 
 
+class InputsOnHost(Fact):
+    """Inputs of layers wait for backward in pinned host memory."""
+
+    rank_bytes: float
+    pinned_bytes: int
+    """Of a rank, with what torch rounds each input up by."""
+    ranks: int
+    """That share the memory of a node."""
+
+
 class KnobPredicted(Fact):
     """The effect of another value of a knob on the peak of memory."""
 

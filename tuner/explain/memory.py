@@ -16,7 +16,9 @@ from tuner.cost.allocated import Profile
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     WEIGHT_BYTES,
+    host_inputs,
     is_fsdp,
+    pinned_bytes,
     shard_ranks,
     shards,
     state_bytes,
@@ -27,6 +29,7 @@ from tuner.explain.english import CATEGORY_WORDS
 from tuner.explain.facts import (
     ExpertsPadded,
     Fact,
+    InputsOnHost,
     KnobChange,
     KnobPredicted,
     MemoryPeak,
@@ -80,6 +83,7 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
         is_all=len(found.breakdown) <= len(sizes),
     )
     yield from padding(question.workload, question.cluster, settings)
+    yield from on_host(question.workload, question.cluster, settings)
     yield from memory_changes(question, settings, profiles)
 
 
@@ -110,6 +114,16 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
         )
 
 
+def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[InputsOnHost]:
+    """Says what of a node's memory inputs of layers take; nothing where they stay on the device."""
+    if inputs := host_inputs(workload, settings, cluster):
+        yield InputsOnHost(
+            rank_bytes=sum(inputs),
+            pinned_bytes=pinned_bytes(inputs),
+            ranks=cluster.gpus_per_node,
+        )
+
+
 def memory_changes(
     question: Question, settings: Settings, profiles: Profiles
 ) -> Iterator[KnobPredicted]:
@@ -122,6 +136,8 @@ def memory_changes(
     for knob, other in _others(question, settings):
         mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
         if mine is None or theirs is None:
+            if question.workload.model.is_traced:
+                continue  # there is no arithmetic for both
             mine = theirs = None
         before = predict(*asked, settings, profile=mine)
         after = predict(*asked, other, profile=theirs)
@@ -147,6 +163,8 @@ def memory_changes(
         workload.optimizer
     )
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
+        return
+    if workload.model.is_traced:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
     before, after = (predict(*_asked(one), settings) for one in (question, changed))
@@ -210,7 +228,8 @@ def _neighbors(settings: Settings) -> Iterator[tuple[str, Any]]:
     yield "defer_all_reduce", not settings.defer_all_reduce
     yield "tp_recompute_allgather", not settings.tp_recompute_allgather
     own = settings.activation_checkpointing
-    ends = (Checkpointing.NONE, Checkpointing.FULL)
+    ends = [Checkpointing.NONE, Checkpointing.FULL]
+    ends += [Checkpointing.OFFLOAD] if own is Checkpointing.FULL else []
     yield from (("activation_checkpointing", value) for value in ends if value is not own)
     yield from (("sharding", value) for value in NEXT_SHARDINGS[settings.sharding])
     for knob in ("micro_batch_size", "tp_size", "pp_size"):
@@ -373,7 +392,19 @@ KEPT = {
     Checkpointing.SELECTIVE: "not only matrix products and attention",
     Checkpointing.EVERY_2: "and not of every second one alone",
     Checkpointing.FULL: "not only its input",
+    Checkpointing.OFFLOAD: "and on the device",
 }
+
+
+def _kept(old: Checkpointing, new: Checkpointing) -> str:
+    """What is kept of each layer with the new value, beside the old."""
+    if new is Checkpointing.OFFLOAD:
+        return "the input of each layer waits for backward in host memory"
+    if old is Checkpointing.OFFLOAD and new is Checkpointing.FULL:
+        return "the input of each layer is kept on the device"
+    if new is Checkpointing.FULL:
+        return "only each layer's input is kept, and backward computes the rest again"
+    return f"everything that backward needs of each layer is kept, {KEPT[old]}"
 
 
 def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:
@@ -400,10 +431,7 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
             else "the gathered input of each layer's linears is kept for backward"
         )
     if knob == "activation_checkpointing":
-        if other.activation_checkpointing is Checkpointing.FULL:
-            return "only each layer's input is kept, and backward computes the rest again"
-        kept = KEPT[settings.activation_checkpointing]
-        return f"everything that backward needs of each layer is kept, {kept}"
+        return _kept(settings.activation_checkpointing, other.activation_checkpointing)
     if knob == "sharding":
         return _sharding(question, other, saves=saves)
     if knob == "micro_batch_size":

@@ -13,7 +13,9 @@ from tuner.core.words import MOST_NAMED
 from tuner.explain import facts
 from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
+from tuner.explain.memory import on_host
 from tuner.guard.faults import Wrong
+from tuner.model.shape import is_named
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
 from tuner.planner.outlook import Outlook
@@ -47,6 +49,8 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     best, fastest = timed[choice.best.settings], timed[choice.fastest.settings]
     yield facts.Chosen(best=best, limit_bytes=known.limit_bytes)
     question, last = known.study.question, best.probes[-1].measurement
+    if is_named(question.workload.model):
+        yield from on_host(question.workload, question.cluster, best.settings)
     if (script := question.script) is not None and last is not None:
         yield facts.ScriptRan(
             path=script.path,

@@ -101,9 +101,9 @@ def _shown(
         seen.append(Acted(knob="sync_each_batch", value=reduced > 1, why=why))
     passes, again = workload.model.layers * count, found.recomputed_layers
     if again is not None:  # without splits no collective shows it
-        seen.append(_recomputed(settings, passes, again, found.recomputed_products))
+        seen.append(_recomputed(settings, passes, again, found))
     if found.whole_logits is not None:
-        why = f"the output head returned {'logits' if found.whole_logits else 'the loss'}"
+        why = f"the output head returned {'' if found.whole_logits else 'no '}logits"
         seen.append(Acted(knob="fused_loss", value=not found.whole_logits, why=why))
     if settings.cpu_offload and found.memory and cluster.gpu.device is not Device.CPU:
         held_bytes = found.memory.by_category.get("parameters", 0)
@@ -114,19 +114,26 @@ def _shown(
     return {one.knob: None if getattr(settings, one.knob) == one.value else one for one in seen}
 
 
-def _recomputed(settings: Settings, passes: int, again: int, products: int | None) -> Acted:
+def _recomputed(settings: Settings, passes: int, again: int, found: Measurement) -> Acted:
     """What ``activation_checkpointing`` did: of all layers' forward passes ``again`` were computed
-    again, and in these so many matrix products; ``None`` where they were not counted."""
+    again; which of their matrix products, and what went to the host, may not be counted."""
+    own = settings.activation_checkpointing
 
     def distance(value: Checkpointing) -> tuple[int, bool]:
         wanted = value.layers_again(passes // settings.gradient_accumulation_steps)
         off = abs(wanted * settings.gradient_accumulation_steps - again)
-        return off, value is not settings.activation_checkpointing  # of one layer both are all
+        return off, value is not own  # of one layer both are all
 
     value = min((Checkpointing.NONE, Checkpointing.EVERY_2, Checkpointing.FULL), key=distance)
     why = f"backward computed {again} of {passes} layers again"
-    if products == 0 and value is Checkpointing.FULL:
+    if value is not Checkpointing.FULL:
+        pass
+    elif found.recomputed_products == 0:
         value, why = Checkpointing.SELECTIVE, f"{why}, but none of their matrix products"
+    elif found.host_bytes or (found.host_bytes is None and own is Checkpointing.OFFLOAD):
+        value, why = Checkpointing.OFFLOAD, f"{why}, from inputs that were in host memory"
+    elif own is Checkpointing.OFFLOAD:
+        why += ", and none of their inputs was in host memory"
     return Acted(knob="activation_checkpointing", value=value, why=why)
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName, same_release
+from tuner.core.framework import ADAPTER_PACKAGE, FrameworkName, same_release
 from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, Measurement, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
@@ -25,7 +25,6 @@ from tuner.guard.replica import (
     family_of,
     replica_of,
     smallest_factor,
-    stack_of,
 )
 from tuner.space.rules import show
 from tuner.text import kept
@@ -127,13 +126,13 @@ def layout_of(path: Path, knob: str) -> str:
 def bears_on(question: Question, check: GuardCheck) -> bool:
     """Says if a check says something of a question's settings: the program that was run is the
     same, in the same versions, in a number format that the question has, or in fp32."""
-    versions = stack_of(question.framework.versions)
-    theirs = stack_of(check.versions)
+    versions, theirs = question.framework.versions, check.versions
+    compared = {*STACK, *({ADAPTER_PACKAGE} & versions.keys() & theirs.keys())}
     return (
         question.framework.name is not FrameworkName.NANOTRON
         and check.program == question.program
-        and len(versions) == len(STACK) == len(theirs)
-        and all(same_release(versions[package], theirs[package]) for package in STACK)
+        and compared <= versions.keys() & theirs.keys()
+        and all(same_release(versions[package], theirs[package]) for package in compared)
         and check.precision in ("", Precision.FP32, question.workload.precision)
         and bool(check.settings)
     )

@@ -8,11 +8,12 @@ from functools import lru_cache
 from itertools import product
 from typing import Any
 
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.framework import FrameworkName, framework
+from tuner.core.framework import ADAPTER_PACKAGE, FrameworkName, framework, usual_loss_kernel
 from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel, Workload
 from tuner.dryrun.plan import at_depth, depths_of, rank_spec
 from tuner.errors import TunerError
 from tuner.model import ModelConfig, load_model, read_model_config
@@ -27,6 +28,11 @@ WINDOW = 16
 KV_HEADS = 2
 # Heads, where each has keys and values of its own.
 HEADS = 4
+# Query heads that share one head of keys and values.
+MOST_QUERY_HEADS = 16
+# Channels between the two matrices of a replica's adapter, and alpha over them: what the product of
+# the two is scaled by, whatever the workload's own.
+RANK, SCALE = 4, 2.0
 # Experts of a small model.
 MOST_EXPERTS = 8
 # Layers: a model whose layers follow no pattern that comes twice keeps all of them.
@@ -57,6 +63,8 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
     Raises:
         NoReplicaError: its layers follow no pattern, or no small shape is allowed.
     """
+    if model.is_traced:
+        raise NoReplicaError(f"{model.model_type} is known by dry runs alone")
     depth = depths_of(model)[0]
     if depth > MOST_LAYERS:
         raise NoReplicaError(f"{model.name} has {depth} layers that follow no pattern")
@@ -85,6 +93,8 @@ def _shapes(model: ModelConfig, config: Mapping[str, Any], parts: int) -> Iterat
     else:
         kv_heads = 1 if model.kv_heads == 1 else _multiple(KV_HEADS, parts)
         heads = kv_heads * (model.heads // model.kv_heads)
+        if kv_heads == 1:
+            heads = min(heads, MOST_QUERY_HEADS)
     experts: dict[str, Any] = {}
     if model.experts > MOST_EXPERTS:  # as large a share is chosen: several where the model's are
         chosen = round(MOST_EXPERTS * model.experts_per_token / model.experts)
@@ -151,7 +161,7 @@ DATA_RANKS = 2
 MOST_RANKS = 8
 # Of weights and tokens.
 SEED = 11
-# The packages that a check is about.
+# The packages that a check is about, and that of adapters where one is trained.
 STACK = ("torch", "accelerate", "transformers")
 # What a replica is trained with in the place of an optimizer that it cannot have.
 #
@@ -203,7 +213,7 @@ class Replica:
 
     def key(self, versions: Mapping[str, str]) -> str:
         """SHA-256, in hex, of all that the replica's check depends on."""
-        return _hash([GUARD_FORMAT, self.spec(), stack_of(versions)])
+        return _hash([GUARD_FORMAT, self.spec(), stack_of(versions, self.workload)])
 
 
 def replica_of(
@@ -235,10 +245,14 @@ def replica_of(
     model, notes = small_model(question.workload.model, tp)
     optimizer = _optimizer(question.workload)
     left_out = [*notes]
+    if question.workload.adapter is not None and question.workload.adapter.dropout:
+        left_out.append("the adapter's dropout was set to 0")
     if (own := question.workload.optimizer) is not optimizer:
         left_out.append(f"the replica was trained with {optimizer} in the place of {own}")
     if settings.cpu_offload:
         left_out.append("on a CPU cpu_offload is not seen to act, only to train the same")
+    if settings.fused_loss and usual_loss_kernel(question.framework.name) is LossKernel.LIGER:
+        left_out.append("on a CPU the loss was computed part by part by torch, not by Liger")
     # in fp32 nothing is rounded more
     rounds = precision is question.workload.precision and precision is not Precision.FP32
     count = ACCUMULATION if settings.gradient_accumulation_steps > 1 else 1
@@ -252,6 +266,10 @@ def replica_of(
             precision=precision or Precision.FP32,
             reduce_dtype=question.workload.reduce_dtype if rounds else None,
             loss=question.workload.loss,
+            tensor_parallel=question.workload.tensor_parallel
+            if tp > 1
+            else TensorParallel.SEQUENCE_PARALLEL,
+            adapter=_replica_adapter(question.workload),
         ),
         cluster=cluster,
         settings=replace(
@@ -264,14 +282,12 @@ def replica_of(
     )
 
 
-def key_of_probe(
-    study_id: str, program: str, settings: Settings, versions: Mapping[str, str]
-) -> str:
+def key_of_probe(study_id: str, program: str, settings: Settings, stack: Mapping[str, str]) -> str:
     """SHA-256, in hex, of what a study's probes of a class have in common, which is kept as the
     check of a replica is."""
     accumulates = settings.gradient_accumulation_steps > 1
     settings_class = settings.settings_class.as_dict()
-    probed = [study_id, program, settings_class, accumulates, stack_of(versions)]
+    probed = [study_id, program, settings_class, accumulates, dict(stack)]
     return _hash([GUARD_FORMAT, *probed])
 
 
@@ -291,11 +307,16 @@ def family_of(question: Question) -> str:
     except NoReplicaError:
         return ""
     optimizer = str(_optimizer(question.workload))
-    return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack_of(versions)])
+    adapter = _replica_adapter(question.workload)
+    trained = [] if adapter is None else [adapter.as_dict()]
+    stack = stack_of(versions, question.workload)
+    return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack, *trained])
 
 
-def stack_of(versions: Mapping[str, str]) -> dict[str, str]:
-    return {package: versions[package] for package in STACK if package in versions}
+def stack_of(versions: Mapping[str, str], workload: Workload) -> dict[str, str]:
+    """Of ``versions`` those of the packages that a check of a workload is about."""
+    wanted = STACK if workload.adapter is None else (*STACK, ADAPTER_PACKAGE)
+    return {package: versions[package] for package in wanted if package in versions}
 
 
 def _processes(nodes: int, ranks_per_node: int) -> Cluster:
@@ -303,6 +324,14 @@ def _processes(nodes: int, ranks_per_node: int) -> Cluster:
     return Cluster(
         nodes=nodes, gpus_per_node=ranks_per_node, gpu=share, intra_node=Link(), inter_node=Link()
     )
+
+
+def _replica_adapter(workload: Workload) -> Adapter | None:
+    """The workload's adapter, of a small rank and the usual scale, without what is random."""
+    if workload.adapter is None:
+        return None
+    rank = min(workload.adapter.rank, RANK)
+    return replace(workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0)
 
 
 def _optimizer(workload: Workload) -> Optimizer:
@@ -343,7 +372,9 @@ def usual_cases() -> Iterator[tuple[Question, Settings]]:
 
     for sharding, sync in product(_SHARDINGS, on_off):
         yield case("8xa100-80gb", sharding=sharding, sync_each_batch=sync)
-    for checkpointing in (Checkpointing.SELECTIVE, Checkpointing.EVERY_2, Checkpointing.FULL):
+    for checkpointing in Checkpointing:
+        if checkpointing is Checkpointing.NONE:
+            continue
         full = {"sharding": Sharding.FULL_SHARD, "activation_checkpointing": checkpointing}
         yield case("8xa100-80gb", **full)
     yield case("8xa100-80gb", sharding=Sharding.FULL_SHARD, cpu_offload=True)

@@ -69,4 +69,7 @@ def why_not(format_name: str, question: Question, settings: Settings) -> str | N
         raise UnknownNameError("format", format_name, FORMATS)
     if format_name in NAMES_LAYERS and not is_named(question.workload.model):
         return "it names the model's layers, and no model is named; ask again with --model"
+    if format_name in NAMES_LAYERS and question.workload.model.is_traced:
+        kind = question.workload.model.model_type
+        return f"it names the model's layers, and those of {kind} are not known here"
     return FORMATS[format_name].why_not(question, settings)

@@ -19,7 +19,7 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
-from tuner.core.script import Launch, checkpoints_in_script, flag_differs, is_sharded
+from tuner.core.script import Launch, checkpoints_in_script, is_sharded, why_no_flag
 from tuner.core.study import Question
 from tuner.core.workload import Precision
 from tuner.launchfiles import contract as refusals
@@ -28,10 +28,15 @@ from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_para
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
-from tuner.launchfiles.loss import use_loss
+from tuner.launchfiles.model_code import use_loss
 from tuner.launchfiles.shell import in_force
-from tuner.model.shape import is_named
-from tuner.space.rules import LOSS_OF_MODEL
+from tuner.model.shape import has_arithmetic
+from tuner.space.rules import (
+    FROZEN_DTYPE_IS_FREE,
+    FROZEN_STAYS_NARROW,
+    LOSS_OF_MODEL,
+    no_checkpointing,
+)
 
 __all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
 
@@ -58,7 +63,8 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     }
     if is_sharded(question, settings):
         found = options(question, settings)
-        if not is_named(question.workload.model):  # accelerate takes what transformers says of it
+        if not has_arithmetic(question.workload.model):
+            # accelerate takes what transformers says of it
             del found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {f"fsdp_{name}": value for name, value in found.items()}
     if is_sharded(question, settings) and settings.sharding is Sharding.HYBRID_SHARD:
@@ -79,7 +85,9 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.tensors("accelerate", settings, "accelerate"),
         refusals.pipelines("accelerate", settings, "accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
+        refusals.liger("the code beside accelerate's file", question, settings),
         _old_loss(question, settings),
+        _old_offload(question, settings),
     ):
         return refused
     # a part of the question only for frameworks that are built on it
@@ -105,17 +113,33 @@ def _old_loss(question: Question, settings: Settings) -> str | None:
     )
 
 
+def _old_offload(question: Question, settings: Settings) -> str | None:
+    """Refuses code beside the file that models would not understand."""
+    if settings.activation_checkpointing is not Checkpointing.OFFLOAD:
+        return None
+    why = no_checkpointing(question, Checkpointing.OFFLOAD)
+    return f"{why}; ask again with --knob activation_checkpointing=none,full" if why else None
+
+
 def _oldest_accelerate(question: Question, settings: Settings) -> str:
     """The oldest version that does what file and script say (read in the releases' code)."""
     if not is_sharded(question, settings):
         return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
     if options(question, settings)["activation_checkpointing"] and not _is_early(question):
         return "1.15"  # from 1.8 on, parts of layers were checkpointed
+    if _has_mixed_adapter(question):
+        return FROZEN_STAYS_NARROW.strip(">=")
     if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
         return "1.11"  # before, FSDP2 synchronized each micro-batch
     if settings.sharding is Sharding.HYBRID_SHARD:
         return "1.10"  # the first with parallelism_config
     return "1.6"  # the first with FSDP2
+
+
+def _has_mixed_adapter(question: Question) -> bool:
+    """Whether fp32 adapters are beside a model that is frozen in bf16."""
+    work = question.workload
+    return work.adapter is not None and work.precision is Precision.BF16_MIXED
 
 
 def _is_early(question: Question) -> bool:
@@ -128,7 +152,10 @@ def _needs(question: Question, settings: Settings) -> str:
     """The releases that do what file and script say."""
     by_option = options(question, settings)["activation_checkpointing"]
     between = ", but not 1.8 to 1.14" if by_option and _is_early(question) else ""
-    return f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
+    needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
+    if is_sharded(question, settings) and _has_mixed_adapter(question):
+        needs += f", and torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
+    return needs
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -193,12 +220,8 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             " fsdp_activation_checkpointing must stay off."
         )
     if how is Checkpointing.FULL and sharded:
-        random = (
-            "it does not restore the random state, so with this model's dropout backward would"
-            " compute other activations than forward"
-        )
         yield from comment(
-            f"fsdp_activation_checkpointing must stay off: {flag_differs(question) or random}."
+            f"fsdp_activation_checkpointing must stay off: {why_no_flag(question)}."
             " The script checkpoints instead."
             if checkpoints_in_script(question, settings)
             else "fsdp_activation_checkpointing checkpoints the layers: the script must not do it"

@@ -17,10 +17,11 @@ from tuner.launchfiles.fsdp import (
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
+    dtype_argument,
+    loaded,
     policy,
-    weights,
 )
-from tuner.launchfiles.loss import loss_code, use_loss
+from tuner.launchfiles.model_code import IMPORT_PEFT, adapter_code, loss_code, use_loss
 
 _PLUGIN = """\
     fsdp_plugin=FullyShardedDataParallelPlugin(  # the rest is the file's
@@ -58,7 +59,7 @@ def script(question: Question, settings: Settings) -> str:
     """
     work, casts = question.workload, policy(question, settings)
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
-    size, dtype = question.cluster.world_size, DTYPES[weights(question)]
+    size, dtype = question.cluster.world_size, DTYPES[loaded(question)]
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
@@ -69,6 +70,7 @@ def script(question: Question, settings: Settings) -> str:
         "import torch.distributed as dist" if hook else None,
         "from accelerate import Accelerator",
         f"from accelerate.utils import {plugin}GradientAccumulationPlugin",
+        IMPORT_PEFT if work.adapter is not None else None,
         "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
         "from torch.utils.data import DataLoader",
         "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
@@ -91,12 +93,13 @@ def script(question: Question, settings: Settings) -> str:
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         "model = AutoModelForCausalLM.from_pretrained(",
-        f'    MODEL, dtype={dtype}, attn_implementation="sdpa"',
+        f'    MODEL, {dtype_argument(question)}={dtype}, attn_implementation="sdpa"',
         ")",
         "model.config.use_cache = False",
         "model.train()",
         use_loss(question, settings) or None,
         *(_checkpointing(settings) if in_script else ()),
+        adapter_code(question) or None,
         f"optimizer = {OPTIMIZERS[work.optimizer]}(model.parameters(), lr=LEARNING_RATE)",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",

@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import FrameworkName, usual_loss_kernel
 from tuner.core.quantity import Provenance
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import Loss, Precision
+from tuner.core.workload import LossKernel, Precision, ReduceDtype
 
 
 class Stack(StrEnum):
@@ -106,6 +106,11 @@ def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
     return settings.data_parallel_size(question.cluster.world_size) > 1
 
 
+def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
+    """Number format in which gradients are reduced over data-parallel ranks."""
+    return question.workload.reduced_in(sharded=is_sharded(question, settings))
+
+
 def sync_acts(question: Question, settings: Settings) -> bool:
     """Tells whether it makes a difference when gradients are synchronized."""
     return settings.gradient_accumulation_steps > 1 and has_data_parallel_ranks(question, settings)
@@ -176,13 +181,41 @@ def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
     )
 
 
-def fused(launcher: str, settings: Settings) -> str | None:
-    """Refuses a loss without whole logits for launchers whose files cannot say it."""
+def fused(launcher: str, settings: Settings, framework: str = "") -> str | None:
+    """Refuses a loss without whole logits for launchers whose files cannot say it, or say it for
+    another framework only."""
     if not settings.fused_loss:
         return None
+    if framework:
+        return (
+            f"{launcher} computes the loss by Liger's kernels, and these settings by code of the"
+            f" script's; ask again with --framework {framework} or --knob fused_loss=false"
+        )
     return (
         f"{launcher} cannot be told to compute the loss part by part, and these settings have"
         " fused_loss=true; ask again with --knob fused_loss=false"
+    )
+
+
+def liger(launcher: str, question: Question, settings: Settings) -> str | None:
+    """Refuses the loss of Liger's kernels for launchers whose files carry the chunked one."""
+    if question.script is not None or not settings.fused_loss:
+        return None
+    if usual_loss_kernel(question.framework.name) is not LossKernel.LIGER:
+        return None
+    return (
+        f"the study's loss is computed by Liger's kernels, and {launcher} carries another; take the"
+        " format trainer, or ask again with --framework accelerate or --knob fused_loss=false"
+    )
+
+
+def adapters(launcher: str, question: Question) -> str | None:
+    """Refuses adapters for launchers whose files cannot say them."""
+    if question.workload.adapter is None:
+        return None
+    return (
+        f"no adapter is written for {launcher}, and the study trains one; ask again with"
+        " --framework accelerate, or trainer with --knob sharding=ddp"
     )
 
 
@@ -222,10 +255,20 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
         values |= {
             "optimizer": work.optimizer,
             "precision": work.precision,
-            "reduce_dtype": work.reduce_dtype,
+            "reduce_dtype": reduced_in(question, settings),
         }
-        if work.loss is not Loss.HF:  # added later: files of other studies stay as they are
-            values["loss"] = work.loss
+        later = work.added_later()  # files of other studies stay as they are
+        adapter = later.pop("adapter", None)
+        if settings.tp_size == 1:  # nothing is split
+            later.pop("tensor_parallel", None)
+        values |= later
+        if adapter is not None:
+            values["adapter"] = adapter["method"]
+            names = ("rank", "alpha", "dropout")
+            values |= {f"lora_{name}": adapter[name] for name in names}
+            values["lora_targets"] = ",".join(adapter["target_modules"])
+        if settings.fused_loss:
+            values["loss_kernel"] = usual_loss_kernel(question.framework.name)
     return {
         f"{PREFIX}{name.upper()}": str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in values.items()

@@ -21,6 +21,7 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     has_data_parallel_ranks,
+    reduced_in,
     sync_acts,
     torchrun,
 )
@@ -44,7 +45,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         "train_batch_size": question.workload.global_batch_size,
         "train_micro_batch_size_per_gpu": settings.micro_batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
-        "communication_data_type": str(question.workload.reduce_dtype),
+        "communication_data_type": str(reduced_in(question, settings)),
         "zero_optimization": {"stage": _stage(question, settings)},
     }
     if settings.cpu_offload:
@@ -76,6 +77,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.fused("DeepSpeed's file", settings),
+        refusals.adapters("DeepSpeed", question),
     )
     if reason is not None:
         return reason
@@ -133,7 +135,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "date": about.date,
         "provenance": str(about.provenance),
         "versions": dict(sorted(about.versions.items())),
-        "question": printable(asked(question)),
+        "question": printable(asked(question, settings)),
         "settings": str(settings),
         "figures": list(about.figures),
         "notes": notes,

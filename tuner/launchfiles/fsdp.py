@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
+from tuner.launchfiles.contract import reduced_in
 from tuner.launchfiles.fields import Fields
 
 # Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
@@ -26,7 +28,11 @@ LAYER_CLASSES: Mapping[str, str] = {
     "phi": "PhiDecoderLayer",
     "phi3": "Phi3DecoderLayer",
     "gpt2": "GPT2Block",
+    "gpt_bigcode": "GPTBigCodeBlock",
     "gpt_neox": "GPTNeoXLayer",
+    "granite": "GraniteDecoderLayer",
+    "granitemoe": "GraniteMoeDecoderLayer",
+    "mpt": "MptBlock",
     "olmo2": "Olmo2DecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
 }
@@ -71,9 +77,26 @@ def weights(question: Question) -> ReduceDtype:
     return ReduceDtype.BF16 if full else ReduceDtype.FP32
 
 
+def dtype_argument(question: Question) -> str:
+    """What ``from_pretrained`` takes the number format of weights by: ``dtype`` from transformers
+    4.56 on, and ``torch_dtype`` before, where a model refuses the other (``modeling_utils.py`` in
+    the wheels of 4.55.4 and 4.56.0; run with 4.52.4).
+    """
+    release = question.framework.versions.get("transformers")
+    return "torch_dtype" if release is not None and meets(release, "<4.56") else "dtype"
+
+
+def loaded(question: Question) -> ReduceDtype:
+    """Number format that a model is loaded in; what is frozen needs no fp32 where that is mixed."""
+    work = question.workload
+    if work.adapter is not None and work.precision is Precision.BF16_MIXED:
+        return ReduceDtype.BF16
+    return weights(question)
+
+
 def ddp_reduce_dtype(question: Question, settings: Settings) -> ReduceDtype | None:
     """The number format in which DDP must reduce, if it is another than the gradients' own."""
-    reduce = question.workload.reduce_dtype
+    reduce = reduced_in(question, settings)
     ranks = settings.data_parallel_size(question.cluster.world_size)
     if is_sharded(question, settings) or ranks == 1:
         return None
@@ -86,8 +109,7 @@ def policy(question: Question, settings: Settings) -> str:
     """
     if not is_sharded(question, settings):
         return ""
-    reduce = question.workload.reduce_dtype
-    assert reduce is not None
+    reduce = reduced_in(question, settings)
     if question.workload.precision is Precision.BF16_MIXED:
         return f"param_dtype=torch.bfloat16, reduce_dtype={DTYPES[reduce]}"
     return "" if reduce is weights(question) else f"reduce_dtype={DTYPES[reduce]}"
@@ -100,7 +122,7 @@ def options(question: Question, settings: Settings) -> dict[str, Any]:
         "version": 2,
         "reshard_after_forward": reshards(settings),
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": LAYER_CLASSES[question.workload.model.model_type],
+        "transformer_layer_cls_to_wrap": LAYER_CLASSES.get(question.workload.model.model_type, ""),
         "activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
         "offload_params": settings.cpu_offload,
         # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
@@ -123,6 +145,8 @@ def checkpointing(settings: Settings) -> tuple[str, ...]:
     """Lines of code that checkpoint the layers of ``model`` as the probe program does."""
     how = settings.activation_checkpointing
     plain = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
+    if how is Checkpointing.OFFLOAD:  # layers' inputs wait for backward in pinned host memory
+        return (plain.replace(")", ", offload=True)"),)
     if how is Checkpointing.SELECTIVE:
         return (
             "kept = [  # matrix products and attention; all else is computed again",
@@ -161,10 +185,15 @@ VERSION = (
 # FSDP1, change nothing here.
 KNOWN = frozenset({
     "version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap",
-    "activation_checkpointing", "offload_params", "cpu_offload", "cpu_ram_efficient_loading",
-    "state_dict_type", "sync_module_states", "use_orig_params", "backward_prefetch",
-    "backward_prefetch_policy", "forward_prefetch",
+    "activation_checkpointing", "activation_checkpointing_offload", "offload_params",
+    "cpu_offload", "cpu_ram_efficient_loading", "state_dict_type", "sync_module_states",
+    "use_orig_params", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch",
 })  # fmt: skip
+
+
+# The first release of accelerate that reads ``activation_checkpointing_offload``
+# (``fsdp_utils.py``); 1.14 passes over it.
+ON_HOST = ">=1.15"
 
 
 def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -186,8 +215,13 @@ def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, .
         "sharding": str(Sharding.FULL_SHARD if reshards else Sharding.SHARD_GRAD_OP),
         "cpu_offload": any(fields.flag(names[one]) for one in ("offload_params", "cpu_offload")),
     }
+    on_host = fields.flag(names["activation_checkpointing_offload"])
     if fields.flag(names["activation_checkpointing"]):
-        knobs["activation_checkpointing"] = str(Checkpointing.FULL)
+        how = Checkpointing.OFFLOAD if on_host else Checkpointing.FULL
+        knobs["activation_checkpointing"] = str(how)
+    elif on_host:  # as accelerate refuses it
+        allowed = "must be false where no layer is checkpointed"
+        raise fields.error(names["activation_checkpointing_offload"], allowed)
     named = fields.values.get(names["transformer_layer_cls_to_wrap"]) or []
     words = named if isinstance(named, list) else str(named).split(",")
     return knobs, tuple(str(word).strip() for word in words)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
-from tuner.core.workload import Loss
+from tuner.core.workload import Loss, ReduceDtype
 from tuner.launchfiles.contract import About
 
 # Characters of a comment line, without its mark.
@@ -60,7 +60,7 @@ def versions_text(about: About) -> str:
     return ", ".join(f"{name} {version}" for name, version in sorted(about.versions.items()))
 
 
-def asked(question: Question) -> str:
+def asked(question: Question, settings: Settings) -> str:
     """Says what is trained, where, in one sentence; of a user's script what is known of it."""
     work = question.workload
     if question.script is not None:
@@ -68,17 +68,24 @@ def asked(question: Question) -> str:
             f"Your own script {question.script.path} on {question.cluster.name}: sequences of"
             f" {work.sequence_length} tokens, {work.global_batch_size} in an optimizer step."
         )
+    reduced = f"in {work.reduce_dtype}"
+    if work.reduce_dtype is ReduceDtype.FRAMEWORK:
+        reduced = "as the framework does: in fp32 under DDP, in bf16 under FSDP"
     return (
         f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
         f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
-        f" gradients reduced in {work.reduce_dtype}{_loss(question)}."
+        f" gradients reduced {reduced}{_added(question, settings)}."
     )
 
 
-def _loss(question: Question) -> str:
-    """Says what the loss is, where it is not transformers' own."""
-    said = loss_text(question)
-    return f", the loss {said}" if said else ""
+def _added(question: Question, settings: Settings) -> str:
+    """Says what the loss is, where it is not transformers' own, other tensor parallelism, and what
+    is trained in the place of the model."""
+    said, work = loss_text(question), question.workload
+    whole = work.splits_sequence or settings.model_parallel_size == 1
+    split = "" if whole else f", tensor parallelism with {work.tensor_parallel}"
+    adapter = "" if work.adapter is None else f"; {work.adapter}, the model frozen"
+    return (f", the loss {said}" if said else "") + split + adapter
 
 
 def loss_text(question: Question) -> str:
@@ -91,5 +98,5 @@ def loss_text(question: Question) -> str:
 def provenance(question: Question, settings: Settings, about: About) -> list[str]:
     """The first block: study, date, provenance, versions, question, settings and figures."""
     figures = (f"- {figure}" for figure in about.figures)
-    said = (written(about), about.other_stack, asked(question))
+    said = (written(about), about.other_stack, asked(question, settings))
     return comments(*said, str(settings).replace(",", ", "), *figures)

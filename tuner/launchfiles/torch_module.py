@@ -37,7 +37,7 @@ from tuner.launchfiles.fsdp import (
     weights,
 )
 from tuner.launchfiles.header import comments, header, provenance
-from tuner.launchfiles.loss import loss_code, use_loss
+from tuner.launchfiles.model_code import loss_code, use_loss
 
 FILE_NAME = "tuned.py"
 
@@ -142,10 +142,13 @@ def _prepare(question: Question, settings: Settings) -> Iterator[str]:
     yield '    """The model with the settings applied, on this process\'s device."""'
     yield from (f"    {line}" for line in checkpointing(settings))
     if settings.tp_size > 1:
-        narrow = ", widens=False" if question.workload.loss is Loss.OWN_DTYPE else ""
-        known = f"recompute_allgather=TP_RECOMPUTE_ALLGATHER{narrow}"
-        yield f'    parallelize(model, mesh["tp"], {known})'
-    elif use := use_loss(question, settings):
+        work = question.workload
+        gathers, narrow = work.gathers_logits, work.loss is Loss.OWN_DTYPE
+        known = ["recompute_allgather=TP_RECOMPUTE_ALLGATHER"] if work.splits_sequence else []
+        known += [] if work.splits_sequence else [f'style="{work.tensor_parallel}"']
+        known += ["widens=False"] if narrow and not gathers else []
+        yield f'    parallelize(model, mesh["tp"], {", ".join(known)})'
+    if use := use_loss(question, settings):
         yield f"    {use}"
     if sharded:
         axes = ", ".join(f'"{name}"' for name in _axes(question, settings) if name != "tp")
@@ -261,7 +264,9 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
         refusals.pipelines("torch's own loop", settings, "torch"),
+        refusals.adapters("torch's own loop", question),
         refusals.fsdp2("torch's FSDP2", question, settings, "torch"),
+        refusals.liger("the module", question, settings),
         "DistributedDataParallel takes no parameters that tensor parallelism has split; ask again"
         " with --knob sharding=shard_grad_op,full_shard"
         if splits_replicas

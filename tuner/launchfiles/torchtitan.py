@@ -22,6 +22,7 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     has_data_parallel_ranks,
+    reduced_in,
     sync_acts,
     torchrun,
 )
@@ -123,6 +124,8 @@ def _python(question: Question, settings: Settings) -> str:
             for field, value in fields.items()
         ),
         f"    config.activation_checkpoint = {policy}",
+        # registered configurations compute it part by part (``ChunkedLossWrapper``)
+        '    config.loss = getattr(config.loss, "loss_fn", config.loss)  # of whole logits',
         "    return config",
     ]
     return "\n".join(lines)
@@ -145,6 +148,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.own_script("torchtitan trains by code of its own", question),
         refusals.pipelines("torchtitan", settings, "torch"),
         refusals.fused("torchtitan", settings),
+        refusals.adapters("torchtitan", question),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"
@@ -170,6 +174,11 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
             " defer_all_reduce=false"
         )
+    if settings.tp_size > 1 and not question.workload.splits_sequence:
+        return (
+            "torchtitan's tensor parallelism is sequence parallel; ask again with"
+            " --tensor-parallel sequence_parallel"
+        )
     if settings.tp_recompute_allgather and settings.tp_size > 1:
         return (
             "torchtitan keeps gathered activations for backward; ask again with"
@@ -179,6 +188,11 @@ def _other_step(question: Question, settings: Settings) -> str | None:
         return (
             "torchtitan's selective checkpointing of operators keeps every second matrix product"
             " only; ask again with --knob activation_checkpointing=none,every_2,full"
+        )
+    if settings.activation_checkpointing is Checkpointing.OFFLOAD:
+        return (
+            "torchtitan 0.2 keeps the inputs of checkpointed layers on the device; ask again with"
+            " --knob activation_checkpointing=none,every_2,full"
         )
     if (
         settings.activation_checkpointing is Checkpointing.EVERY_2
@@ -209,7 +223,7 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
         return None
     sharded = is_sharded(question, settings)
     reduced = ReduceDtype.FP32 if sharded else weights(question)
-    if question.workload.reduce_dtype is reduced:
+    if reduced_in(question, settings) is reduced:
         return None
     how = "sharded gradients" if sharded else f"gradients of {weights(question)}"
     return f"torchtitan reduces {how} in {reduced} only; ask again with --reduce-dtype {reduced}"

@@ -28,13 +28,16 @@ from tuner.launchfiles.contract import (
     batch_text,
     has_data_parallel_ranks,
     other_stack,
+    reduced_in,
     torchrun,
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
     DTYPES,
     ddp_reduce_dtype,
+    dtype_argument,
     is_passed_over,
+    loaded,
     options,
     read_fsdp,
     reshards,
@@ -48,11 +51,15 @@ from tuner.launchfiles.header import (
     provenance,
     versions_text,
 )
+from tuner.launchfiles.model_code import adapter_code
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
-from tuner.space.rules import EVERY_2_BY_TRAINER
+from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
 FILE_NAME = "training_args.json"
 FLAGS_FILE_NAME = "trainer.sh"
+# Releases whose ``fsdp_config`` has ``version``, ``reshard_after_forward`` and ``state_dict_type``
+# (``TrainingArguments.__post_init__``: the wheels of 4.51.3 to 4.57.6, read; 4.52.4 was run).
+FSDP2_BY_TRAINER = ">=5.0"
 # Characters; Weights & Biases shows no more.
 LONGEST_RUN_NAME = 128
 
@@ -60,6 +67,18 @@ _OPTIMIZERS = {
     Optimizer.ADAMW: "adamw_torch",
     Optimizer.ADAMW_8BIT: "adamw_torch_8bit",
     Optimizer.SGD: "sgd",
+}
+
+
+# Liger's loss alone, as it was priced: it would swap norms, rotations and MLPs too. What a model
+# type has not is passed over (``_apply_liger_kernel_to_instance``, liger-kernel 0.8.5).
+LIGER_CONFIG: Mapping[str, bool] = {
+    "fused_linear_cross_entropy": True,
+    "cross_entropy": False,
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+    "geglu": False,
 }
 
 
@@ -87,6 +106,11 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
         values[f"{own}_kwargs"] = {"use_reentrant": False}
         if settings.activation_checkpointing is Checkpointing.EVERY_2:
             values[f"{own}_kwargs"]["every_n_layers"] = 2
+        if settings.activation_checkpointing is Checkpointing.OFFLOAD:
+            values[f"{own}_kwargs"]["offload"] = True
+    if settings.fused_loss and question.script is None:
+        values["use_liger_kernel"] = True
+        values["liger_kernel_config"] = dict(LIGER_CONFIG)
     if is_sharded(question, settings):
         values["fsdp"] = True
         if release is not None and release < Version("5.17"):  # some of its options were words
@@ -110,12 +134,20 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         None if is_trainer else own,
         refusals.tensors("the Trainer", settings, "trainer"),
         refusals.pipelines("the Trainer", settings, "trainer"),
-        refusals.fused("the Trainer", settings),
+        None if is_trainer else refusals.fused("the Trainer", settings, "trainer"),
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
         _other_checkpointing(question, settings),
     )
+
+
+def _why_no_flags(question: Question, settings: Settings) -> str | None:
+    """``HfArgumentParser`` takes no dictionary of ``liger_kernel_config`` from a command line:
+    transformers 5.23 ends with "invalid dict value"."""
+    fused = settings.fused_loss and question.script is None
+    flags = "no flag takes liger_kernel_config; take the format trainer" if fused else None
+    return refusals.first(_why_not(question, settings), flags)
 
 
 def _other_checkpointing(question: Question, settings: Settings) -> str | None:
@@ -128,11 +160,14 @@ def _other_checkpointing(question: Question, settings: Settings) -> str | None:
             "the Trainer's arguments cannot name what selective checkpointing keeps; ask again with"
             " --knob activation_checkpointing=none,every_2,full"
         )
-    if how is Checkpointing.EVERY_2 and release and not meets(release, EVERY_2_BY_TRAINER):
-        oldest = EVERY_2_BY_TRAINER.strip(">=")
+    needed = {
+        Checkpointing.EVERY_2: (EVERY_2_BY_TRAINER, "checkpoints all layers or none"),
+        Checkpointing.OFFLOAD: (OFFLOAD_BY_MODEL, "keeps inputs of layers on the device"),
+    }.get(how)
+    if needed and release and not meets(release, needed[0]):
         return (
-            "in this version the Trainer checkpoints all layers or none; ask again with"
-            f" --framework-version transformers={oldest}"
+            f"in this version the Trainer {needed[1]}; ask again with"
+            f" --framework-version transformers={needed[0].strip('>=')}"
         )
     return None
 
@@ -142,18 +177,37 @@ def _other_sharding(question: Question, settings: Settings) -> str | None:
         return "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp"
     if not is_sharded(question, settings):
         return None
-    if question.framework.fsdp_version == 1:
+    if question.workload.adapter is not None:
+        # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
         return (
-            "in these versions the Trainer shards with FSDP1, and tuner writes FSDP2; ask again"
-            " with --framework-version transformers=5.17"
+            "the Trainer shards each matrix of an adapter by itself, not with its layer; take the"
+            " format accelerate, or ask again with --knob sharding=ddp"
         )
+    newer = f"ask again with --framework-version transformers={FSDP2_BY_TRAINER.strip('>=')}"
+    if question.framework.fsdp_version == 1:
+        return f"in these versions the Trainer shards with FSDP1, and tuner writes FSDP2; {newer}"
+    other = "launch the Trainer with the file of the format accelerate, or "
+    if refusals.liger("accelerate", question, settings):  # which has another loss
+        other = ""
+    if passed_over := no_fsdp2(question):
+        return f"{passed_over}; {other}{newer}"
     if settings.sharding is Sharding.HYBRID_SHARD:
         return (
-            "TrainingArguments cannot say in JSON over which GPUs hybrid_shard shards; launch the"
-            " Trainer with the file of the format accelerate, or ask again with --knob"
-            " sharding=ddp,shard_grad_op,full_shard"
+            "TrainingArguments cannot say in JSON over which GPUs hybrid_shard shards;"
+            f" {other}ask again with --knob sharding=ddp,shard_grad_op,full_shard"
         )
     return None
+
+
+def no_fsdp2(question: Question) -> str:
+    """Why the Trainer's arguments choose no FSDP2 in the stated release; empty where they do."""
+    release = question.framework.versions.get("transformers")
+    if release is None or meets(release, FSDP2_BY_TRAINER):
+        return ""
+    return (
+        f"transformers {release} passes over the arguments that choose FSDP2, and would shard with"
+        " FSDP1"
+    )
 
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:
@@ -164,10 +218,11 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
     work = question.workload
     mixed = work.precision is Precision.BF16_MIXED and is_sharded(question, settings)
     reduced = ReduceDtype.BF16 if mixed else weights(question)
-    if work.reduce_dtype is reduced or _hook(question, settings):
+    asked = reduced_in(question, settings)
+    if asked is reduced or _hook(question, settings):
         return None
     return (
-        f"the Trainer reduces these gradients in {reduced}, and the study has {work.reduce_dtype};"
+        f"the Trainer reduces these gradients in {reduced}, and the study has {asked};"
         f" ask again with --reduce-dtype {reduced}"
     )
 
@@ -182,13 +237,15 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     """Lists what no argument says."""
     work, size = question.workload, question.cluster.world_size
     load = (
-        f"Load the model with dtype={DTYPES[weights(question)]} and attn_implementation='sdpa',"
-        " and set model.config.use_cache = False."
+        f"Load the model with {dtype_argument(question)}={DTYPES[loaded(question)]} and"
+        " attn_implementation='sdpa', and set model.config.use_cache = False."
     )
     own = "The optimizer, number formats and all else are your script's own."
-    hook, loss = _hook(question, settings), _loss(question)
+    hook, loss = _hook(question, settings), _loss(question, settings)
+    wrap = " ".join(adapter_code(question).split())
     return (
         load if question.script is None else own,
+        *([f"Then {wrap} of peft's."] if wrap and question.script is None else []),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
@@ -215,12 +272,17 @@ def _hook(question: Question, settings: Settings) -> str:
     )
 
 
-def _loss(question: Question) -> str:
+def _loss(question: Question, settings: Settings) -> str:
     """Says how the Trainer is given the study's loss; empty where that is transformers' own.
 
     It divides the loss of such a function by nothing (``Trainer.training_step``, transformers
     5.23).
     """
+    if settings.fused_loss and question.script is None:
+        return (
+            "The loss is Liger's fused linear cross entropy (loss_kernel liger); norms, rotations"
+            " and MLPs are the model's own, as they were priced."
+        )
     said = loss_text(question)
     if question.script is not None or not said:
         return ""
@@ -262,7 +324,7 @@ FLAGS = Format(
     file_name=FLAGS_FILE_NAME,
     stack=Stack.TORCH,
     media_type=MEDIA_TYPE,
-    why_not=_why_not,
+    why_not=_why_no_flags,
     render=_render_flags,
     argv=argv,
 )
@@ -283,7 +345,6 @@ REFUSED: Mapping[str, str] = {
     "fp16": "must be false: fp16 is not predicted",
     "torch_compile": "must be false: compiled models are not predicted",
     "torch_compile_backend": "must be left out: compiled models are not predicted",
-    "use_liger_kernel": "must be false: its kernels are not predicted",
     "auto_find_batch_size": "must be false: the batch must not change",
     "parallelism_config": "is not predicted",
     "fsdp_min_num_params": "must be 0: figures are of layers that are sharded one by one",
@@ -291,7 +352,8 @@ REFUSED: Mapping[str, str] = {
 # Fields that are looked at.
 READ = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", "optim",
-    "bf16", "fsdp", "fsdp_config", "activation_checkpointing", "gradient_checkpointing", *REFUSED,
+    "use_liger_kernel", "liger_kernel_config", "bf16", "fsdp", "fsdp_config",
+    "activation_checkpointing", "gradient_checkpointing", *REFUSED,
 })  # fmt: skip
 
 
@@ -313,11 +375,14 @@ def read(values: Mapping[str, Any]) -> Found:
         knobs, classes = _read_fsdp(fields, words)
     own = fields.any_of("activation_checkpointing", "gradient_checkpointing")
     by_plugin = "activation_checkpointing" in knobs
-    full = by_plugin or fields.flag(own)
-    knobs["activation_checkpointing"] = str(Checkpointing.FULL if full else Checkpointing.NONE)
+    full = Checkpointing.FULL if fields.flag(own) else Checkpointing.NONE
+    knobs.setdefault("activation_checkpointing", str(full))
     if fields.flag(own):
         given = fields.part(f"{own}_kwargs")
-        given.refuse("offload", "must be false: activations in host memory are not predicted")
+        if given.flag("offload"):
+            knobs["activation_checkpointing"] = str(Checkpointing.OFFLOAD)
+            allowed = "must be 1 with offload: others are not predicted"
+            given.refuse("every_n_layers", allowed, but=(1,))
         given.refuse("every_n_layers", "must be 1 or 2: others are not predicted", but=(1, 2))
         if given.whole("every_n_layers", 1) == 2:
             knobs["activation_checkpointing"] = str(Checkpointing.EVERY_2)
@@ -336,19 +401,38 @@ def read(values: Mapping[str, Any]) -> Found:
         "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),
     }
+    fused, notes = _read_liger(fields)
+    if fused:
+        knobs["fused_loss"] = True
     optimizer = fields.choice("optim", OPTIMIZERS, "adamw_torch_fused")
     return Found(
         format_name=NAME,
         knobs=knobs,
         unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields),
         may={
-            "framework": ("trainer", "accelerate", "torch"),
+            "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
             "optimizer": (str(optimizer),),
         },
         layer_classes=classes,
         fsdp_checkpointing=by_plugin,
+        notes=notes,
     )
+
+
+def _read_liger(fields: Fields) -> tuple[bool, tuple[str, ...]]:
+    """Tells whether Liger's kernels fuse the loss, with a note where they do more."""
+    config = fields.part("liger_kernel_config")
+    if not fields.flag("use_liger_kernel"):
+        return False, ()
+    config.refuse("cross_entropy", "must be false: Liger's loss of whole logits is not predicted")
+    others = [name for name in LIGER_CONFIG if not LIGER_CONFIG[name] and name != "cross_entropy"]
+    swapped = [name for name in others if config.flag(name, True)]
+    note = (
+        f"Liger's kernels of norms, rotations or MLPs (liger_kernel_config leaves"
+        f" {', '.join(swapped)} on) are not predicted: the figures are of the model's own"
+    )
+    return config.flag("fused_linear_cross_entropy", True), (note,) if swapped else ()
 
 
 def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -10,6 +10,7 @@ from tuner.model.fields import (
     ARCHITECTURES,
     HARMLESS,
     IMPLEMENTATIONS,
+    LAYERS,
     ONLY,
     POSITIONS,
     REFUSED,
@@ -30,6 +31,8 @@ DEEPEST = 8
 LARGEST_INTEGER = 2**63
 # Factors of a scaling by channel.
 MOST_CHANNELS = 2**16
+# Characters of a value of types that only dry runs know.
+LONGEST_WORD = 100
 
 _THETA = number(1.0, 1e15, above=True)
 _FACTOR = number(0.0, 1e6, above=True)
@@ -96,6 +99,72 @@ def check_fields(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
         fields["rope_parameters"] = _take_rope(architecture.rope, fields, rest)
     _drop_harmless(model_type, architecture, rest)
     return fields
+
+
+# Where a type that only dry runs know says how many layers its decoder has, and how long its
+# sequences may be; its text part may have a configuration of its own.
+LAYER_NAMES = ("decoder_layers", "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+LENGTH_NAMES = (
+    "max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "n_ctx",
+    "seq_length", "max_sequence_length",
+)  # fmt: skip
+# Sizes that are believed of such types; those with a mask of all positions squared take fewer.
+LARGEST_SIZE = 2**24
+SQUARED = frozenset({"codegen", "gpt_neo", "gptj"})
+MOST_SQUARED = 2**15
+# What of HARMLESS is not, in some of them.
+_READ = frozenset({"is_decoder", "original_max_position_embeddings", "max_sequence_length"})
+
+
+def text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields of the language model, of a configuration that may have several parts."""
+    nested = fields.get("text_config")
+    return nested if isinstance(nested, Mapping) else fields
+
+
+def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    """The name under which text fields give something; empty where they do not."""
+    own = text_of(fields)
+    return next((name for name in names if own.get(name) is not None), "")
+
+
+def check_traced(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a type that only dry runs know: any JSON that names no code and no place.
+
+    Raises:
+        ModelConfigError: a field is refused, too large, or does not say how many layers there are.
+    """
+    check_json(given)
+    fields = _without_code(given)
+    name = first_of(fields, LAYER_NAMES)
+    if not name:
+        allowed = f"must be given for {model_type}, whose defaults are not known here"
+        raise ModelConfigError(LAYER_NAMES[1], None, allowed)
+    whole(1, LAYERS)(name, text_of(fields)[name])
+    if length := first_of(fields, LENGTH_NAMES):
+        most = MOST_SQUARED if model_type in SQUARED else POSITIONS
+        whole(1, most)(length, text_of(fields)[length])
+    return fields
+
+
+def _without_code(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What is left of an object when nothing harmless is; what names code is refused anywhere."""
+    rest = dict(given)
+    _refuse(rest)
+    left = {n: v for n, v in rest.items() if n not in HARMLESS or n in _READ}
+    return {name: _without_places(_shown_key(name), value) for name, value in left.items()}
+
+
+def _without_places(name: str, value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return _without_code(value)
+    if isinstance(value, list | tuple):
+        return [_without_places(name, item) for item in value]
+    if isinstance(value, str) and ("/" in value or "\\" in value or len(value) > LONGEST_WORD):
+        raise ModelConfigError(name, value, "must be a word: it could name a file or a repository")
+    if isinstance(value, int) and abs(value) > LARGEST_SIZE:
+        raise ModelConfigError(name, value, f"must be {LARGEST_SIZE} at most")
+    return value
 
 
 def check_json(value: object, name: str = "", depth: int = 0) -> None:

@@ -115,11 +115,13 @@ class Architecture:
     """
 
     fields: Mapping[str, Field]  # the allow-list, by name
-    rope: Rope | None = field(default_factory=Rope)  # rotary embeddings; null for learned positions
+    rope: Rope | None = field(default_factory=Rope)  # rotary embeddings, if it has any
+    learned_positions: bool = False  # whether each position has an embedding of its own
     own_head_dim: bool = True  # whether ``head_dim`` may differ from hidden size / heads
     divides_hidden: bool = False  # whether heads must divide the hidden size even then
     norms: int = 2  # norms of the hidden size in one layer
-    norm_weights: int = 1  # weights of a norm per channel: 1 for RMSNorm, 2 for LayerNorm
+    layer_norm: bool = False  # whether norms are torch's LayerNorm, or RMSNorm in fp32
+    norm_weights: int = 1  # weights of a norm per channel: 2 where it has a bias
     head_norms: bool | str = False  # whether queries and keys are normed over a head's channels
     wide_norms: bool = False  # whether queries and keys are normed over all heads' channels
     qkv_bias: bool | str = False
@@ -315,6 +317,72 @@ def _qwen_window(*, typed: bool = True) -> dict[str, Field]:
     return fields if typed else _without(fields, "max_window_layers", "layer_types")
 
 
+def _granite() -> dict[str, Field]:
+    """Fields of Granite: factors of what is embedded, added, attended to and told."""
+    factor = number(-1e6, 1e6)
+    names = ("embedding", "residual", "attention")
+    return {
+        "attention_bias": Field(flag, False),
+        **{f"{name}_multiplier": Field(factor, 1.0) for name in names},
+        "logits_scaling": Field(number(0.0, 1e6, above=True), 1.0),
+    }
+
+
+def _gpt(activation: str, **more: Field) -> dict[str, Field]:
+    """Fields of GPT-2 and what was made of it."""
+    return {
+        "vocab_size": Field(whole(1, VOCABULARY), 50257),
+        "hidden_size": Field(whole(1, HIDDEN), 768, also=("n_embd",)),
+        "n_inner": Field(whole(1, WIDTH), None, nullable=True),
+        "num_hidden_layers": Field(whole(1, LAYERS), 12, also=("n_layer",)),
+        "num_attention_heads": Field(whole(1, HEADS), 12, also=("n_head",)),
+        "max_position_embeddings": Field(whole(1, POSITIONS), 1024, also=("n_positions",)),
+        "tie_word_embeddings": Field(flag, True),
+        "activation_function": _act(activation),
+        "layer_norm_epsilon": Field(_EPSILON, 1e-5),
+        "attn_pdrop": Field(_DROPOUT, 0.1),
+        "resid_pdrop": Field(_DROPOUT, 0.1),
+        "embd_pdrop": Field(_DROPOUT, 0.1),
+        "scale_attn_weights": Field(flag, True),
+        **more,
+        **_TOKENS,
+    }
+
+
+# Beside their fields.
+_OF_GPT: Mapping[str, Any] = {
+    "rope": None, "learned_positions": True, "own_head_dim": False, "layer_norm": True,
+    "norm_weights": 2, "gated": False, "qkv_bias": True, "output_bias": True, "mlp_bias": True,
+    "harmless": frozenset(
+        """
+        inference_runner max_batch_size max_sequence_length n_ctx n_special pad_key_length
+        pre_allocate_kv_cache predict_special_tokens summary_activation summary_first_dropout
+        summary_proj_to_labels summary_type summary_use_proj validate_runner_input
+        """.split()  # noqa: SIM905
+    ),
+}  # fmt: skip
+
+# What MPT's own ``attn_config`` may hold without being another model; ``attn_pdrop`` and others of
+# ``MptAttentionConfig`` that transformers does not read, or that must be as they are here.
+_MPT_ONLY: Mapping[str, Any] = {
+    "attn_pdrop": 0, "alibi": True, "alibi_bias_max": 8, "attn_type": "multihead_attention",
+    "prefix_lm": False, "qk_ln": False, "attn_uses_sequence_id": False,
+}  # fmt: skip
+_MPT_FACTORS = ("clip_qkv", "softmax_scale")
+
+
+def _attention_of_mpt(name: str, value: object) -> dict[str, float] | None:
+    """MPT's ``attn_config``: the two factors that transformers reads, where they are set."""
+    if not isinstance(value, Mapping):
+        raise ModelConfigError(name, value, "must be an object")
+    for key in set(value) - {*_MPT_FACTORS, "attn_impl", "model_type"}:
+        if key not in _MPT_ONLY or value[key] != _MPT_ONLY[key]:
+            raise ModelConfigError(f"{name}.{key}", value[key], f"may hold {dict(_MPT_ONLY)} only")
+    positive = number(0.0, 1e6, above=True)
+    given = {key: value[key] for key in _MPT_FACTORS if value.get(key) is not None}
+    return {key: positive(f"{name}.{key}", factor) for key, factor in given.items()} or None
+
+
 # By ``model_type``. Numbers of ``_decoder`` are vocabulary, hidden size, MLP width, layers, heads
 # and positions that transformers takes where a file says nothing.
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -419,7 +487,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             qk_layernorm=Field(flag, False),
         ),
         rope=Rope(partial=0.5),
-        own_head_dim=False, norms=1, norm_weights=2, gated=False, head_norms="qk_layernorm",
+        own_head_dim=False, norms=1, layer_norm=True, norm_weights=2, gated=False,
+        head_norms="qk_layernorm",
         qkv_bias=True, output_bias=True, mlp_bias=True, head_bias=True,
     ),
     "phi3": Architecture(
@@ -435,30 +504,57 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         rope=Rope(partial=1.0, kinds=("default", "longrope")), own_head_dim=False,
     ),
     "gpt2": Architecture(
+        fields=_gpt(
+            "gelu_new",
+            scale_attn_by_inverse_layer_idx=Field(flag, False),
+            reorder_and_upcast_attn=Field(flag, False),
+        ),
+        **_OF_GPT,
+    ),
+    "gpt_bigcode": Architecture(
+        fields=_gpt(
+            "gelu_pytorch_tanh",
+            # it holds a mask of all positions squared
+            max_position_embeddings=Field(whole(1, 2**15), 1024, also=("n_positions",)),
+            multi_query=Field(flag, True), attention_softmax_in_fp32=Field(flag, True),
+            scale_attention_softmax_in_fp32=Field(flag, True),
+        ),
+        **_OF_GPT,
+    ),
+    "granite": Architecture(
+        fields=_decoder(
+            32000, 4096, 11008, 32, 32, 2048, mlp_bias=Field(flag, False),
+            **_granite(), **_without(_grouped(None), "head_dim"),
+        ),
+        own_head_dim=False,
+        qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias="mlp_bias",
+    ),
+    "granitemoe": Architecture(
+        fields=_decoder(
+            32000, 4096, 11008, 32, 32, 2048,
+            **_granite(), **_without(_grouped(None), "head_dim"),
+            **_router("num_local_experts", 8, 2),
+        ),
+        own_head_dim=False, qkv_bias="attention_bias", output_bias="attention_bias",
+    ),
+    "mpt": Architecture(
         fields={
-            "vocab_size": Field(whole(1, VOCABULARY), 50257),
-            "hidden_size": Field(whole(1, HIDDEN), 768, also=("n_embd",)),
-            "n_inner": Field(whole(1, WIDTH), None, nullable=True),
-            "num_hidden_layers": Field(whole(1, LAYERS), 12, also=("n_layer",)),
-            "num_attention_heads": Field(whole(1, HEADS), 12, also=("n_head",)),
-            "max_position_embeddings": Field(whole(1, POSITIONS), 1024, also=("n_positions",)),
+            "vocab_size": Field(whole(1, VOCABULARY), 50368),
+            "hidden_size": Field(whole(1, HIDDEN), 2048, also=("d_model",)),
+            "num_hidden_layers": Field(whole(1, LAYERS), 24, also=("n_layers",)),
+            "num_attention_heads": Field(whole(1, HEADS), 16, also=("n_heads",)),
+            "max_seq_len": Field(whole(1, POSITIONS), 2048, also=("max_position_embeddings",)),
+            "expansion_ratio": Field(whole(4, 4), 4),  # transformers reads no other
             "tie_word_embeddings": Field(flag, True),
-            "activation_function": _act("gelu_new"),
             "layer_norm_epsilon": Field(_EPSILON, 1e-5),
-            "attn_pdrop": Field(_DROPOUT, 0.1),
-            "resid_pdrop": Field(_DROPOUT, 0.1),
-            "embd_pdrop": Field(_DROPOUT, 0.1),
-            "scale_attn_weights": Field(flag, True),
-            "scale_attn_by_inverse_layer_idx": Field(flag, False),
-            "reorder_and_upcast_attn": Field(flag, False),
+            "attn_config": Field(_attention_of_mpt, nullable=True),
             **_TOKENS,
         },
-        rope=None, own_head_dim=False, norm_weights=2, gated=False,
-        qkv_bias=True, output_bias=True, mlp_bias=True,
+        rope=None, own_head_dim=False, layer_norm=True, gated=False,
         harmless=frozenset(
             """
-            n_ctx n_special predict_special_tokens summary_activation summary_first_dropout
-            summary_proj_to_labels summary_type summary_use_proj
+            emb_pdrop embedding_fraction fc_type init_config init_device learned_pos_emb logit_scale
+            no_bias norm_type resid_pdrop tokenizer_name verbose
             """.split()  # noqa: SIM905
         ),
     ),
@@ -470,7 +566,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             attention_bias=Field(flag, True),
         ),
         rope=Rope(partial=0.25),
-        own_head_dim=False, norm_weights=2, gated=False,
+        own_head_dim=False, layer_norm=True, norm_weights=2, gated=False,
         qkv_bias="attention_bias", output_bias="attention_bias", mlp_bias=True,
         harmless=frozenset({"attention_probs_dropout_prob", "hidden_dropout_prob"}),
     ),

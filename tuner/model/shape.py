@@ -18,8 +18,17 @@ from typing import Any
 
 from tuner.catalog import models
 from tuner.errors import ModelConfigError, UnknownNameError
-from tuner.model.checks import check_fields, check_json, sparse_layers
-from tuner.model.fields import ARCHITECTURES, Architecture
+from tuner.model.checks import (
+    LAYER_NAMES,
+    LENGTH_NAMES,
+    check_fields,
+    check_json,
+    check_traced,
+    first_of,
+    sparse_layers,
+    text_of,
+)
+from tuner.model.fields import ARCHITECTURES, POSITIONS, Architecture
 
 # Published ``config.json`` files have a few kB; no more than this is read.
 LARGEST_FILE_BYTES = 2**20
@@ -47,12 +56,14 @@ class ModelConfig:
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             allowed = f"must be printable, from 1 to {LONGEST_NAME} characters"
             raise ModelConfigError("model name", name, allowed)
-        if not isinstance(known, str) or known not in ARCHITECTURES:
-            near = get_close_matches(str(known)[:80], ARCHITECTURES, n=1)
+        traced = models.traced_types()
+        if not isinstance(known, str) or (known not in ARCHITECTURES and known not in traced):
+            near = get_close_matches(str(known)[:80], (*ARCHITECTURES, *traced), n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             allowed = f"must be one of {', '.join(ARCHITECTURES)}{hint}"
             raise ModelConfigError("model_type", known, allowed)
-        fields = check_fields(known, self.fields)
+        check = check_fields if known in ARCHITECTURES else check_traced
+        fields = check(known, self.fields)
         text = json.dumps([self.model_type, fields], sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "fields", _freeze(fields))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
@@ -62,7 +73,18 @@ class ModelConfig:
         return {"model_type": self.model_type, **_thaw(self.fields)}
 
     @property
+    def is_traced(self) -> bool:
+        """Tells whether its type is known by dry runs alone, of transformers' own class.
+
+        Of such a model there is no arithmetic: of what follows only its layers and its longest
+        sequence are known, all else is as of a model that has nothing of it.
+        """
+        return self.model_type not in ARCHITECTURES
+
+    @property
     def layers(self) -> int:
+        if self.is_traced:
+            return int(text_of(self.fields)[first_of(self.fields, LAYER_NAMES)])
         return int(self.fields["num_hidden_layers"])
 
     @property
@@ -76,7 +98,8 @@ class ModelConfig:
 
     @property
     def kv_heads(self) -> int:
-        return int(self.fields.get("num_key_value_heads", self.heads))
+        shared = 1 if self.fields.get("multi_query") else self.heads
+        return int(self.fields.get("num_key_value_heads", shared))
 
     @property
     def head_dim(self) -> int:
@@ -85,16 +108,21 @@ class ModelConfig:
     @property
     def intermediate_size(self) -> int:
         """Inner channels of a dense MLP; in Mixtral, of one expert."""
-        return int(self.fields.get("intermediate_size") or self.fields["n_inner"])
+        given = self.fields.get("intermediate_size") or self.fields.get("n_inner")
+        return int(given or self.fields["expansion_ratio"] * self.hidden_size)
 
     @property
     def vocab_size(self) -> int:
         """Rows of the token embedding."""
+        if self.is_traced:
+            return int(text_of(self.fields).get("vocab_size") or 0)
         return int(self.fields["vocab_size"])
 
     @property
     def experts(self) -> int:
         """Experts of a sparse layer that are chosen among; 0 in a dense model."""
+        if self.is_traced:
+            return 0
         return int(self.fields.get("num_experts") or self.fields.get("num_local_experts") or 0)
 
     @property
@@ -117,7 +145,10 @@ class ModelConfig:
     @property
     def max_sequence_length(self) -> int:
         """Tokens of the longest sequence that the model is made for."""
-        return int(self.fields["max_position_embeddings"])
+        if self.is_traced:
+            name = first_of(self.fields, LENGTH_NAMES)
+            return int(text_of(self.fields)[name]) if name else POSITIONS
+        return int(self.fields.get("max_seq_len") or self.fields["max_position_embeddings"])
 
     @property
     def sparse_layers(self) -> int:
@@ -126,6 +157,8 @@ class ModelConfig:
 
     @property
     def parameters(self) -> int:
+        if self.is_traced:
+            return 0
         sparse = self.sparse_layers
         layers = sparse * self._sparse_layer() + (self.layers - sparse) * self._dense_layer()
         return layers + self._norm() + self.embedding_parameters
@@ -151,7 +184,7 @@ class ModelConfig:
         """
         head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
         bias = self.vocab_size if self._architecture.head_bias else 0
-        learned = self.max_sequence_length if self._architecture.rope is None else 0
+        learned = self.max_sequence_length if self._architecture.learned_positions else 0
         return (self.vocab_size + learned) * self.hidden_size + head + bias
 
     @property
@@ -322,13 +355,17 @@ class LayerKind:
     attention: str = FULL  # or :data:`SLIDING`
     rotates: bool = True  # whether its attention has rotary position embeddings
     sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
+    told: tuple[object, ...] = ()  # of a type that only dry runs know, what its fields tell apart
 
 
 def has_capped_scores(model: ModelConfig) -> bool:
-    """Tells whether scores of attention are capped, which is computed operator by operator (Gemma
-    2).
-    """
+    """Tells whether scores of attention are capped (Gemma 2)."""
     return bool(model.fields.get("attn_logit_softcapping"))
+
+
+def has_biased_scores(model: ModelConfig) -> bool:
+    """Tells whether scores get a bias for each distance, ALiBi (MPT)."""
+    return model.model_type == "mpt"
 
 
 @lru_cache(maxsize=256)
@@ -338,6 +375,8 @@ def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
     ``transformers/models``. A window slides also where it is longer than the sequence.
     """
+    if model.is_traced:
+        return _traced_kinds(model)
     fields, layers = model.fields, range(model.layers)
     step = int(fields.get("decoder_sparse_step") or 1)
     dense = fields.get("mlp_only_layers") or ()
@@ -371,6 +410,53 @@ def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     )
 
 
+# Fields by which every so many layers are of another kind, and by which the first few are:
+# ``full_attention_interval``, ``attn_layer_period``, ``moe_layer_freq``; ``first_k_dense_replace``,
+# ``num_dense_layers``.
+_PERIODS = ("period", "interval", "pattern", "freq", "every", "step")
+_LEADS = ("first_k", "num_dense", "dense_layers", "start_index")
+# Of fields without "layer" in their name, those whose numbers are layers': ``full_attn_idxs``.
+_INDICES = ("_idxs", "_indices", "_indexes")
+
+
+def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset[int]]:
+    """The fields of a configuration that name some of its layers by their numbers, from 0:
+    ``mlp_only_layers``, ``attn_layer_indices``, ``hybrid_layer_ids``."""
+    return {
+        name: frozenset(given)
+        for name, given in fields.items()
+        if isinstance(given, list | tuple) and ("layer" in name or name.endswith(_INDICES))
+        if all(type(one) is int and 0 <= one < layers for one in given)
+        if given and len(set(given)) == len(given)
+    }
+
+
+def _traced_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
+    """What a configuration of an unknown type says of each layer: by a list with an entry for each,
+    by the numbers of some, by a period, or by a number of first ones."""
+    own, count = text_of(model.fields), model.layers
+    named = layer_indices(own, count)
+    lists = [
+        v for n, v in own.items() if isinstance(v, tuple) and len(v) == count and n not in named
+    ]
+    whole = {n: v for n, v in own.items() if isinstance(v, int) and not isinstance(v, bool)}
+    periods = [v for n, v in whole.items() if any(w in n for w in _PERIODS) and 1 < v <= count]
+    leads = [v for n, v in whole.items() if any(w in n for w in _LEADS) and 0 < v < count]
+    if not lists and "block_types" in own and isinstance(own["block_types"], tuple):
+        periods.append(len(own["block_types"]))
+    return tuple(
+        LayerKind(
+            told=(
+                *(repr(one[i]) for one in lists),
+                *(i in some for some in named.values()),
+                *(i % period for period in periods),
+                *(i < lead for lead in leads),
+            )
+        )
+        for i in range(count)
+    )
+
+
 # What people see in the place of a model's name.
 NAME = "a model that is not named"
 # In the place of a configuration, such as no model has: its sizes rule out no parallel size up to
@@ -396,6 +482,11 @@ def unnamed_model() -> ModelConfig:
 def is_named(model: ModelConfig) -> bool:
     """Tells whether something is known of a model."""
     return model.fingerprint != unnamed_model().fingerprint
+
+
+def has_arithmetic(model: ModelConfig) -> bool:
+    """Tells whether needs and times of a model are computed; else rules of thumb stand for them."""
+    return is_named(model) and not model.is_traced
 
 
 def shown_workload(workload: Mapping[str, Any]) -> dict[str, Any]:

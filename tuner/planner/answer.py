@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from tuner.core.answer import MOST_ALTERNATIVES, Suggestion
 from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
+from tuner.core.framework import usual_loss_kernel
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Study
 from tuner.guard.faults import NO_REPLICA_OF_A_SCRIPT, known_verdicts
@@ -123,6 +124,7 @@ def _suggestion(
         probes=outcomes(counted.probes),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
+        loss_kernel="" if question.script else str(usual_loss_kernel(question.framework.name)),
     )
 
 

@@ -7,13 +7,15 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
 from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
-from tuner.planner.ranking import choose_predicted
+from tuner.planner.ranking import choose_predicted, complexity
 from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
     """The class to dry-run next, as a probe of those of its settings that lead."""
     known = forecast(study)
+    if study.question.workload.model.is_traced:
+        return _next_traced(known)
     study, leader = known.study, leading(known)
     if leader is None and known.what_is_wrong:
         return _stop(known, TRAINS_WRONGLY)
@@ -43,6 +45,24 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
     return ProbeRequest(
         settings=settings, fidelity=Fidelity.PREDICTED, repetition=max(same, default=-1) + 1
     )
+
+
+def _next_traced(known: Forecast) -> ProbeRequest | Stop:
+    """The next layout of a model that only dry runs know: those with fewer knobs off their default
+    go first, until all were dry-run or the budget is spent."""
+    left = [
+        settings
+        for settings in known.space.legal
+        if settings.settings_class not in known.refused and not known.is_settled(settings)
+    ]
+    if left and not (why := spent(known.study)):
+        return ProbeRequest(settings=min(left, key=complexity), fidelity=Fidelity.PREDICTED)
+    if known.estimates:
+        return _stop(known, why if left else "every layout was dry-run")
+    ended = (p.measurement.detail for p in known.refused.values() if p.measurement)
+    cannot = map(known.why_no_dry_run, known.space.legal)
+    detail = next(filter(None, (*ended, *cannot)), "")
+    return Stop(reason=f"nothing is predicted of any settings: {detail}")
 
 
 def leading(known: Forecast) -> Evaluation | None:

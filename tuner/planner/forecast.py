@@ -20,7 +20,7 @@ from tuner.cost.constants import Costs, default_costs, experts_of
 from tuner.cost.memory.device import communicator_count
 from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
-from tuner.dryrun.plan import PACKAGES
+from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned
 from tuner.planner.ranking import complexity
@@ -355,7 +355,9 @@ class Forecast:
         if not self.estimates:
             return ""
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
-        found = _estimate(self.asked, 2**62, next(iter(self.estimates)))
+        settings = next(iter(self.estimates))
+        traced = self.profiles.get(settings.settings_class, ())
+        found = _estimate(self.asked, 2**62, settings, *traced)
         return "" if found.step_time_s.value is not None else found.why
 
     def is_settled(self, settings: Settings) -> bool:
@@ -406,7 +408,8 @@ def forecast(study: Study) -> Forecast:
         profile = known.profiles.get(found.settings.settings_class)
         return _estimate(asked, limit, found.settings, *profile) if profile else found
 
-    estimates = {
+    estimates = {s: e for s, e in _by_traces(asked, limit, known).items() if s not in wrong}
+    estimates |= {
         e.settings: with_dry_run(e)
         for e in every
         if e.settings.settings_class not in known.refused and e.settings not in wrong
@@ -435,6 +438,17 @@ def forecast(study: Study) -> Forecast:
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
         asked=asked,
     )
+
+
+def _by_traces(asked: "Asked", limit: int, known: DryRuns) -> dict[Settings, Evaluation]:
+    """What is predicted of a model that only dry runs know: those of layouts that were dry-run."""
+    if not asked.question.workload.model.is_traced:
+        return {}
+    return {
+        settings: _estimate(asked, limit, settings, *known.profiles[settings.settings_class])
+        for settings in enumerate_space(asked.question).legal
+        if settings.settings_class in known.profiles
+    }
 
 
 class Asked:
@@ -488,7 +502,7 @@ def _planned(asked: Asked, settings: Settings) -> int | str:
             question.framework,
             settings,
             # If the packages are there is for those to say who make dry runs.
-            dict.fromkeys((*PACKAGES, "torchao"), ""),
+            dict.fromkeys(ALL_PACKAGES, ""),
         )
     except NotDryRunError as error:
         return str(error)

@@ -353,16 +353,20 @@ def heavier(settings: Settings) -> Iterator[Family]:
 
     Deferred synchronisation keeps whole gradients between micro-batches, gathered activations that
     are not gathered again stay until backward, and so do all that are not computed again: most
-    without checkpointing, fewest with full. Of 3,522 pairs of configurations that differ in these
-    two alone, three needed less by arithmetic, by 0.01% at most, and of 36 that were dry-run one,
-    by 0.02%: where activations are next to nothing. Of 3,008 pairs with a rung between them none
-    did; of those rungs now one needs less, now the other.
+    without checkpointing, fewest with full, none with offload. Of 3,522 pairs of configurations
+    that differ in these two alone, three needed less by arithmetic, by 0.01% at most, and of 36
+    that were dry-run one, by 0.02%: where activations are next to nothing. Of 3,008 pairs with a
+    rung between them none did; of those rungs now one needs less, now the other. These pairs are
+    without offload: that it needs no more than the others is reasoned, for it computes the same
+    again as full and keeps none of the inputs on the device.
     """
     key, accumulates = family(settings)
     syncs = {key.sync_each_batch, False} if accumulates else {key.sync_each_batch}
     gathers = {key.tp_recompute_allgather, False}
     kept = {key.activation_checkpointing, Checkpointing.NONE}
     if key.activation_checkpointing is Checkpointing.FULL:
+        kept |= set(Checkpointing) - {Checkpointing.OFFLOAD}
+    if key.activation_checkpointing is Checkpointing.OFFLOAD:
         kept |= set(Checkpointing)
     for sync, gather, keep in product(sorted(syncs), sorted(gathers), sorted(kept)):
         changed: dict[str, Any] = {"sync_each_batch": sync, "tp_recompute_allgather": gather}

@@ -196,7 +196,7 @@ def guard_of(
         passed = [v.date for v in study.guards.values() if v.ruling is CheckState.PASSED and v.date]
         return Guard(
             verdict=KNOBS_PASSED,
-            versions=stack_of(stated),
+            versions=stack_of(stated, study.question.workload),
             date=max(passed, default=None),
             why="small replicas with each of these values train what one process trains; one of"
             " these settings and this model was not trained yet",

@@ -198,6 +198,8 @@ def _question(study: Study) -> dict[str, str]:
         "precision": str(workload.precision),
         "gradient reduction": str(workload.reduce_dtype),
         "loss": str(workload.loss),
+        "tensor parallelism": str(workload.tensor_parallel),
+        **({"adapter": str(workload.adapter)} if workload.adapter is not None else {}),
         "framework": str(framework.name),
         "versions": versions,
         **{f"{knob} restricted to": show_all(v) for knob, v in question.knobs.items()},

@@ -15,7 +15,7 @@ import numpy as np
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.workload import Loss, Optimizer, ReduceDtype, Workload
+from tuner.core.workload import Loss, Optimizer, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import axis_sizes
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
@@ -203,6 +203,8 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *_one_hot(workload.optimizer, Optimizer),
             *_one_hot(workload.reduce_dtype, ReduceDtype),
             *_one_hot(workload.loss, Loss),
+            *_one_hot(workload.tensor_parallel, TensorParallel),
+            log2(workload.adapter.rank + 1) / WORKLOAD_DOUBLINGS if workload.adapter else 0.0,
             *_one_hot(workload.model.model_type, sorted(ARCHITECTURES)),
         ]
     )

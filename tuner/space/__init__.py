@@ -13,6 +13,7 @@ from tuner.space.rules import (
     TENSOR_PARALLEL_MODEL_TYPES,
     check_settings,
     divisors,
+    no_liger,
     settings_notes,
 )
 
@@ -26,5 +27,6 @@ __all__ = [
     "count_settings",
     "divisors",
     "enumerate_space",
+    "no_liger",
     "settings_notes",
 ]

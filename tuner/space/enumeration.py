@@ -25,6 +25,7 @@ from tuner.space.rules import (
     fixed_by_framework,
     fixed_sync,
     fixed_tp_size,
+    logits_matter,
     sentence,
     show_all,
     split_by,
@@ -147,7 +148,8 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         "tp_recompute_allgather": (False, True),
         "activation_checkpointing": checkpointings(question),
         "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
-        "fused_loss": (False,),  # only when asked for: the script's loss must be changed
+        # else only when asked for: the script's loss must be changed
+        "fused_loss": (False, True) if logits_matter(question) else (False,),
     }
     passed = []
     for value in question.knobs.get(knob, defaults[knob]):

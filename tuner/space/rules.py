@@ -19,6 +19,7 @@ from tuner.core.framework import (
 )
 from tuner.core.script import pinned
 from tuner.core.study import Question
+from tuner.core.workload import Precision
 from tuner.errors import UsageError
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
@@ -29,6 +30,8 @@ TENSOR_PARALLEL_MODEL_TYPES = frozenset(
 # Why other model types have none; the plans of those not listed were not verified.
 NO_TENSOR_PARALLEL: Mapping[str, str] = {
     "gpt2": "gpt2 fuses q, k and v, and has no tensor-parallel plan",
+    "gpt_bigcode": "gpt_bigcode fuses q, k and v, and has no tensor-parallel plan",
+    "mpt": "mpt fuses q, k and v, and has no tensor-parallel plan",
     "phi3": "phi3 fuses q, k and v, and has no verified tensor-parallel plan",
 }
 
@@ -71,8 +74,18 @@ def fixed_by_script(
 
 def fixed_tp_size(question: Question) -> Fixed | None:
     """Tells whether there is no tensor parallelism: by framework, model type or configuration."""
+    found, work = _fixed_tp_size(question), question.workload
+    if found is None or work.splits_sequence:
+        return found
+    return replace(found, why=f"{found.why}; tensor_parallel {work.tensor_parallel} has no effect")
+
+
+def _fixed_tp_size(question: Question) -> Fixed | None:
     if found := fixed_by_framework(question, "tp_size"):
         return found
+    if question.workload.adapter is not None:
+        why = "adapters are not split: peft's tensor parallelism is not probed here"
+        return Fixed(knob="tp_size", value=1, why=why)
     model = question.workload.model
     if model.model_type not in TENSOR_PARALLEL_MODEL_TYPES:
         unknown = f"{model.model_type} has no verified tensor-parallel plan"
@@ -81,6 +94,9 @@ def fixed_tp_size(question: Question) -> Fixed | None:
     for field, why in NO_TENSOR_PARALLEL_WITH.items():
         if value := model.fields.get(field):
             return Fixed(knob="tp_size", value=1, why=f"{field} is {show(value)}, and {why}")
+    if model.experts and not question.workload.splits_sequence:
+        why = f"experts are not split with tensor_parallel {question.workload.tensor_parallel}"
+        return Fixed(knob="tp_size", value=1, why=f"{why}, only with sequence_parallel")
     return None
 
 
@@ -93,13 +109,18 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     if settings.data_parallel_size(question.cluster.world_size) == 1:
         why = "one data-parallel rank has nobody to share with"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
-    if settings.tp_size == 1:
+    if settings.tp_size == 1 or not question.workload.splits_sequence:
         why = "with tp_size 1 there is no activation to gather again"
+        if settings.tp_size > 1:
+            why = "without sequence parallelism activations are whole, and none is gathered"
         named = fixed_by_framework(question, "tp_recompute_allgather")
         later.append(named or Fixed(knob="tp_recompute_allgather", value=False, why=why))
     if no_offload := fixed_by_framework(question, "cpu_offload"):
         later.append(no_offload)
-    tells_loss = settings.fused_loss or "fused_loss" in question.knobs
+    elif question.workload.adapter is not None:
+        why = "of a frozen model in host memory nothing is predicted yet"
+        later.append(Fixed(knob="cpu_offload", value=False, why=why))
+    tells_loss = settings.fused_loss or "fused_loss" in question.knobs or logits_matter(question)
     if tells_loss and (why := _no_fused_loss(question, settings)):
         later.append(Fixed(knob="fused_loss", value=False, why=why))
     settings = replace(settings, **{f.knob: f.value for f in later})
@@ -114,24 +135,67 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     return settings, [*sizes, *later]
 
 
+def logits_matter(question: Question) -> bool:
+    """Tells whether logits are so large that ``fused_loss`` is searched where nobody asks for it.
+
+    The loss of a user's script is its own.
+    """
+    work, gpu = question.workload, question.cluster.gpu
+    logits = BYTES_PER_LOGIT * work.sequence_length * work.model.vocab_size
+    large = logits >= LOGITS_MATTER * gpu.memory_bytes
+    return question.script is None and gpu.device is Device.CUDA and large
+
+
 def _no_fused_loss(question: Question, settings: Settings) -> str:
     """Why the loss is not computed part by part in these settings; empty where it can be."""
     if settings.model_parallel_size > 1:
         return "with model parallelism a rank has a part of the logits, whose loss is another"
+    if question.workload.adapter is not None:
+        return "it makes a gradient of the output head, which is frozen beside an adapter"
     if question.script is not None:
         return ""
+    if question.workload.model.fields.get("logits_scaling"):
+        return "the model divides its logits, which a loss without whole logits does not do here"
+    if question.workload.model.is_traced:
+        return "what this type of model does with its logits before the loss is not known here"
     release = question.framework.versions.get("transformers")
-    own = {
-        FrameworkName.TRAINER: "the Trainer does it by Liger's kernels (use_liger_kernel), which"
-        " are not probed here",
-        FrameworkName.NANOTRON: "nanotron's loss is its own",
-    }.get(question.framework.name, "")
-    if own or release is None or meets(release, LOSS_OF_MODEL):
-        return own
+    if question.framework.name is FrameworkName.TRAINER:
+        return no_liger(question)
+    if question.framework.name is FrameworkName.NANOTRON:
+        return "nanotron's loss is its own"
+    if release is None or meets(release, LOSS_OF_MODEL):
+        return ""
     oldest = LOSS_OF_MODEL.strip(">=")
     return (
         f"in transformers {release} a model's loss cannot be replaced; in {oldest} or newer it can"
     )
+
+
+def no_liger(question: Question) -> str:
+    """Why Liger's kernels cannot compute the loss, by the Trainer or by a script that patches its
+    model, of whose releases nothing is known; empty where they can."""
+    by_trainer = question.framework.name is FrameworkName.TRAINER
+    how = "Liger's kernels compute it"
+    if by_trainer:
+        how = "the Trainer does it by Liger's kernels (use_liger_kernel)"
+    if question.cluster.gpu.device is not Device.CUDA:
+        return f"{how}, which run on GPUs only"
+    if (model_type := question.workload.model.model_type) not in LIGER_MODEL_TYPES:
+        return f"{how}, which have none for {model_type}"
+    if not by_trainer:
+        return ""
+    versions = question.framework.versions
+    liger, transformers = versions.get("liger-kernel"), versions["transformers"]
+    if not meets(transformers, LIGER_BY_TRAINER):
+        oldest = LIGER_BY_TRAINER.strip(">=")
+        return f"{how}, and transformers {transformers} cannot be told which; {oldest} can"
+    needed = LIGER if meets(transformers, "<5") else LIGER_OF_TRANSFORMERS_5
+    if liger is None:
+        say = "--framework-version liger-kernel=0.8.5"
+        return f"{how}, and liger-kernel is neither installed nor stated: {say}"
+    if not meets(liger, needed):
+        return f"{how}, and liger-kernel {liger} is not covered; {needed.strip('>=')} or newer is"
+    return ""
 
 
 def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
@@ -232,8 +296,11 @@ SHARDINGS: Mapping[FrameworkName, tuple[Sharding, ...]] = {
 # wheel of 4.53.3, read).
 EVERY_2_BY_LAYER = ">=4.53"
 # Releases whose Trainer takes ``every_n_layers`` among the arguments of checkpointing
-# (``_inner_training_loop`` in trainer.py; the wheels of 5.17.0 to 5.23.0, read).
-EVERY_2_BY_TRAINER = ">=5.17"
+# (``_inner_training_loop`` in trainer.py; the wheels of 5.15.0 to 5.23.0, read).
+EVERY_2_BY_TRAINER = ">=5.16"
+# Releases whose models take ``offload`` with checkpointing (``gradient_checkpointing_enable`` in
+# modeling_utils.py), and whose Trainer hands it on (the wheels of 5.16.0 to 5.23.0, read).
+OFFLOAD_BY_MODEL = ">=5.17"
 # Releases of torch that have all operators which selective checkpointing names: fused kernels of
 # attention since 2.5, ``_grouped_mm`` since 2.8 at the latest; 2.11 is the oldest that exported
 # modules are for.
@@ -242,7 +309,34 @@ SELECTIVE_BY_TORCH = ">=2.11"
 # setter (``PreTrainedModel.loss_function`` in modeling_utils.py), and all model types call it (the
 # wheels of 4.45.2 to 4.51.0, read; before 4.48 some do not, GPT-2 and GPT-NeoX before 4.49).
 LOSS_OF_MODEL = ">=4.49"
-# The values that any stack has, and that a user's script is taken to have.
+# Share of a GPU's memory from which logits of one sequence matter, at transformers' bytes for each.
+# Of Llama-3.1-8B, Llama-3.2-1B, Qwen3-0.6B and GPT-2 on 8 H100 or L4, at 1k to 32k tokens, the
+# fastest predicted to fit was up to 18% faster with ``fused_loss`` where they take a quarter or
+# more, between 1% faster and 3% slower where they take less than a sixth.
+LOGITS_MATTER = 0.2
+BYTES_PER_LOGIT = 12
+# Releases of transformers whose Trainer passes ``liger_kernel_config`` on, without which Liger
+# swaps norms, rotations and MLPs too (``trainer.py`` and ``training_args.py``; the wheels of 4.49.0
+# to 5.23.0, read).
+LIGER_BY_TRAINER = ">=4.53"
+# Releases of liger-kernel that are covered, and those for transformers 5 (pull request 994).
+LIGER = ">=0.6.5"
+LIGER_OF_TRANSFORMERS_5 = ">=0.7"
+# Model types of which these patch the loss (``MODEL_TYPE_TO_APPLY_LIGER_FN`` in
+# transformers/monkey_patch.py; tags v0.6.5 to v0.8.2 and the wheel of 0.8.5, read).
+LIGER_MODEL_TYPES = frozenset({
+    "gemma", "gemma2", "gemma3_text", "llama", "mistral", "mixtral", "olmo2", "phi3", "qwen2",
+    "qwen3", "qwen3_moe", "smollm3",
+})  # fmt: skip
+# Releases of accelerate that make fp32 of trained parameters alone under FSDP2 and mixed precision
+# (``fsdp2_prepare_model`` in utils/fsdp_utils.py; the wheels of 1.8.0 to 1.15.0, read).
+FROZEN_STAYS_NARROW = ">=1.13"
+# Releases of torch whose FSDP2 asks one number format of trained parameters alone, and not of
+# those that are frozen beside them (``FSDPParamGroup._init_mp_dtypes``: pull request 154103, in the
+# release notes of 2.8.0; 2.7.1 was seen to end with "FSDP expects uniform original parameter
+# dtype").
+FROZEN_DTYPE_IS_FREE = ">=2.8"
+# The values that any stack has; a user's script is taken to have these alone.
 PLAIN_CHECKPOINTING = (Checkpointing.NONE, Checkpointing.FULL)
 
 
@@ -261,21 +355,28 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
             return ""
         oldest = SELECTIVE_BY_TORCH.strip(">=")
         return f"torch {release} lacks operators that it names; {oldest} or newer has them"
+    if value is Checkpointing.OFFLOAD and question.cluster.gpu.device is Device.CPU:
+        return "device and host memory of CPUs are one"
     needed = EVERY_2_BY_TRAINER if name is FrameworkName.TRAINER else EVERY_2_BY_LAYER
+    told = "which layers"
+    if value is Checkpointing.OFFLOAD:
+        needed, told = OFFLOAD_BY_MODEL, "where their inputs wait"
     release = question.framework.versions.get("transformers")
     if release is None or meets(release, needed):
         return ""
-    return f"transformers {release} cannot be told which layers; {needed.strip('>=')} or newer can"
+    return f"transformers {release} cannot be told {told}; {needed.strip('>=')} or newer can"
 
 
 def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
     """The values of ``activation_checkpointing`` that are searched where none are asked for.
 
-    A user's script is known to tell two apart at most: others have to be named.
+    A user's script is known to tell two apart at most: others have to be named. So has ``offload``:
+    it is slower than ``full``, and takes host memory, of which a question says nothing.
     """
     if question.script is not None:
         return PLAIN_CHECKPOINTING
-    return tuple(value for value in Checkpointing if not no_checkpointing(question, value))
+    searched = (value for value in Checkpointing if value is not Checkpointing.OFFLOAD)
+    return tuple(value for value in searched if not no_checkpointing(question, value))
 
 
 def divisors(number: int) -> tuple[int, ...]:
@@ -341,6 +442,8 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if cluster.world_size % (tp * settings.pp_size):
         given = f"{tp} x {settings.pp_size}"
         return UsageError("tp_size x pp_size", given, f"must divide {cluster.world_size} GPUs")
+    if why := _no_sharded_adapter(question, settings):
+        return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
     if settings.sharding is Sharding.HYBRID_SHARD and cluster.gpus_per_node == tp:
         allowed = "needs more than one data-parallel rank in a node"
         return UsageError("sharding", settings.sharding, allowed)
@@ -350,7 +453,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if settings.activation_checkpointing is Checkpointing.SELECTIVE and tp > 1:
         # kept products of the linears that lead out of a block would be whole on every rank, and
         # what is sent would be sent again
-        allowed = f"with tp_size {tp} it must be one of none, every_2, full"
+        allowed = f"with tp_size {tp} it must be one of none, every_2, full, offload"
         return UsageError("activation_checkpointing", "selective", allowed)
     replicas = settings.data_parallel_size(cluster.world_size)
     torch = question.framework.name is not FrameworkName.NANOTRON
@@ -361,6 +464,36 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         )
         return UsageError("sharding", settings.sharding, allowed)
     return None
+
+
+def _no_sharded_adapter(question: Question, settings: Settings) -> str:
+    """Why FSDP2 does not shard the adapter, if there is one, as probed; empty where it does."""
+    if settings.sharding not in FSDP or question.workload.adapter is None:
+        return ""
+    if question.framework.name is FrameworkName.TRAINER:
+        # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
+        return (
+            ": the Trainer shards each of its matrices by itself, which is not probed here; with"
+            " --framework accelerate they are sharded with their layer"
+        )
+    if question.workload.precision is not Precision.BF16_MIXED:
+        return ""
+    versions = question.framework.versions
+    release = versions.get("accelerate")
+    if release is not None and not meets(release, FROZEN_STAYS_NARROW):
+        oldest = FROZEN_STAYS_NARROW.strip(">=")
+        return (
+            f" and bf16_mixed: accelerate {release} makes fp32 of what is frozen too; {oldest} or"
+            " newer does not"
+        )
+    release = versions.get("torch")
+    if release is not None and not meets(release, FROZEN_DTYPE_IS_FREE):
+        oldest = FROZEN_DTYPE_IS_FREE.strip(">=")
+        return (
+            f" and bf16_mixed: FSDP2 of torch {release} refuses fp32 adapters beside what is frozen"
+            f" in bf16; {oldest} or newer takes them"
+        )
+    return ""
 
 
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:

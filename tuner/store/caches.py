@@ -202,7 +202,7 @@ def keep_failure(
     from tuner.guard.replica import key_of_probe, stack_of
 
     ranks = question.cluster.world_size
-    versions = stack_of({**question.framework.versions, **found.versions})
+    versions = stack_of({**question.framework.versions, **found.versions}, question.workload)
     check = GuardCheck(
         key=key_of_probe(study_id, question.program, settings, versions),
         family="",

@@ -1,10 +1,12 @@
 """Claims: a queued probe, and the devices to run it on, given to one worker."""
 
 # All workers of a study come through here one after another: the first statement locks the study's
-# row, SQLite's transaction its file. So each statement does as much as it can, and is made once:
-# to put one together takes longer than to run it. Locked, a worker waits for the server twice: for
-# the attempt, and for all that follows from it, which is sent with the commit.
+# row, SQLite's transaction its file. So statements are few, and made once: to put one together
+# takes longer than to run it. PostgreSQL is sent the usual claim in one message, so that no worker
+# holds the lock while it is waited for, even one that is stopped or cut off; whatever is unusual is
+# left to the statements of both.
 
+import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -27,9 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.sql.dml import ReturningInsert
 
 from tuner.core import lease
+from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import OPEN, Probe, ProbeState
-from tuner.store.tables import AttemptState, Base, UtcNow
+from tuner.core.study import OPEN, Probe, ProbeRequest, ProbeState, StudyState
+from tuner.store.engine import Transactions
+from tuner.store.tables import AttemptState, Base, EventKind, UtcNow
 from tuner.store.workers import WorkerIdentity
 
 TABLES = Base.metadata.tables
@@ -84,6 +88,59 @@ LOSSES = (
 )
 HOLD_DEVICES = insert(DEVICES).inline()
 
+# PostgreSQL's message. Its second statement sees what was committed before the study's lock was
+# had, as it alone would not. It is prepared, as to plan it takes longer than to run it.
+LOCK_AND_CLAIM = """
+SELECT FROM studies WHERE id = %(study)s FOR NO KEY UPDATE;
+EXECUTE claim_oldest (
+    %(study)s, %(fidelity)s, %(worker)s, %(name)s, %(devices)s, %(held)s, %(lease)s)
+"""
+# By the numbers of that list.
+CLAIM_OLDEST = f"""
+PREPARE claim_oldest (text, text, text, json, text, text[], interval) AS
+WITH oldest AS (
+    SELECT probes.id, tries.number
+    FROM studies
+    JOIN probes ON probes.study_id = studies.id AND probes.state = '{ProbeState.QUEUED}'
+    CROSS JOIN LATERAL (
+        SELECT count(*) + 1 AS number,
+            count(*) FILTER (WHERE outcome = '{Outcome.DEVICE_LOST}') AS losses
+        FROM attempts WHERE probe_id = probes.id
+    ) AS tries
+    WHERE studies.id = $1 AND studies.state = '{StudyState.RUNNING}' AND tries.losses = 0
+        AND probes.fidelity = coalesce($2, probes.fidelity)
+    ORDER BY probes.id
+    LIMIT 1
+), probe AS (
+    UPDATE probes SET state = '{ProbeState.RUNNING}' FROM oldest WHERE probes.id = oldest.id
+    RETURNING probes.*, oldest.number
+), attempt AS (
+    INSERT INTO attempts
+        (probe_id, number, state, detail, worker, devices, started_at, lease_until)
+    SELECT id, number, '{AttemptState.RUNNING}', '', $3, $5, now, now + $7
+    FROM probe, date_trunc('milliseconds', clock_timestamp()) AS now
+    RETURNING id, probe_id, started_at
+), device AS (
+    INSERT INTO devices (device, attempt_id) SELECT unnest($6), id FROM attempt
+), study AS (
+    UPDATE studies SET worker = $3, worker_seen_at = started_at
+    FROM attempt WHERE studies.id = $1
+), event AS (
+    INSERT INTO events (study_id, kind, at, data)
+    SELECT study_id, '{EventKind.PROBE}', started_at, json_build_object(
+        'probe', probe.id, 'settings', settings, 'repetition', repetition, 'state', state,
+        'attempt', number, 'worker', $4)
+    FROM probe, attempt
+)
+SELECT attempt.id, probe.id, settings, fidelity, repetition, accumulation_counts::json,
+    memory_limit_bytes
+FROM (
+    SELECT FROM probes WHERE study_id = $1 AND state = '{ProbeState.QUEUED}'
+        AND fidelity = coalesce($2, fidelity) LIMIT 1
+) AS any_queued
+LEFT JOIN (probe CROSS JOIN attempt) ON true
+"""  # noqa: S608  (names of states alone)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -93,6 +150,47 @@ class Claim:
     study_id: str
     probe: Probe
     worker: WorkerIdentity
+
+
+def claim_at_once(
+    transactions: Transactions,
+    study_id: str,
+    worker: WorkerIdentity,
+    fidelity: Fidelity | None,
+    devices: list[str],
+) -> tuple[Claim | None, bool]:
+    """Claims the oldest queued probe of a running study that never lost a device, on PostgreSQL.
+
+    Returns:
+        The claim; and true if there is none although a probe is queued, which the study's state
+        or lost devices keep from being claimed so.
+    """
+    values = {
+        "study": study_id,
+        "fidelity": fidelity and str(fidelity),
+        "worker": json.dumps(worker.as_dict()),
+        "name": json.dumps(worker.name),
+        "devices": json.dumps(devices),
+        "held": devices,
+        "lease": timedelta(seconds=lease.LEASE_S),
+    }
+    row = transactions.message(LOCK_AND_CLAIM, values, CLAIM_OLDEST)
+    if row is None or row[0] is None:
+        return None, row is not None
+    attempt_id, probe_id, settings, of_fidelity, repetition, counts, memory_limit_bytes = row
+    request = ProbeRequest(
+        settings=parse_settings(settings),
+        fidelity=Fidelity(of_fidelity),
+        repetition=repetition,
+        accumulation_counts=tuple(counts),
+    )
+    probe = Probe(
+        id=probe_id,
+        request=request,
+        state=ProbeState.RUNNING,
+        memory_limit_bytes=memory_limit_bytes,
+    )
+    return Claim(attempt_id=attempt_id, study_id=study_id, probe=probe, worker=worker), False
 
 
 def attempt_oldest(

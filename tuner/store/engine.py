@@ -4,7 +4,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,13 +33,22 @@ CONNECT_TIMEOUT_S = 10
 # Seconds after which PostgreSQL ends a transaction whose client is stopped or cut off.
 IDLE_TIMEOUT_S = 20
 
-# The system's own settings would take hours to notice a server whose machine is gone.
+# The system's own settings would take hours to notice a server whose machine is gone; and the
+# server as long to notice a client's, whose locks it keeps until then.
 KEPT_ALIVE = {
     "keepalives_idle": 15,
     "keepalives_interval": 5,
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
+# Run on each new connection to PostgreSQL. Of Unix sockets the server ignores all but the first.
+SET_UP = f"""
+SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s';
+SET tcp_keepalives_idle = {KEPT_ALIVE["keepalives_idle"]};
+SET tcp_keepalives_interval = {KEPT_ALIVE["keepalives_interval"]};
+SET tcp_keepalives_count = {KEPT_ALIVE["keepalives_count"]};
+SET tcp_user_timeout = {KEPT_ALIVE["tcp_user_timeout"]}
+"""
 
 # The question takes as long as a short statement, and no server ends and starts again in a second.
 # Seconds without use after which a connection to PostgreSQL is asked if it still works.
@@ -128,6 +137,7 @@ class Transactions:
         self.engine = engine
         self.writer = engine.execution_options(**{BEGIN_OPTION: "BEGIN IMMEDIATE"})
         self._quick_writer = self.writer.execution_options(**{DURABLE_OPTION: False})
+        self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -156,28 +166,45 @@ class Transactions:
         with translated(self.engine.url), engine.connect() as connection, connection.begin():
             yield connection
 
+    @property
+    def takes_messages(self) -> bool:
+        """True where :meth:`message` works: on PostgreSQL."""
+        return self.engine.dialect.name == "postgresql"
 
-@contextmanager
-def committed_at_once(connection: Connection) -> Iterator[None]:
-    """Commits what is executed in it: all goes to PostgreSQL and back once, with the commit
-    (``psycopg.Connection.pipeline``, from libpq 14 on). No result may be read in it, and an error
-    may be seen later than where it was made.
-    """
-    dbapi: Any = connection.dialect.loaded_dbapi
-    if connection.dialect.name != "postgresql" or not dbapi.capabilities.has_pipeline():
-        yield
-        connection.commit()
-        return
-    driver: Any = connection.connection.driver_connection
-    # An error ends the pipeline before anything is rolled back: in it, a rollback fails with the
-    # statements that the error stopped, and that is what would be seen.
-    try:
-        with driver.pipeline():
-            yield
-            connection.commit()
-    except dbapi.Error as error:  # at its end, which SQLAlchemy does not see
-        unusable = f"the database {shown_url(connection.engine.url)} cannot be used: "
-        raise AwayError(unusable + one_line(error)) from error
+    def message(self, statements: str, values: Mapping[str, Any], prepared: str) -> Any:
+        """Sends PostgreSQL statements as one message, which is a transaction of its own.
+
+        The server runs none before it has the message to its end, so no client that stops or is
+        cut off leaves one half done. Pipelines would not do: psycopg sends each statement of one
+        as it comes (3.3.9, ``_cursor_base.py``, ``_execute_gen``).
+
+        Args:
+            prepared: a ``PREPARE`` of what they execute, which each connection is sent once.
+
+        Returns:
+            The first row of the last statement.
+        """
+        dbapi: Any = self.engine.dialect.loaded_dbapi
+        with translated(self.engine.url), self._autocommit.connect() as connection:
+            driver: Any = connection.connection.driver_connection
+            try:
+                cursor = dbapi.ClientCursor(driver)  # puts the values into the text: one message
+                if "prepared" not in connection.info:
+                    driver.execute(prepared, prepare=False)
+                    connection.info["prepared"] = True
+                try:
+                    cursor.execute(statements, values)
+                except dbapi.errors.InvalidSqlStatementName:
+                    # psycopg puts away its own, and this one with them, after a ROLLBACK
+                    driver.execute(prepared, prepare=False)
+                    cursor.execute(statements, values)
+                while cursor.nextset():
+                    pass
+                return cursor.fetchone()
+            except dbapi.Error as error:  # which SQLAlchemy has not seen
+                if driver.closed:
+                    connection.invalidate(error)
+                raise DBAPIError.instance(None, None, error, dbapi.Error) from error
 
 
 def _sqlite_engine(url: URL) -> Engine:
@@ -246,7 +273,7 @@ def make_engine(url: URL) -> Engine:
 
     def set_up(connection: Any, record: object) -> None:
         connection.autocommit = True
-        connection.execute(f"SET idle_in_transaction_session_timeout = '{IDLE_TIMEOUT_S}s'")
+        connection.execute(SET_UP)
         connection.autocommit = False
 
     def note(connection: object, record: ConnectionPoolEntry) -> None:

@@ -39,8 +39,15 @@ from tuner.core.study import (
     StudyState,
 )
 from tuner.store.caches import keep_failure
-from tuner.store.claims import COME_TO_STUDY, HOLD_DEVICES, RUN, Claim, attempt_oldest
-from tuner.store.engine import Transactions, committed_at_once, one_line
+from tuner.store.claims import (
+    COME_TO_STUDY,
+    HOLD_DEVICES,
+    RUN,
+    Claim,
+    attempt_oldest,
+    claim_at_once,
+)
+from tuner.store.engine import Transactions, one_line
 from tuner.store.rows import add_event, locked_study, measurement_row, probe_of
 from tuner.store.tables import (
     AttemptRow,
@@ -118,30 +125,14 @@ class Queue:
                 nobody took it, it ends as ``device_lost``.
         """
         wanted = sorted(set(devices))  # so that no two claims wait for each other
-        by = worker.as_dict()
-        running = {"state": str(ProbeState.RUNNING)}
         try:
-            # Not durable: a power cut ends the worker too.
-            with self.transactions.write_rows() as connection:
-                # The lock comes first: whoever ends the study finds each probe claimed, or queued.
-                at_it = {"study": study_id, "by": by}
-                if (come := connection.execute(COME_TO_STUDY, at_it).first()) is None:
-                    return None
-                made, lost_id = attempt_oldest(connection, study_id, fidelity, by, wanted, come.now)
-                if made is None:
-                    connection.rollback()  # the worker is not at this study
-                else:
-                    if come.state is not StudyState.RUNNING:
-                        with Session(connection) as session, session.begin():
-                            study = session.get_one(StudyRow, study_id)
-                            move_study(session, study, StudyState.RUNNING, "", come.now)
-                    data = {**running, "attempt": made.number, "worker": worker.name}
-                    with committed_at_once(connection):
-                        connection.execute(RUN, {"probe": made.id})
-                        if wanted:
-                            held = [{"device": one, "attempt_id": made.attempt} for one in wanted]
-                            connection.execute(HOLD_DEVICES, held)
-                        _tell(connection, made, come.now, data)
+            if self.transactions.takes_messages:
+                usual, is_unusual = claim_at_once(
+                    self.transactions, study_id, worker, fidelity, wanted
+                )
+                if not is_unusual:
+                    return usual
+            made, lost_id = self._claim(study_id, worker, fidelity, wanted)
         except IntegrityError:
             # The study is locked, so only a device can be another's: its row is there already.
             if not devices:
@@ -153,6 +144,33 @@ class Queue:
         if lost_id is not None:
             self._close_unwanted(lost_id)
         return None
+
+    def _claim(
+        self, study_id: str, worker: WorkerIdentity, fidelity: Fidelity | None, devices: list[str]
+    ) -> tuple[Row[Any] | None, int | None]:
+        """Claims as :meth:`claim` does; what is returned :func:`attempt_oldest` says."""
+        by = worker.as_dict()
+        # Not durable: a power cut ends the worker too.
+        with self.transactions.write_rows() as connection:
+            # The lock comes first: whoever ends the study finds each probe claimed, or queued.
+            at_it = {"study": study_id, "by": by}
+            if (come := connection.execute(COME_TO_STUDY, at_it).first()) is None:
+                return None, None
+            made, lost_id = attempt_oldest(connection, study_id, fidelity, by, devices, come.now)
+            if made is None:
+                connection.rollback()  # the worker is not at this study
+                return None, lost_id
+            if come.state is not StudyState.RUNNING:
+                with Session(connection) as session, session.begin():
+                    study = session.get_one(StudyRow, study_id)
+                    move_study(session, study, StudyState.RUNNING, "", come.now)
+            connection.execute(RUN, {"probe": made.id})
+            if devices:
+                held = [{"device": one, "attempt_id": made.attempt} for one in devices]
+                connection.execute(HOLD_DEVICES, held)
+            running = {"state": str(ProbeState.RUNNING), "attempt": made.number}
+            _tell(connection, made, come.now, {**running, "worker": worker.name})
+            return made, None
 
     def _close_unwanted(self, attempt_id: int) -> None:
         """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it."""

@@ -8,6 +8,7 @@ from typing import Any
 from tuner.catalog.gpus import cuda_bytes
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
+from tuner.core.framework import usual_loss_kernel
 from tuner.core.measurement import RAN, Emulation, Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, Question, Study
 from tuner.cost.memory.device import device_terms
@@ -85,8 +86,10 @@ def probe_spec(
         beside = (terms.context.value or 0.0) + (terms.communicators.value or 0.0)
         card = max(1, int(total - beside))
         limit = card if limit is None else min(limit, card)
+    kernel = {"loss_kernel": str(usual_loss_kernel(study.question.framework.name))}
     return {
         **rank_spec(study.question.workload, settings, cluster),
+        **(kernel if settings.fused_loss else {}),
         "memory_limit_bytes": limit,
         "seed": study.seed,
         "accumulation_counts": list(

@@ -33,7 +33,8 @@ CLOCK_SPREAD = 0.05
 # Of a rank's record, that a measurement has too.
 FINDINGS = (
     "collectives", "tracked_accumulation", "reducing_micro_batches", "recomputed_layers",
-    "recomputed_products", "whole_logits", "attention", "optimizer_steps",
+    "recomputed_products", "host_bytes", "whole_logits", "loss_kernel", "attention",
+    "optimizer_steps",
     "expected_optimizer_steps", "versions",
     "hardware",
 )  # fmt: skip

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import psutil
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -237,8 +237,11 @@ class RankRecord:
     """Decoder layers that backward of that step computed again; ``None`` where not counted."""
     whole_logits: bool | None = None
     """Whether the output head returned logits; ``None`` where not looked at."""
+    loss_kernel: Literal["", "chunked", "liger"] = ""  # what computed a fused loss
     recomputed_products: Count | None = None
     """Matrix products in them that were computed again; ``None`` where not counted."""
+    host_bytes: Count | None = None
+    """Bytes of layers' inputs that forward of a micro-batch copied to host memory for backward."""
     attention: Mapping[str, Count] = field(default_factory=dict)
     """Layers of one forward pass by the kernel that torch computed their attention with."""
     losses: tuple[float, ...] = ()
@@ -256,7 +259,8 @@ class RankRecord:
 
 
 OLDER_RECORDS_LACK = {
-    "recomputed_layers", "recomputed_products", "whole_logits", "attention", "sequences",
+    "recomputed_layers", "recomputed_products", "host_bytes", "whole_logits", "loss_kernel",
+    "attention", "sequences",
 }  # fmt: skip
 _NEEDED = {"format", *(one.name for one in fields(RankRecord))} - OLDER_RECORDS_LACK
 _RECORD = TypeAdapter(RankRecord)

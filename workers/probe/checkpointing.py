@@ -1,13 +1,16 @@
 """Activation checkpointing of decoder layers: what is computed again in backward."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
+from workers.probe.errors import NO_MEMORY, cuda_code
 from workers.probe.model import decoder_layers
 
 _ATEN: Any = torch.ops.aten
@@ -43,12 +46,56 @@ def checkpoint_layers(model: PreTrainedModel, how: str) -> None:
     if how == "selective":
         kept = [*products(), *ATTENTION]
         options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
-    elif how not in ("every_2", "full"):
-        raise ValueError(f"activation_checkpointing is {how!r}; none, selective, every_2 or full")
+    elif how not in ("every_2", "full", "offload"):
+        raise ValueError(
+            f"activation_checkpointing is {how!r}; none, selective, every_2, full or offload"
+        )
     model.gradient_checkpointing_enable(options)
-    if how != "every_2":
-        return
-    for layer in decoder_layers(model)[1::2]:
+    layers: Any = decoder_layers(model) if how in ("every_2", "offload") else ()
+    for index, layer in enumerate(layers):
         if not getattr(layer, "gradient_checkpointing", False):
             raise ValueError(f"{type(layer).__name__} is not checkpointed by itself")
-        layer.gradient_checkpointing = False  # type: ignore[assignment]
+        if how == "offload":
+            layer._gradient_checkpointing_func = KeptOnHost(layer._gradient_checkpointing_func)
+        else:
+            layer.gradient_checkpointing = index % 2 == 0
+
+
+class KeptOnHost:
+    """Checkpoints a layer, and keeps its input in host memory until backward.
+
+    So do transformers (``_activation_checkpointing_enable`` in modeling_utils.py, 5.17 to 5.23) and
+    accelerate (``fsdp2_apply_ac`` in utils/fsdp_utils.py, 1.15): pinned on CUDA, copied on the
+    stream that computes. What layers have in common, such as masks, comes by keyword and stays.
+
+    Attributes:
+        kept_bytes: of inputs that were copied so far.
+    """
+
+    def __init__(self, checkpoint: Callable[..., Any]) -> None:
+        self.kept_bytes = 0
+        self._checkpoint = checkpoint
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        hooks: Any = save_on_cpu(pin_memory=True)
+        copy = hooks.pack_hook
+
+        def pack(tensor: torch.Tensor) -> Any:
+            self.kept_bytes += tensor.nbytes
+            try:
+                return copy(tensor)
+            except torch.AcceleratorError as error:  # it is the host's memory that it allocates
+                if cuda_code(error) != NO_MEMORY:
+                    raise
+                message = f"no {tensor.nbytes} bytes of pinned host memory: {error}"
+                raise MemoryError(message) from None
+
+        hooks.pack_hook = pack
+        with hooks:
+            return self._checkpoint(*args, **kwargs)
+
+
+def host_bytes(layers: Sequence[nn.Module]) -> int:
+    """Bytes of layers' inputs that were copied to host memory so far."""
+    found = (getattr(layer, "_gradient_checkpointing_func", None) for layer in layers)
+    return sum(one.kept_bytes for one in found if isinstance(one, KeptOnHost))

@@ -45,6 +45,10 @@ class OptimizerUnavailableError(ImportError):
     """The library of an optional optimizer is missing, or cannot run here."""
 
 
+class AdapterUnavailableError(ImportError):
+    """The library of adapters is missing."""
+
+
 def outcome_of(error: BaseException, phase: str) -> str:
     """The record's outcome for any error but a device's out of memory."""
     if isinstance(error, MemoryError):
@@ -63,7 +67,7 @@ def outcome_of(error: BaseException, phase: str) -> str:
         in (("distributed", "distributed_c10d.py"), ("distributed", "_functional_collectives.py"))
     ):
         return "communication_error"
-    if isinstance(error, OptimizerUnavailableError):
+    if isinstance(error, OptimizerUnavailableError | AdapterUnavailableError):
         return "invalid"
     if phase == "build" and isinstance(error, ValueError | NotImplementedError):
         return "invalid"

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from workers.probe.errors import AdapterUnavailableError
 from workers.probe.spec import Spec
 
 # Standard deviation of random weights where the configuration names none: GPT-2's, which nearly
@@ -29,6 +32,9 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     except Exception as error:  # its validation raises classes of several libraries
         raise ValueError(f"transformers refuses the configuration: {error}") from error
     architecture = AutoModelForCausalLM._model_mapping[type(settings)]
+    # of several parts the language model alone, as ``from_config`` in auto_factory.py does
+    if architecture.config_class is type(settings).sub_configs.get("text_config"):
+        settings = settings.get_text_config()
     attention = "sdpa" if architecture._supports_sdpa else "eager"  # gemma2 caps its scores
     with init_empty_weights(include_buffers=False):
         model = architecture._from_config(settings, attn_implementation=attention, dtype=dtype)
@@ -37,11 +43,26 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     return model
 
 
+@cache
+def _vocabulary(model_type: str) -> int:
+    settings: Any = AutoConfig.for_model(model_type)
+    return int(settings.get_text_config().vocab_size)
+
+
+def vocabulary(config: Mapping[str, Any]) -> int:
+    """Rows of the token embedding, of a configuration that may leave it to its class or a part."""
+    text = config.get("text_config")
+    given = config.get("vocab_size") or (text or {}).get("vocab_size")
+    return int(given or _vocabulary(config["model_type"]))
+
+
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
     """The decoder's blocks, in order: the unit of sharding and of checkpointing."""
     names = set(model._no_split_modules or ())
     # FSDP2 puts a class of its own before a layer's
-    return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
+    found = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
+    # some types name none; then what transformers checkpoints are the blocks
+    return found or [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
 
 
 def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -54,7 +75,10 @@ def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """
     if model.config.get_text_config()._experts_implementation != "grouped_mm":
         return
+    convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv1d)}
     for name, parameter in model.named_parameters():
+        if id(parameter) in convolutions:
+            continue
         if parameter.ndim == 3 and any(n * dtype.itemsize % 16 for n in parameter.shape[1:]):
             raise ValueError(
                 f"{name} has experts of {tuple(parameter.shape[1:])} in {dtype}: a grouped matrix"
@@ -158,7 +182,7 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
     ranks = 1 if spec.is_emulated else spec.data_parallel_size
     rows = ranks * spec.settings.micro_batch_size * count
     size = (rows, spec.sequence_length)
-    tokens = torch.randint(0, int(spec.model["vocab_size"]), size, generator=generator)
+    tokens = torch.randint(0, vocabulary(spec.model), size, generator=generator)
     grid = tokens.view(count, ranks, -1, spec.sequence_length)
     # copies: a view would hold the tokens of all ranks
     return [grid[index, data_rank % ranks].clone() for index in range(count)]
@@ -167,3 +191,37 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
 def mixed_seed(seed: int, what: object) -> int:
     """A seed of 32 bits, which is all that torch's CPU generator looks at."""
     return zlib.crc32(f"{seed} {what}".encode())
+
+
+def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp32: bool) -> Any:
+    """The model with peft's LoRA in its linear layers, on its own device; all else is frozen.
+
+    As ``get_peft_model`` in a training script: a model whose layers are checkpointed has its
+    embedded tokens ask for a gradient. peft itself makes adapters fp32 wherever the model is
+    narrower (``autocast_adapter_dtype``); that is left to it where precision is mixed. In bf16 they
+    are bf16, as all that is trained.
+
+    Raises:
+        AdapterUnavailableError: peft is not installed.
+        ValueError: peft refuses it.
+    """
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError as error:
+        raise AdapterUnavailableError("adapters need peft: pip install 'tuner[peft]'") from error
+    targets = adapter["target_modules"]
+    config = LoraConfig(
+        r=adapter["rank"],
+        lora_alpha=adapter["alpha"],
+        lora_dropout=adapter["dropout"],
+        target_modules="all-linear" if targets == ["all-linear"] else targets,
+        task_type="CAUSAL_LM",
+    )
+    wrapped = get_peft_model(
+        model, config, autocast_adapter_dtype=trains_fp32, low_cpu_mem_usage=True
+    )
+    if not trains_fp32:  # as peft does where weights are on a device, and on the meta device not
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(model.dtype)
+    return wrapped

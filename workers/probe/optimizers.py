@@ -18,7 +18,7 @@ _QUANTIZED_FROM = 4096
 def make_optimizer(
     name: str, model: nn.Module, *, foreach: bool | None = None, updates: bool = True
 ) -> torch.optim.Optimizer:
-    """The optimizer over all parameters of ``model``, with torch's own defaults.
+    """The optimizer over what is trained of ``model``, with torch's own defaults.
 
     Args:
         name: adamw, adamw_8bit or sgd.
@@ -32,7 +32,7 @@ def make_optimizer(
         OptimizerUnavailableError: the 8-bit optimizer's library is not installed. Its step
             raises the same where it cannot be compiled.
     """
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     if name == "adamw":
         return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=foreach)
     if name == "sgd":

@@ -17,7 +17,7 @@ from workers.probe.errors import outcome_of
 from workers.probe.tracker import Phase
 
 FORMAT = 1
-PACKAGES = ("torch", "transformers", "accelerate", "torchao")
+PACKAGES = ("torch", "transformers", "accelerate", "torchao", "peft")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,7 +36,9 @@ class Record:
     reducing_micro_batches: int = 0
     recomputed_layers: int | None = None
     whole_logits: bool | None = None
+    loss_kernel: str = ""  # what computed a fused loss: chunked or liger
     recomputed_products: int | None = None
+    host_bytes: int | None = None
     attention: dict[str, int] = field(default_factory=dict)
     losses: list[float] = field(default_factory=list)
     gradient_norms: list[float] = field(default_factory=list)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from workers.probe.alone import Alone, StepClock
+from workers.probe.checkpointing import host_bytes
 from workers.probe.collectives import summarize
 from workers.probe.device import CudaDevice, Device, node_clocks
 from workers.probe.errors import NonFiniteLossError
@@ -139,8 +140,10 @@ class Rank:
                 self.device.end_step()
         record.recomputed_layers = recomputed.calls // self.spec.tracked_steps
         record.whole_logits = any(logits)
+        record.loss_kernel = self.spec.fused_by
         products = tracker.recomputed_products - products
         record.recomputed_products = products // self.spec.tracked_steps
+        record.host_bytes = host_bytes(layers) // (self.spec.tracked_steps * count)
         self._note_losses(losses)
         record.attention = dict(tracker.attention)
         record.tracked_accumulation = count

@@ -18,7 +18,7 @@ class Knobs:
     micro_batch_size: int  # sequences of one forward pass of one data-parallel rank
     gradient_accumulation_steps: int  # micro-batches in one optimizer step of one rank
     sync_each_batch: bool  # true: gradients are reduced after every micro-batch
-    activation_checkpointing: str  # none, selective, every_2 or full
+    activation_checkpointing: str  # none, selective, every_2, full or offload
     cpu_offload: bool  # true: sharded state lives in host memory
     pp_size: int = 1  # pipeline stages; the probe program runs one
     fused_loss: bool = False  # true: logits and loss part by part
@@ -56,6 +56,13 @@ class Spec:
     not timed further. ``None`` where all steps are to be timed."""
 
     loss: str = "hf"  # hf, fp32 or own_dtype: what is done with whole logits
+    loss_kernel: str = "chunked"  # chunked or liger: what computes a fused loss
+    tensor_parallel: str = "sequence_parallel"
+    """Or ``sharded_logits`` or ``gathered_logits``, without sequence parallelism; with ``tp_size``
+    above 1."""
+
+    adapter: dict[str, Any] | None = None
+    """What is trained in the model's place: method (lora), rank, alpha, dropout, target_modules."""
 
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
@@ -73,8 +80,15 @@ class Spec:
             raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
         if odd := set(self.attention_backends) - {"unmasked", "masked"}:
             raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
+        if self.adapter is not None and self.settings.tp_size > 1:
+            raise ValueError("adapter: is not run with tensor parallelism")
         if self.give_up_above_s is not None and not self.give_up_above_s > 0:
             raise ValueError(f"give_up_above_s: got {self.give_up_above_s}; must be positive")
+
+    @property
+    def fused_by(self) -> str:
+        """What computes the loss part by part; empty where the logits are whole."""
+        return self.loss_kernel if self.settings.fused_loss else ""
 
     @property
     def is_emulated(self) -> bool:

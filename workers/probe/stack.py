@@ -36,6 +36,7 @@ from workers.probe.group import is_fake_group
 from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
+    add_adapter,
     build_on_meta,
     check_experts,
     decoder_layers,
@@ -137,20 +138,27 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
         kwargs_handlers=[DistributedDataParallelKwargs()],
     )
     mesh = _mesh(spec, accelerator, place)
-    weights = _WEIGHTS[spec.precision]
+    weights, mixed = _WEIGHTS[spec.precision], spec.precision == "bf16_mixed"
+    if spec.adapter is not None and mixed:
+        weights = torch.bfloat16  # what is frozen needs no more
     model = build_on_meta(spec.model, weights)
     # autocast passes over a grouped product of experts, FSDP2 casts what it is made of
-    casts = spec.is_sharded and spec.precision == "bf16_mixed"
+    casts = spec.is_sharded and mixed
     check_experts(model, torch.bfloat16 if casts else weights)
     checkpoint_layers(model, spec.settings.activation_checkpointing)
     if spec.settings.tp_size > 1:
         assert mesh is not None
-        recompute = spec.settings.tp_recompute_allgather
         tensor_parallel.parallelize(
-            model, mesh["tp"], recompute_allgather=recompute, widens=spec.loss != "own_dtype"
+            model,
+            mesh["tp"],
+            recompute_allgather=spec.settings.tp_recompute_allgather,
+            style=spec.tensor_parallel,
+            widens=spec.loss != "own_dtype",
         )
-    else:
-        set_loss(model, spec.loss, fused=spec.settings.fused_loss)
+    if spec.settings.tp_size == 1 or spec.tensor_parallel == tensor_parallel.GATHERED:
+        set_loss(model, spec.loss, fused_by=spec.fused_by)
+    if spec.adapter is not None:
+        model = add_adapter(model, spec.adapter, trains_fp32=mixed)
     shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0
     filler = WeightFiller(
         model,

@@ -15,14 +15,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import yaml
 from accelerate import Accelerator, DistributedType, FullyShardedDataParallelPlugin
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.utils import ParallelismConfig
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from tests.process.moving import Values, moved, values_of
 from workers.probe.tracker import Phase, StorageTracker
 
 COLLECTIVES = ("allreduce_", "_allgather_base_", "_reduce_scatter_base_")
@@ -55,11 +57,24 @@ def seen_at_backward(tracker: StorageTracker) -> Iterator[list[int]]:
         found.append(tracker.current_bytes)
         original(self, loss, **kwargs)
 
-    Accelerator.backward = backward
-    try:
+    with mock.patch.object(Accelerator, "backward", backward):
         yield found
-    finally:
-        Accelerator.backward = original
+
+
+@contextlib.contextmanager
+def seen_when_prepared() -> Iterator[Values]:
+    """Parameters as the model is prepared, each rank's part."""
+    found: Values = {}
+    original = Accelerator.prepare
+
+    def prepare(self: Accelerator, *args: Any) -> Any:
+        prepared = original(self, *args)
+        with _disable_current_modes():  # copies are not of the step
+            found.update(values_of(prepared[0]))
+        return prepared
+
+    with mock.patch.object(Accelerator, "prepare", prepare):
+        yield found
 
 
 def code_of(file: str) -> str:
@@ -82,9 +97,19 @@ def run(file: str, model: str) -> dict[str, Any]:
     dataset = [{"input_ids": row, "labels": row} for row in tokens]
     names = {"MODEL": model, "DATASET": dataset, "LEARNING_RATE": 1e-3}
     tracker = StorageTracker(Phase())
-    with seen_at_backward(tracker) as held, tracker, Collectives() as collectives:
+    with (
+        seen_when_prepared() as before,
+        seen_at_backward(tracker) as held,
+        tracker,
+        Collectives() as collectives,
+    ):
         exec(compile(code_of(file), file, "exec"), names)
-    return {**in_force(names), "collectives": dict(collectives.counts), "held_bytes": held[1]}
+    return {
+        **in_force(names),
+        "collectives": dict(collectives.counts),
+        "held_bytes": held[1],
+        "moved": moved(names["model"], before),
+    }
 
 
 def in_force(names: dict[str, Any]) -> dict[str, Any]:

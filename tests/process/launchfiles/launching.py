@@ -35,7 +35,7 @@ def all_json(out: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in out.splitlines() if line.startswith('{"')]
 
 
-def save_tiny_llama(folder: Path, *, tied: bool, std: float = 0.02) -> Path:
+def save_tiny_llama(folder: Path, *, tied: bool = False, std: float = 0.02, **shape: Any) -> Path:
     """A checkpoint of a Llama with 2 layers, in fp32; ``std`` is of its random weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -43,15 +43,15 @@ def save_tiny_llama(folder: Path, *, tied: bool, std: float = 0.02) -> Path:
 
     logging.disable_progress_bar()
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        tie_word_embeddings=tied,
-        initializer_range=std,
-    )
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "tie_word_embeddings": tied,
+    }
+    config = LlamaConfig(**{**sizes, **shape}, initializer_range=std)
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
 

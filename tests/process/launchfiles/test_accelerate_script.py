@@ -10,10 +10,12 @@ import pytest
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, CASES, STATED, Case
+from tuner.core.adapter import Adapter
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Precision, ReduceDtype
 from tuner.launchfiles import export
 from tuner.launchfiles.accelerate import script
+from tuner.launchfiles.model_code import IMPORT_PEFT
 
 ACCELERATE = FrameworkName.ACCELERATE
 SCRIPT = Path(__file__).parent / "launched.py"
@@ -29,6 +31,9 @@ def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str
     code = script(*Case(settings=f"sharding={sharding}", workload=workload).parts())
     dtype = {"bf16": "torch.bfloat16", "fp32": "torch.float32"}
     own = "bf16" if precision is Precision.BF16 else "fp32"
+    if reduce_dtype is ReduceDtype.FRAMEWORK:  # no hook, and accelerate's own policy
+        narrow = precision is Precision.BF16_MIXED and sharding != "ddp"
+        reduce_dtype = ReduceDtype.BF16 if narrow else ReduceDtype(own)
     assert f"from_pretrained(\n    MODEL, dtype={dtype[own]}," in code
     hook = f"bucket.buffer().to({dtype[reduce_dtype]})"
     policy = f"reduce_dtype={dtype[reduce_dtype]}"
@@ -36,6 +41,47 @@ def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str
     assert (hook in code) is (sharding == "ddp" and reduce_dtype != own)
     assert (policy in code) is (sharding != "ddp" and (mixed or reduce_dtype != own))
     assert ("param_dtype=torch.bfloat16" in code) is (sharding != "ddp" and mixed)
+
+
+def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
+    """Code that is written gives a model on a device what the probe program gives one on none."""
+    from transformers import AutoModelForCausalLM
+
+    from workers.probe.model import add_adapter, build_on_meta
+
+    path = save_tiny_llama(tmp_path / "model", tied=False)
+    adapter = Adapter(rank=2, alpha=12.0, dropout=0.3, target_modules=("q_proj", "down_proj"))
+    for precision in (Precision.BF16, Precision.BF16_MIXED):
+        workload = {"precision": precision, "adapter": adapter}
+        code = script(*Case(settings="sharding=full_shard", workload=workload).parts())
+        assert "dtype=torch.bfloat16, attn" in code
+        wrap = code[code.index("model = get_peft_model(") : code.index("\noptimizer = ")]
+        model = AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")
+        config = model.config.to_dict() | {"model_type": "llama"}
+        known: dict[str, Any] = {"model": model}
+        exec(f"{IMPORT_PEFT}\n{wrap}", known)
+        bare = build_on_meta({k: config[k] for k in TINY_FIELDS}, model.dtype)
+        mixed = precision is Precision.BF16_MIXED
+        probed = add_adapter(bare, adapter.as_dict(), trains_fp32=mixed)
+        assert described(known["model"]) == described(probed)
+        assert fields_of(known["model"]) == fields_of(probed)
+        assert fields_of(probed)["lora_alpha"] == adapter.alpha
+        assert fields_of(probed)["lora_dropout"] == adapter.dropout
+
+
+TINY_FIELDS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "vocab_size", "tie_word_embeddings",
+)  # fmt: skip
+
+
+def described(model: Any) -> list[tuple[str, Any, Any, bool]]:
+    return [(name, p.shape, p.dtype, p.requires_grad) for name, p in model.named_parameters()]
+
+
+def fields_of(model: Any) -> dict[str, Any]:
+    """All of peft's settings but the name of the model's folder."""
+    return {**model.peft_config["default"].to_dict(), "base_model_name_or_path": None}
 
 
 def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:
@@ -104,11 +150,12 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
         "own": own,
         "by_script": replace(own, framework=Framework(name=ACCELERATE, versions=before)),
         "nothing": replace(own, settings=own.settings.replace("pointing=full", "pointing=none")),
+        "adapter": replace(own, workload={**own.workload, "adapter": Adapter(rank=2)}),
     }
     files = [tmp_path / f"{name}.yaml" for name in cases]
     for file, case in zip(files, cases.values(), strict=True):
         file.write_text(export("accelerate", *case.parts(), ABOUT))
-    found, by_script, nothing = _launch(files[0], tiny_model, "--fsdp-on-cpu", *files)
+    found, by_script, nothing, adapter = _launch(files[0], tiny_model, "--fsdp-on-cpu", *files)
     assert ("fsdp_activation_checkpointing: true" in files[0].read_text()) is True
     assert ("fsdp_activation_checkpointing: true" in files[1].read_text()) is False
     assert by_script["checkpointed"] == 2
@@ -130,6 +177,13 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
     assert found["collectives"]["reduce_scatter_base torch.float32"] == 2 * 3
     assert found["collectives"]["allgather_base torch.bfloat16"] == 4 * (3 + 2)
     assert found["loss"] == pytest.approx(4.149, abs=0.01)
+    linears = 2 * 7  # of the layers, each with two matrices beside it
+    assert found["moved"] == {"trained": [2 * 9 + 2] * 2, "frozen": [0, 0]}
+    assert adapter["moved"] == {"trained": [2 * linears] * 2, "frozen": [0, 2 * 9 + 2]}
+    same = {"processes", "distributed_type", "mixed_precision", "checkpointed", "optimizer_steps"}
+    assert {key: adapter[key] for key in same} == {key: found[key] for key in same}
+    # adapters alone, and no unit of the embedding, the last norm and the head
+    assert adapter["collectives"]["reduce_scatter_base torch.float32"] == 2 * 2
 
 
 def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any]]:

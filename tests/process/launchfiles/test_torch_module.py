@@ -68,7 +68,9 @@ def test_what_it_takes_of_the_probe_program_is_there() -> None:
     assert 'parallelize(model, mesh["tp"], recompute_allgather=' in module(*parts)
     assert "reduce_partial_gradients(model.parameters())" in module(*parts)
     arguments = inspect.signature(tensor_parallel.parallelize).parameters
-    assert list(arguments) == ["model", "mesh", "recompute_allgather", "widens"]
+    assert list(arguments)[:3] == ["model", "mesh", "recompute_allgather"]
+    later = {name: one.default for name, one in list(arguments.items())[3:]}
+    assert later == {"style": "sequence_parallel", "widens": True}
     assert list(inspect.signature(tensor_parallel.reduce_partial_gradients).parameters) == [
         "parameters"
     ]

@@ -15,11 +15,13 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 
+from tests.process.moving import moved, values_of
 from workers.probe.device import open_device
 from workers.probe.group import join, join_fake_group
 from workers.probe.record import Record
 from workers.probe.run import Rank
 from workers.probe.spec import parse_spec
+from workers.probe.stack import Stack, build_stack
 from workers.probe.tensor_parallel import modules
 from workers.probe.tracker import Phase
 
@@ -27,8 +29,11 @@ from workers.probe.tracker import Phase
 def run(values: dict, rank: int) -> dict:
     """One spec on this rank, with the program's own parts; only the process group is shared.
 
-    ``faulty`` in it leaves out the sum of replicated parameters' gradients over ranks.
+    ``faulty`` in it leaves out the sum of replicated parameters' gradients over ranks; ``moved``
+    notes of how many parameters the values have changed, by whether they are trained.
     """
+    if values.pop("moved", False):
+        return run_and_compare(values, rank)
     if values.pop("faulty", False):
         with mock.patch.object(modules, "replicated_weight", modules.split_weight):
             return run(values, rank)
@@ -38,6 +43,21 @@ def run(values: dict, rank: int) -> dict:
     )
     Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
     return asdict(record)
+
+
+def run_and_compare(values: dict, rank: int) -> dict:
+    """One spec, with parameters compared bit for bit with those that the stack was built with."""
+    models, before = [], {}
+
+    def build(*args: object) -> Stack:
+        stack = build_stack(*args)
+        models.append(stack.model)
+        before.update(values_of(stack.model))
+        return stack
+
+    with mock.patch("workers.probe.run.build_stack", build):
+        record = run(values, rank)
+    return {**record, "moved": moved(models[0], before)}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from workers.probe import tensor_parallel
@@ -43,10 +45,15 @@ def tokens() -> torch.Tensor:
     return torch.randint(0, VOCABULARY, SHAPE, generator=torch.Generator().manual_seed(1))
 
 
-def saved_bytes(mesh: DeviceMesh, *, recompute: bool, **changes: Any) -> int:
+def as_transformers(model: Any, mesh: DeviceMesh) -> None:
+    """Splits a decoder by its own plan."""
+    apply_tensor_parallelism(model, mesh, model._expand_parallel_plan(model.tp_plan))
+
+
+def saved_bytes(split: Callable[..., None], mesh: DeviceMesh, **changes: Any) -> int:
     """What forward keeps for backward, but for parameters."""
     model = build(**changes)
-    tensor_parallel.parallelize(model, mesh, recompute_allgather=recompute)
+    split(model, mesh)
     parameters = (p.to_local() if isinstance(p, DTensor) else p for p in model.parameters())
     known = {p.untyped_storage().data_ptr() for p in parameters}
     saved: dict[int, int] = {}
@@ -148,16 +155,23 @@ def main(folder: Path) -> None:
         "gloo", init_method=f"file://{folder / 'rendezvous'}", rank=rank, world_size=4
     )
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-    tied = {"tie_word_embeddings": True}
+    tied, split = {"tie_word_embeddings": True}, tensor_parallel.parallelize
     found = {
         "refusals": refusals(mesh),
         "norms": norms_of_placements(mesh),
         "partial": partial_gradient(mesh["tp"]),
         "loss_errors": loss_errors(Axis.of(mesh["tp"])),
         "saved": {
-            name: [saved_bytes(mesh["tp"], recompute=on, **model) for on in (False, True)]
+            name: [
+                saved_bytes(partial(split, recompute_allgather=on), mesh["tp"], **model)
+                for on in (False, True)
+            ]
             for name, model in (("tied", tied), ("experts", EXPERTS))
         },
+        "gathered": [
+            saved_bytes(how, mesh["tp"], vocab_size=VOCABULARY + 1)
+            for how in (partial(split, style="gathered_logits"), as_transformers)
+        ],
     }
     if rank == 0:
         (folder / "found.json").write_text(json.dumps(found))

@@ -69,7 +69,7 @@ def training_spec(model: str, ranks: int, **knobs: Any) -> Spec:
     )  # fmt: skip
 
 
-def memory_spec(model: str, ranks: int, **choices: Any) -> Spec:
+def memory_spec(model: str | dict[str, Any], ranks: int, **choices: Any) -> Spec:
     """A spec whose third step and on are in steady state."""
     return spec(
         model, ranks, sequence_length=64, tracked_steps=3, measured_steps=1, minimum_steps=1,
@@ -135,7 +135,10 @@ def hold_training(
         assert worst <= SAME, f"{name}: off by {worst:.1e}"
         assert record["optimizer_steps"] == record["expected_optimizer_steps"], name
         check_data_parallel(model, knobs, record)
-        check_tensor_parallel(model, knobs, record)
+        if values.get("tensor_parallel", "sequence_parallel") != "sequence_parallel":
+            check_whole_sequences(values, record)
+        else:
+            check_tensor_parallel(model, knobs, record)
         # gathering again instead of keeping changes no bit
         others = tuple(v for k, v in knobs.items() if k != "tp_recompute_allgather")
         assert bits.setdefault(others, trained(record)) == trained(record), name
@@ -149,7 +152,7 @@ def test_two_ranks_train_what_one_process_trains(
     cases = [
         ("ddp", True, 1, False, "none"),
         ("ddp", False, 1, False, "full"),
-        ("shard_grad_op", True, 1, False, "full"),
+        ("shard_grad_op", True, 1, False, "offload"),
         ("shard_grad_op", False, 1, False, "none"),
         ("full_shard", True, 1, False, "none"),
         ("full_shard", False, 1, False, "full"),
@@ -181,13 +184,33 @@ def test_two_axes_train_what_one_process_trains(
     """Of four ranks: replicas of shards, and shards of split layers, of experts."""
     cases = [
         ("hybrid_shard", False, 1, False, "selective"),
-        ("full_shard", False, 2, True, "full"),
+        ("full_shard", False, 2, True, "offload"),
         ("shard_grad_op", True, 2, False, "every_2"),
     ]
     specs = {str(case): training_spec("mixtral", 4, **named(case)) for case in cases}
     specs["all-reduce put off"] = training_spec("mixtral", 4, **DEFERRED)
     records = measure(preloaded, tmp_path, list(specs.values()))
     hold_training("mixtral", specs, records, alone["mixtral"])
+
+
+def test_whole_sequences_train_what_one_process_trains(
+    alone: dict[str, Record], preloaded: Preloaded, tmp_path: Path
+) -> None:
+    """Tensor parallelism without sequence parallelism, beside FSDP; heads' norms, biases."""
+    cases = [
+        ("tied", {"tensor_parallel": "sharded_logits", "activation_checkpointing": "full"}),
+        ("tied", {"tensor_parallel": "gathered_logits", "sharding": "full_shard"}),
+        ("qwen3", {"tensor_parallel": "gathered_logits", "loss": "fp32"}),
+        ("qwen3", {"tensor_parallel": "sharded_logits", "sharding": "shard_grad_op"}),
+    ]
+    specs = [training_spec(model, 4 if "sharding" in how else 2, tp_size=2, **how)
+             for model, how in cases]  # fmt: skip
+    for ranks in (2, 4):
+        chosen = [i for i, one in enumerate(specs) if one["world_size"] == ranks]
+        records = measure(preloaded, tmp_path / str(ranks), [specs[i] for i in chosen])
+        for index, record in zip(chosen, records, strict=True):
+            model = cases[index][0]
+            hold_training(model, {str(cases[index]): specs[index]}, [record], alone[model])
 
 
 @pytest.mark.long
@@ -214,6 +237,34 @@ def test_all_models_with_a_plan_train_what_one_process_trains(
             hold_training(model, {f"{model} {name}": values}, [record], found[model])
 
 
+LORA: dict[str, Any] = {
+    "method": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["all-linear"],
+}  # fmt: skip
+DROPS = {**LORA, "dropout": 0.1}
+
+
+def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Losses follow what adapters have learned: they move, all else stays, and no gradient is lost.
+
+    Under FSDP2 layers alone are reduced: the embedding, the last norm and the head are frozen.
+    """
+    (alone,) = measure(preloaded, tmp_path / "1", [training_spec("qwen3", 1, adapter=LORA)])
+    cases = {
+        "ddp": {"sync_each_batch": False},
+        "full_shard": {"sharding": "full_shard", "activation_checkpointing": "full"},
+    }
+    specs = [training_spec("qwen3", 2, adapter=LORA, **knobs) for knobs in cases.values()]
+    specs = [{**one, "moved": True} for one in specs]
+    records = measure(preloaded, tmp_path / "2", specs)
+    for record in records:
+        assert difference(record, alone) <= SAME
+        assert record["optimizer_steps"] == record["expected_optimizer_steps"]
+        trained, frozen = record["moved"]["trained"], record["moved"]["frozen"]
+        assert trained == [LAYERS * 7 * 2] * 2  # two matrices beside each linear
+        assert frozen == [0, LAYERS * 11 + 3]  # those linears, norms, also of q and k, and the rest
+    assert calls(records[1], "reduce_scatter", "dp_shard") == LAYERS * ACCUMULATION
+
+
 # Those that differ most from one another in memory, on two ranks.
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
@@ -223,9 +274,19 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "every_2": {"model": "tied", "activation_checkpointing": "every_2"},
     "tp": {"model": "tied", **SPLIT},
+    "sharded logits": {"model": "qwen3", "tp_size": 2, "tensor_parallel": "sharded_logits"},
+    "gathered logits": {
+        "tp_size": 2, "tensor_parallel": "gathered_logits", "precision": "bf16_mixed",
+        "activation_checkpointing": "full",
+    },
     "own loss": {"sharding": "full_shard", "precision": "bf16", "loss": "own_dtype"},
     "fused loss": {"sharding": "full_shard", "precision": "bf16", "fused_loss": True},
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
+    "adapter": {"precision": "bf16_mixed", "sync_each_batch": False, "adapter": DROPS},
+    "sharded adapter": {
+        "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",
+        "adapter": DROPS,
+    },
 }  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
@@ -235,6 +296,17 @@ MORE: dict[str, dict[str, Any]] = {
         "sharding": "full_shard", "precision": "bf16", "reduce_dtype": "fp32",
         "sync_each_batch": False,
     },
+}  # fmt: skip
+ADAPTERS: dict[str, dict[str, Any]] = {
+    f"{model} {sharding} {how} {sync} {precision} {reduce}": {
+        "model": model, "sharding": sharding, "activation_checkpointing": how,
+        "sync_each_batch": sync, "precision": precision, "reduce_dtype": reduce, "adapter": DROPS,
+    }
+    for model, precision in (("llama", "bf16_mixed"), ("tied", "bf16"))
+    for reduce in (["bf16", "fp32"] if precision == "bf16_mixed" else ["bf16"])
+    for sharding in ("ddp", "full_shard")
+    for how in ("none", "full")
+    for sync in (True, False)
 }  # fmt: skip
 NUMBERS = (("bf16", "bf16"), ("bf16", "fp32"), ("bf16_mixed", "bf16"))
 PUT_OFF: dict[str, dict[str, Any]] = {
@@ -258,6 +330,7 @@ def test_memory_of_two_ranks_is_that_of_a_dry_run_and_of_rank_0_alone(
     [
         lambda: of_cases(MORE),
         lambda: of_cases(PUT_OFF),
+        lambda: of_cases(ADAPTERS),
         *(
             lambda ranks=ranks, model=model: combinations(ranks, model, memory_spec)
             for ranks, model in itertools.product((2, 4), ("llama", "mixtral"))
@@ -268,6 +341,28 @@ def test_memory_of_all_knobs(
     specs: Callable[[], dict[str, Spec]], preloaded: Preloaded, tmp_path: Path
 ) -> None:
     hold_predictions(preloaded, tmp_path, specs())
+
+
+# Types without arithmetic: learned positions, biases of distance, other names of sizes.
+OTHER_TYPES: Mapping[str, dict[str, Any]] = {
+    "opt": {"model_type": "opt", "hidden_size": 64, "word_embed_proj_dim": 64, "ffn_dim": 128,
+            "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 512, "dropout": 0.0},
+    "bloom": {"model_type": "bloom", "hidden_size": 64, "n_layer": 4, "n_head": 4,
+              "vocab_size": 512},
+    "starcoder2": {"model_type": "starcoder2", "hidden_size": 64, "intermediate_size": 128,
+                   "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+                   "vocab_size": 512, "max_position_embeddings": 128},
+}  # fmt: skip
+
+
+@pytest.mark.long
+def test_memory_of_types_without_arithmetic(preloaded: Preloaded, tmp_path: Path) -> None:
+    specs = {
+        f"{name} {sharding}": memory_spec(config, 2, sharding=sharding)
+        for name, config in OTHER_TYPES.items()
+        for sharding in ("ddp", "full_shard")
+    }
+    hold_predictions(preloaded, tmp_path, specs)
 
 
 def of_cases(cases: Mapping[str, dict[str, Any]]) -> dict[str, Spec]:
@@ -353,6 +448,24 @@ def check_tensor_parallel(model: str, knobs: Mapping[str, Any], record: Record) 
     inside = LAYERS + {"mixtral": 0, "qwen3_moe": 1}.get(model, LAYERS)
     per_micro_batch = 2 * (inside + 1)
     per_micro_batch += inside + 1 if knobs["tp_recompute_allgather"] else 0
-    share = {"none": 0.0, "every_2": 0.5, "full": 1.0}[knobs["activation_checkpointing"]]
+    shares = {"none": 0.0, "every_2": 0.5, "full": 1.0, "offload": 1.0}
+    share = shares[knobs["activation_checkpointing"]]
     per_micro_batch += int(inside * share)
     assert calls(record, "all_gather", "tp") == per_micro_batch * ACCUMULATION
+
+
+def check_whole_sequences(values: Spec, record: Record) -> None:
+    """All-reduces of activations: one leads out of the embedding and of each block, and backward
+    has one for each of a layer's five linears that are split by output features, and the head."""
+    again = LAYERS if values["settings"]["activation_checkpointing"] == "full" else 0
+    of_loss = 0 if values["tensor_parallel"] == "gathered_logits" else 2
+    forward = (1 + 2 * LAYERS + of_loss) * ACCUMULATION
+    assert calls(record, "all_reduce", "tp", "forward") == forward
+    backward = (5 * LAYERS + 1 + again) * ACCUMULATION
+    # head norms, two in a layer, are summed at each of FSDP2's reductions, else once
+    if values["model"]["model_type"] == "qwen3":
+        passes = ACCUMULATION if values["settings"]["sharding"] != "ddp" else 1
+        backward += 2 * LAYERS * passes
+    assert calls(record, "all_reduce", "tp", "backward") == backward
+    gathers = ACCUMULATION if values["tensor_parallel"] == "gathered_logits" else 0
+    assert calls(record, "all_gather", "tp") == gathers

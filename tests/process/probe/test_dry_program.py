@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from tests.process.preloaded import Preloaded
-from tests.process.probe.specs import SHAPE, answers, peak_bytes, request
+from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
+from workers.probe.dry.run import show_whole
 
 Answers = dict[str, Any]
 
@@ -15,6 +16,15 @@ GPT2 = {
     "model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64,
     "n_positions": 64,
 }  # fmt: skip
+
+
+# Each eighth layer of its class has attention, which its fields do not say.
+JAMBA = {**SHAPE, "model_type": "jamba", "num_experts": 4}
+# A layer that neither shallow copy has.
+COPIES = [
+    {**MODELS["qwen3_moe"], "num_hidden_layers": depth, "mlp_only_layers": [7]}
+    for depth in (4, 6, 9)
+]
 
 
 def spec(*given: Any, **choices: Any) -> dict[str, Any]:
@@ -40,12 +50,18 @@ def found(preloaded: Preloaded) -> Answers:
         request("tp at 5", spec("llama", 4, sharding="full_shard", **tensor_parallel, **cuda),
                 micro_batch_sizes=[5]),
         request("offload", spec("llama", 2, sharding="full_shard", cpu_offload=True, **cuda)),
+        request("inputs", spec("llama", 2, activation_checkpointing="offload")),
         request("one per node", spec("llama", 4, sharding="hybrid_shard", tp_size=2)),
         request("ddp and tp", spec("llama", 4, **tensor_parallel)),
         request("three sizes", llama, micro_batch_sizes=[1, 2, 3]),
         request("no count", llama, accumulation_counts=[0]),
         request("no plan", spec(GPT2, 2, tp_size=2)),
         request("refused", spec({**GPT2, "n_head": 5}, 2)),
+        *(
+            {**request(f"copy of {copy['num_hidden_layers']}", spec(copy)), "copies": COPIES}
+            for copy in COPIES[:2]
+        ),
+        {**request("odd copies", llama), "copies": COPIES},
         request("unknown", spec({"model_type": "xyz", "vocab_size": 8}, 2)),
     ]  # fmt: skip
     lines = ["{", *map(json.dumps, requests), '{"id": "odd", "spec": 1}', "[]"]
@@ -75,6 +91,28 @@ def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
     parts = [(s["micro_batch"], s["phase"], s["part"]) for s in twice["segments"]]
     assert parts == [(m, *part) for m in (0, 1) for part in expected]
     assert [once["accumulation"], twice["accumulation"]] == [1, 2]
+
+
+def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> None:
+    assert found["copy of 4"] == {"id": "copy of 4", "trace": None}
+    assert trace(found, "copy of 6")["layers"] == 9
+    assert "copies" in found["odd copies"]["error"]["message"]
+
+
+def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
+    sizes = {**SHAPE, "head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32}
+    moe = {**sizes, "model_type": "qwen3_next", "shared_expert_intermediate_size": 32}
+    bamba = {**SHAPE, "model_type": "bamba", "mamba_n_heads": 8, "mamba_d_head": 32}
+    periods = {"attn_layer_period": 2, "attn_layer_offset": 1}
+    for shows, models in [
+        (False, [{**JAMBA, "num_hidden_layers": n} for n in (4, 6, 14)]),
+        (True, [{**JAMBA, **periods, "num_hidden_layers": n} for n in (4, 6, 14)]),
+        (False, [{**moe, "num_hidden_layers": n, "mlp_only_layers": [8, 9]} for n in (4, 8, 12)]),
+        (False, [{**bamba, "num_hidden_layers": n, "attn_layer_indices": [7]} for n in (4, 6, 9)]),
+        (True, [{**moe, "num_hidden_layers": n} for n in (4, 8, 16)]),
+        (False, [{**moe, "num_hidden_layers": n} for n in (4, 6, 16)]),  # each fourth by default
+    ]:
+        assert show_whole(*models) is shows, models
 
 
 def test_categories_add_up_to_bytes(found: Answers) -> None:
@@ -143,6 +181,7 @@ def test_collectives_are_counted_with_what_hides_them(found: Answers) -> None:
     ("name", "rule"),
     [
         ("", "spec"), ("odd", "spec"), ("offload", "cpu_offload"),
+        ("inputs", "offload_on_cpu"),
         ("ddp and tp", "ddp_with_tensor_parallel"), ("one per node", "hybrid_shard_within_nodes"),
         ("three sizes", "micro_batch_sizes"),
         ("no count", "accumulation_counts"), ("no plan", "tensor_parallel_plan"),

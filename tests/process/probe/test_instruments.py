@@ -1,12 +1,15 @@
 """The norm of all gradients, layers that backward computes again, and what hides collectives."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from workers.probe.checkpointing import checkpoint_layers
+from workers.probe.checkpointing import checkpoint_layers, host_bytes
 from workers.probe.collectives import Call, overlaps
-from workers.probe.instruments import recomputing, total_gradient_norm
+from workers.probe.instruments import Recomputed, recomputing, total_gradient_norm
 from workers.probe.model import build_on_meta, decoder_layers
 from workers.probe.tracker import Phase, StorageTracker
 
@@ -34,28 +37,63 @@ def test_the_norm_of_all_gradients_together(gradients: list[Tensor | None], norm
     assert found.item() == pytest.approx(norm, rel=1e-6)
 
 
+LLAMA = {
+    "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
+    "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32,
+}  # fmt: skip
+
+
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
 @pytest.mark.parametrize(
-    ("how", "layers", "products"),
-    [("none", 0, 0), ("selective", 3, 0), ("every_2", 2, 2 * 6), ("full", 3, 3 * 6)],
+    ("how", "layers", "products", "on_host"),
+    [
+        ("none", 0, 0, 0),
+        ("selective", 3, 0, 0),
+        ("every_2", 2, 2 * 6, 0),
+        ("full", 3, 3 * 6, 0),
+        ("offload", 3, 3 * 6, 3 * 8 * 16 * 4),  # of each layer its input, in fp32
+    ],
 )
-def test_transformers_checkpointing_is_seen(how: str, layers: int, products: int) -> None:
+def test_transformers_checkpointing_is_seen(
+    how: str, layers: int, products: int, on_host: int
+) -> None:
     """A layer has seven products, of which torch does not come to the last one again."""
-    config = {
-        "model_type": "llama", "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3,
-        "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 32,
-    }  # fmt: skip
-    model, phase = build_on_meta(config, torch.float32), Phase()
+    model = build_on_meta(LLAMA, torch.float32)
     checkpoint_layers(model, how)
+    found, tracker = trained(model)
+    assert (found.calls, tracker.recomputed_products) == (layers, products)
+    assert host_bytes(decoder_layers(model)) == on_host
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_inputs_go_to_the_host_as_transformers_itself_sends_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Exported code asks transformers for it: on a CPU its copies are storages too."""
+    monkeypatch.setattr(torch.cpu, "is_available", lambda: False)  # it would pin for a "cpu" device
+    peaks = []
+    for own in (False, True):
+        model: Any = build_on_meta(LLAMA, torch.float32)
+        if own:
+            model.gradient_checkpointing_enable({"use_reentrant": False}, offload=True)
+        else:
+            checkpoint_layers(model, "offload")
+        found, tracker = trained(model)
+        peaks.append((found.calls, tracker.peak_by_phase))
+    assert peaks[0] == peaks[1]
+
+
+def trained(model: PreTrainedModel) -> tuple[Recomputed, StorageTracker]:
+    """What is seen of forward and backward of a model on the meta device."""
     model._apply(lambda t: torch.full(t.shape, 0.02) if t.is_meta else t)
-    tokens = torch.arange(8).view(1, 8)
+    tokens, phase = torch.arange(8).view(1, 8), Phase()
     tracker = StorageTracker(phase)
     with recomputing(decoder_layers(model), phase) as found, tracker:
         phase.name = "forward"
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         phase.name = "backward"
         loss.backward()
-    assert (found.calls, tracker.recomputed_products) == (layers, products)
+    return found, tracker
 
 
 GATHER, SCATTER, REDUCE = "all_gather", "reduce_scatter", "all_reduce"

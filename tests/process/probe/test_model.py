@@ -6,13 +6,20 @@ import pytest
 import torch
 
 from tests.process.probe import specs
+from tuner.catalog.models import names
+from tuner.core.adapter import Adapter
 from tuner.cost.memory import step as memory_step
-from workers.probe import fused_loss
+from tuner.cost.memory.tensors import model_tensors
+from tuner.guard.replica import small_model
+from tuner.launchfiles import trainer
+from tuner.model import published_model
+from workers.probe import fused_loss, loss
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.instruments import watching
 from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
+    add_adapter,
     build_on_meta,
     check_experts,
     decoder_layers,
@@ -38,6 +45,10 @@ MODELS = {
     "phi": SMALL,
     "phi3": {**SMALL, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1},
     "gpt2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+    "gpt_bigcode": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 96, "n_positions": 64},
+    "granite": {**SMALL, "residual_multiplier": 0.22},
+    "granitemoe": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 96, "max_seq_len": 64},
 }
 
 
@@ -77,13 +88,13 @@ def test_a_fused_loss_and_its_gradients_are_the_models_own(model_type: str) -> N
     tokens = torch.randint(0, 96, (3, 17), generator=torch.Generator().manual_seed(0))
     labels = tokens.masked_fill(tokens < 9, -100)
     found = []
-    for kind, fused in (("hf", False), ("hf", True), ("fp32", False), ("own_dtype", False)):
+    for kind, by in (("hf", ""), ("hf", "chunked"), ("fp32", ""), ("own_dtype", "")):
         model: Any = build(model_type)
-        set_loss(model, kind, fused=fused)
+        set_loss(model, kind, fused_by=by)
         fill(model)
         with watching(model.get_output_embeddings()) as logits:
             output = model(input_ids=tokens, labels=labels, use_cache=False)
-        assert logits == [not fused]
+        assert logits == [not by]
         (output.loss / 3).backward()
         norms = [float(p.grad.norm()) for p in model.parameters()]
         assert output.loss.dtype is torch.float32
@@ -123,6 +134,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 def test_a_fused_loss_is_predicted_in_the_parts_that_it_has() -> None:
     assert memory_step.LOSS_PARTS == fused_loss.LOSS_PARTS
+    assert trainer.LIGER_CONFIG == loss.LIGER_CONFIG  # the exported is the probed
 
 
 @pytest.mark.parametrize(
@@ -186,3 +198,29 @@ def test_tokens_of_a_rank_are_its_own_and_of_the_step() -> None:
     assert all(batch.untyped_storage().nbytes() == batch.nbytes for batch in first)
     drawn = micro_batches(alone, step=0, count=3, data_rank=0)
     assert [batch.shape for batch in drawn] == [batch.shape for batch in first]
+
+
+@pytest.mark.filterwarnings("ignore:fan_in_fan_out")  # of GPT-2, which peft sets by itself
+def test_what_peft_trains_is_what_arithmetic_counts() -> None:
+    """Every matrix of an adapter, in the order of parameters, for each kind of dense model."""
+    kinds = {}
+    for name in names():
+        kinds.setdefault(published_model(name).model_type, published_model(name))
+    adapter = Adapter(rank=4)
+    for model_type, published in kinds.items():
+        if published.experts:
+            continue
+        model, _ = small_model(published, 1)
+        built = build_on_meta(model.as_config(), torch.bfloat16)
+        wrapped = add_adapter(built, adapter.as_dict(), trains_fp32=model_type == "llama")
+        trained = [p for p in wrapped.parameters() if p.requires_grad]
+        counted = [(t.rows, t.columns) for t in model_tensors(model, adapter).trained]
+        assert [tuple(p.shape) for p in trained] == counted, model_type
+        dtype = torch.float32 if model_type == "llama" else torch.bfloat16
+        assert {p.dtype for p in trained} == {dtype}, model_type
+        assert {p.dtype for p in wrapped.parameters() if not p.requires_grad} == {torch.bfloat16}
+    one = Adapter(rank=4, target_modules=("gate_proj", "q_proj"))
+    tiny = build_on_meta({"model_type": "llama", **SMALL}, torch.float32)
+    wrapped = add_adapter(tiny, one.as_dict(), trains_fp32=False)
+    found = {name.split(".")[-4] for name, p in wrapped.named_parameters() if p.requires_grad}
+    assert found == {"gate_proj", "q_proj"}

@@ -32,6 +32,8 @@ def test_its_parts_on_four_ranks(preloaded: Preloaded, tmp_path: Path) -> None:
     for name, gathers in (("tied", 5), ("experts", 3)):
         off, on = found["saved"][name]
         assert off - on == gathers * GATHERED_BYTES / 2, name
+    ours, transformers_own = found["gathered"]
+    assert ours - transformers_own == 2 * 16  # the embedding's mask of tokens, a byte each
 
 
 def test_models_are_checked_with_the_reason() -> None:

@@ -7,9 +7,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from tuner.catalog import models
 from tuner.errors import UnknownNameError
 from tuner.model import published_model
+from tuner.model.fields import ARCHITECTURES
 
-WITHOUT_SDPA = {"gemma2"}
-"""Types whose soft-capped attention transformers runs in no fused kernel."""
+WITHOUT_SDPA = {"gemma2", "mpt"}
+"""Types whose attention, soft-capped or biased, transformers runs in no fused kernel."""
 
 
 def build(config):
@@ -35,7 +36,7 @@ def test_file_formula_and_built_model_have_the_same_parameters():
         assert len(layers) == model.layers
         assert max(count(layer) for layer in layers) == model.layer_parameters
         outside = count(built) - sum(count(layer) for layer in layers)
-        norm = model.hidden_size * (2 if model.model_type in {"gpt2", "gpt_neox", "phi"} else 1)
+        norm = model.hidden_size * ARCHITECTURES[model.model_type].norm_weights
         assert outside == model.embedding_parameters + norm
 
 

@@ -48,6 +48,22 @@ fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_activation_checkpointing: tr
 """
 
 
+def test_arguments_that_an_older_trainer_passes_over_are_refused(cli, tmp_path, environment):
+    path = tmp_path / "training_args.json"
+    path.write_text(
+        '{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": true, "fsdp":'
+        ' "full_shard auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": true}}'
+    )
+    asked = [
+        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "4096", "--dry-runs",
+        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--framework", "trainer",
+        "--framework-version",
+    ]  # fmt: skip
+    old, new = (cli(*asked, f"transformers={release}") for release in ("4.57.6", "5.0.0"))
+    assert (old.code, new.code) == (2, 0)
+    assert "transformers 4.57.6 passes over the arguments that choose FSDP2" in old.err
+
+
 def test_what_an_older_option_of_checkpointing_keeps_is_counted(cli, tmp_path, environment):
     path = tmp_path / "accelerate.yaml"
     path.write_text(FLAGGED)
@@ -59,6 +75,21 @@ def test_what_an_older_option_of_checkpointing_keeps_is_counted(cli, tmp_path, e
     whole, parts = (cli(*asked, f"accelerate={version}") for version in ("1.15.0", "1.14.0"))
     assert (whole.code, parts.code) == (0, 3)
     assert "checkpoints each part of a layer" in " ".join(parts.out.split())
+
+
+def test_an_option_of_checkpointing_that_loses_the_random_state_is_told(cli, tmp_path, environment):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FLAGGED)
+    asked = [
+        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "4096", "--dry-runs",
+        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--settings",
+        "micro_batch_size=1,sync_each_batch=true", "--framework-version", "accelerate=1.15.0",
+        "--adapter", "lora", "--lora-dropout",
+    ]  # fmt: skip
+    for dropout, is_told in (("0.05", True), ("0", False)):
+        done = cli(*asked, dropout)
+        assert done.code == 0, done.err
+        assert ("with the adapter's dropout backward" in " ".join(done.out.split())) is is_told
 
 
 def test_what_trains_something_else_has_an_exit_code_of_its_own(cli, zero3, database):

@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tuner.cli.errors import report
+from tuner.core import framework as framework_module
 from tuner.errors import (
     NothingFitsError,
     OtherLimitsError,
@@ -29,6 +30,10 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--framework", "accelerate", "--framework-version", "accelerate=1.10.0"],
      r"framework_version: got 'accelerate=1\.10\.0'; accelerate .* is installed here"),
     (["--framework-version", "torch"], r"framework_version: got 'torch'; must look"),
+    (["--adapter", "lora", "--lora-rank", "20000"], r"lora_rank: got 20000; must be an integer"),
+    (["--adapter", "lora", "--lora-targets", "q_proj, query,"], r"lora_targets: got 'query'; must"),
+    (["--adapter", "lora", "--lora-targets", ","], r"lora_targets: .* must be a list of names"),
+    (["--lora-targets", "q_proj"], r"lora_targets: got 'q_proj'; needs --adapter lora"),
     (["--budget", "soon"], r"budget: got 'soon'; must be a duration such as 90s"),
     (["--knob", "tp_size=1", "--knob", "tp_size=2"], r"knob: .*tp_size is given twice"),
     (["--write", "accelerate.yaml"], r"write: got 'accelerate\.yaml'; must look"),
@@ -132,9 +137,15 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypat
     result = cli("probe", *asked(tiny, "--settings", "micro_batch_size=3"))
     assert_usage_error(result, "micro_batch_size: got 3; must divide 4")
     assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; is required")
-    monkeypatch.setattr("tuner.client.place.find_spec", lambda name: None)
+    known = framework_module._installed
+    hidden = {"torchao", "peft"}
+    monkeypatch.setattr(
+        framework_module, "_installed", lambda name: "" if name in hidden else known(name)
+    )
     result = cli("suggest", *asked(tiny, "--optimizer", "adamw_8bit"))
     assert_usage_error(result, r"optimizer: got 'adamw_8bit'; needs torchao")
+    result = cli("suggest", *asked(tiny, "--adapter", "lora", "--fidelity", "measured"))
+    assert_usage_error(result, r"adapter: got 'lora'; needs peft, .* pip install peft")
     assert sorted(tmp_path.rglob("*")) == before
 
 

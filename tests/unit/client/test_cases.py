@@ -116,6 +116,20 @@ def test_padding_of_experts_is_told(lab, desk):
     assert not any("packed experts" in note for note in alone["notes"])
 
 
+def test_host_memory_for_inputs_of_layers_is_told(lab, desk):
+    gemma = {"model": "gemma-2-2b", "sequence_length": 8192, "global_batch_size": 8}
+    told = []
+    for how in ("full", "offload"):
+        settings = f"sharding=full_shard,activation_checkpointing={how}"
+        [answer] = desk.answer(lab.case(workload=gemma, cluster="8xh100-80gb", settings=settings))
+        told += [[note for note in answer["notes"] if "host memory" in note]]
+    (none, (note,)) = told
+    # 26 layers x 8192 x 2304 in bf16: 36 MiB each, in blocks of 64 MiB, on eight ranks
+    assert none == []
+    assert "keeps 936 MiB of" in note
+    assert "take 13.0 GiB of a node's memory" in note
+
+
 class Pieces:
     """A stream that hands out given pieces, as a pipe does."""
 

@@ -40,6 +40,14 @@ def test_all_are_made_once_and_kept(lab, desk):
     assert not desk.runner.open
 
 
+def test_each_adapter_has_dry_runs_of_its_own(lab, desk):
+    adapters = [None, {"method": "lora", "rank": 8}, {"method": "lora", "rank": 16}]
+    cases = [cases_of(lab, CLASSES[:1], workload__adapter=one)[0] for one in adapters]
+    with desk.dry_runs(Policy.NONE) as dry_runs:
+        dry_runs.prepare(cases)
+    assert len(set(desk.cache.asked)) == 3
+
+
 def test_of_a_new_model_the_classes_most_asked_for_are_made(lab, desk):
     often = CLASSES[:MOST_OF_A_MODEL]
     cases = cases_of(lab, [*CLASSES[::-1], *often])

@@ -131,6 +131,17 @@ def test_a_precision_that_is_left_out_is_the_frameworks_usual_one_and_is_kept(
     assert {read_case(one).question.workload.precision for one in (case, nulls)} == {usual}
 
 
+def test_in_mixed_precision_gradients_are_reduced_as_the_framework_does_unless_stated() -> None:
+    for name, reduced in (("accelerate", "framework"), ("trainer", "framework"), ("torch", "bf16")):
+        asked = changed({**ASKED, "framework": name}, {"workload.precision": "bf16_mixed"})
+        question = read_request(asked).question(VERSIONS)
+        assert question.as_dict()["workload"]["reduce_dtype"] == reduced
+        # what was asked before this default was there is the same question still
+        before = changed(asked, {"workload.reduce_dtype": "bf16"})
+        same = read_request(before).question(VERSIONS).identity == question.identity
+        assert same is (name == "torch")
+
+
 # By change: the field that is wrong, and what is said of it.
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"extra": 1}, "extra", "there are budget, cluster, fidelity"),
@@ -146,6 +157,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"workload.sequence_length": 2**18}, "workload.sequence_length", "takes 131072 at most"),
     ({"workload.global_batch_size": True}, "workload.global_batch_size", "integer from 1"),
     ({"workload.reduce_dtype": "fp8"}, "workload.reduce_dtype", "bf16, fp32"),
+    ({"workload.reduce_dtype": "framework"}, "workload.reduce_dtype", "must be bf16 or fp32"),
+    (
+        {"workload.reduce_dtype": "framework", "framework": "nanotron"},
+        "workload.reduce_dtype",
+        "only accelerate and the Trainer",
+    ),
+    ({"workload.adapter": {}}, "workload.adapter.method", "is required in an object: lora"),
+    ({"workload.adapter": {"rank": 8}}, "workload.adapter.method", "is required in an object"),
+    ({"workload.adapter": {"method": "lora", "rank": 0}}, "workload.adapter.rank", "from 1 to"),
     ({"cluster": ...}, "cluster", "is required"),
     ({"cluster": " LOCAL "}, "cluster", "is the machine that asks"),
     ({"cluster": "my.toml"}, "cluster", "no file is read"),
@@ -305,6 +325,8 @@ def test_arguments_are_named_as_arguments(tmp_path):
         ({"model": str(tmp_path / "none.json")}, "model"),
         ({"sequence_length": 999}, "sequence_length"),
         ({"cluster": {**OWN, "nodes": 0}}, "cluster.nodes"),
+        ({"adapter": {"method": "lora", "alpha": 0}}, "adapter.alpha"),
+        ({"adapter": {"method": "lora", "target_modules": " , "}}, "adapter.target_modules"),
         ({"framework": "jax"}, "framework"),
         ({"framework_versions": {"jax": "1"}}, "framework_version"),
         ({"knobs": {"speed": [1]}}, "knob"),
@@ -424,21 +446,21 @@ def test_what_is_wrong_with_a_case_is_named_with_its_path(lab):
 
 
 def test_what_is_not_covered_is_no_mistake(lab):
-    mamba = {"model_type": "mamba", "d_model": 5}
+    mamba = {"model_type": "mamba9", "d_model": 5}
     one = {"nodes": 1, "gpus_per_node": 8}
     for change, why in (
-        ({"workload__model": mamba}, "model type 'mamba'"),
+        ({"workload__model": mamba}, "model type 'mamba9'"),
         ({"cluster": "8xb300"}, "GPU 'b300'"),
         ({"cluster": {**one, "gpu": "b300"}}, "GPU 'b300'"),
         ({"cluster": {**one, "gpu": {"name": "b300"}}}, "GPU 'b300'"),
-        ({"workload__model": mamba, "cluster": "8xb300"}, r"'mamba'.*'b300'"),
+        ({"workload__model": mamba, "cluster": "8xb300"}, r"'mamba9'.*'b300'"),
     ):
         with pytest.raises(NotCoveredError, match=why):
             read_case(lab.case(**change))
     beside = lab.case(cluster="8xb300", settings={"tp_size": 0})
     assert list(wrong(read_case, beside)) == ["settings.tp_size"]
     assert "did you mean mixtral?" in uncovered_model_type("mixtrall")
-    for covered in ("llama", "", None, 5, ["llama"]):
+    for covered in ("llama", "mamba", "", None, 5, ["llama"]):
         assert uncovered_model_type(covered) == ""
     for misspelled in ("h100-80bg", "a10080gb", "mi300"):
         assert uncovered_gpu(misspelled, ("h100-80gb", "a100-80gb", "mi300x")) == ""

@@ -38,13 +38,17 @@ RENAMED = {
     "probe_deadline": "probe_deadline_s",
 }  # fmt: skip
 """Arguments that say in their name that they are not text, by the command's option."""
+OF_AN_ADAPTER = {"lora_rank", "lora_alpha", "lora_dropout", "lora_targets"}
+"""Options that are fields of the argument ``adapter``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""
 
 
 def test_what_the_command_takes_python_takes_too():
     taken = inspect.signature(tuner.suggest).parameters
-    options = {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT
+    options = (
+        {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT - OF_AN_ADAPTER
+    )
     assert {RENAMED.get(name, name) for name in options} == set(taken) - {"key", "progress"}
 
 

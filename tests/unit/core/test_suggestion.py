@@ -103,6 +103,15 @@ def test_the_json_object_is_the_promised_one():
     assert values["launch"] == {"argv": [], "files": {}}
 
 
+def test_a_fused_loss_is_told_with_what_computes_it():
+    fused = candidate(settings=Settings(fused_loss=True))
+    for kernel in ("liger", "chunked", ""):
+        values = suggestion(best=fused, loss_kernel=kernel).as_dict()
+        assert values["best"].get("loss_kernel", "") == kernel
+        read = Suggestion.from_dict(values)
+        assert (read.best, read.loss_kernel) == (fused, kernel)
+
+
 @pytest.mark.parametrize(
     ("memory", "speed", "expected"),
     [

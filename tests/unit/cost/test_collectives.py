@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.core.cluster import Cluster, Gpu, Link, parse_cluster
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.workload import Precision, ReduceDtype, Workload
+from tuner.core.workload import Precision, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import Axis
 from tuner.cost.time.collectives import Op, Overlap, reducing_passes, step_collectives
 from tuner.model import published_model as read
@@ -39,6 +39,7 @@ def case_of(case: Mapping[str, Any]) -> tuple[Workload, Settings, Cluster]:
         global_batch_size=sequences * settings.data_parallel_size(cluster.world_size),
         precision=Precision(case["precision"]),
         reduce_dtype=ReduceDtype(case["reduce_dtype"]),
+        tensor_parallel=TensorParallel(case.get("tensor_parallel", "sequence_parallel")),
     )
     return workload, settings, cluster
 
@@ -99,3 +100,19 @@ def test_ddp_reduces_in_the_reductions_format() -> None:
     assert reduced[0][1] == 2 * reduced[1][1] == 4 * workload.model.parameters
     assert total(list(wide), op=Op.ALL_REDUCE, overlap=Overlap.EXPOSED)[0] == 1
     assert total(list(wide), op=Op.BROADCAST, axis=Axis.DP) == (1, 2 * 4 * 32)  # rotary
+
+
+def test_frameworks_reduce_unasked_in_fp32_under_ddp_and_in_bf16_under_fsdp() -> None:
+    cluster = parse_cluster("8xh100-80gb")
+    unasked, wide, narrow = (
+        Workload(
+            model=read("llama-3.2-1b"), sequence_length=512, global_batch_size=64,
+            precision=Precision.BF16_MIXED, reduce_dtype=reduce,
+        )
+        for reduce in (ReduceDtype.FRAMEWORK, ReduceDtype.FP32, ReduceDtype.BF16)
+    )  # fmt: skip
+    ddp, sharded = parse_settings("sharding=ddp"), parse_settings("sharding=full_shard")
+    assert step_collectives(unasked, ddp, cluster) == step_collectives(wide, ddp, cluster)
+    assert step_collectives(unasked, sharded, cluster) == step_collectives(narrow, sharded, cluster)
+    full = replace(unasked, precision=Precision.BF16, reduce_dtype=ReduceDtype.FRAMEWORK)
+    assert full.reduce_dtype is ReduceDtype.BF16  # of one format there is nothing to choose

@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+from tuner.core.adapter import Adapter
 from tuner.core.bounds import choice
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
@@ -36,6 +37,7 @@ def test_nanotron_is_covered_where_it_was_fitted() -> None:
         (workload(optimizer="sgd"), "sgd"),
         (workload(optimizer="adamw_8bit"), "adamw_8bit"),
         (replace(workload(), loss=Loss.OWN_DTYPE), "loss=own_dtype"),
+        (replace(workload(), adapter=Adapter()), "adapters"),
     ]:
         assert word in uncovered(asked, framework("nanotron", {}))
         assert uncovered(asked, framework("torch", {})) == ""

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, FrameworkName
-from tuner.core.measurement import Phase
+from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Loss, Precision, Workload
 from tuner.cost.script import Script, script_bytes
 from tuner.model import published_model as read
@@ -70,6 +70,24 @@ def test_a_root_unit_keeps_the_embedding_gathered() -> None:
         assert more[phase] - plain[phase] == pytest.approx(gib, abs=0.001)
 
 
+def test_before_accelerate_1_14_embedding_and_head_are_the_roots() -> None:
+    """As counted on two ranks: in backward both stay gathered, and the head's gradient waits."""
+    both, own = "sharding=full_shard", "sharding=shard_grad_op"
+    late = "gradient_accumulation_steps=2,sync_each_batch=false"
+    for accelerate, text, matrices in [
+        ("1.13.0", both, 3),
+        ("1.13.0", f"{both},{late}", 2),
+        ("1.13.0", own, 2),
+        ("1.13.0", "sharding=ddp", 0),
+        ("1.14.0", both, 0),
+    ]:
+        versions = {"accelerate": accelerate, "torch": "2.13.0", "transformers": "5.23.0"}
+        framework = Framework(name=FrameworkName.ACCELERATE, versions=versions)
+        found = script_bytes(llama(), parse_settings(text), 1, framework, Script())
+        sizes = found[Phase.BACKWARD].values()
+        assert sum(sizes) == matrices * 2 * 32000 * 4096, (accelerate, text)
+
+
 def test_old_losses_copy_logits() -> None:
     logits_gib = 4 * 4096 * 32000 / GIB
     assert extra_gib(Script(), "4.48.3")[Phase.LOSS] == pytest.approx(4 * logits_gib)
@@ -89,5 +107,5 @@ def test_parts_of_layers_that_are_checkpointed_keep_their_inputs() -> None:
         framework = Framework(name=FrameworkName.ACCELERATE, versions=versions)
         found = script_bytes(llama(), settings, 1, framework, script)
         for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
-            assert sum(found[phase].values()) == kept * 32 * 4 * 4096 * 4096 * 2
+            assert found[phase][Category.ACTIVATIONS] == kept * 32 * 4 * 4096 * 4096 * 2
         assert sum(found[Phase.OPTIMIZER].values()) == 0

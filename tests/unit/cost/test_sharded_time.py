@@ -49,6 +49,13 @@ def test_offloading_passes_the_hosts_link() -> None:
     assert seconds(text + "true", no_network) == moved
 
 
+def test_inputs_of_layers_go_to_the_host_and_come_back() -> None:
+    text = "sharding=full_shard,gradient_accumulation_steps=4,activation_checkpointing="
+    more = seconds(text + "offload") - seconds(text + "full")
+    each = 32 * 4096 * 4096 * 2  # layers x tokens x hidden size in bf16
+    assert 0.9 < more / (4 * 2 * each / 63e9) <= 1.001  # nothing hides it, and it hides gathers
+
+
 def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
     text = "tp_size=8,gradient_accumulation_steps={}"
     asked = workload("mixtral-8x7b")

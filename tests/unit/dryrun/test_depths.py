@@ -53,6 +53,35 @@ def test_layers_of_every_2_are_kept_in_pairs():
     assert at_depth(odd, 7, Checkpointing.EVERY_2)["num_hidden_layers"] == 7
 
 
+def test_layers_of_types_without_arithmetic_follow_what_their_fields_say():
+    sizes = {"num_hidden_layers": 48, "hidden_size": 64}
+    assert depths_of(model("starcoder2", **sizes)) == (4, 6)
+    jamba = model("jamba", num_hidden_layers=96, attn_layer_period=8, expert_layer_period=2)
+    assert depths_of(jamba) == (24, 32)
+    deep = model("deepseek_v3", **sizes, first_k_dense_replace=3)
+    assert depths_of(deep) == (8, 10)
+    listed = model("cohere2", **sizes, layer_types=[SLIDING, SLIDING, FULL] * 16)
+    assert depths_of(listed) == (9, 12)
+    assert at_depth(listed, 9)["layer_types"] == [SLIDING, SLIDING, FULL] * 3
+    nested = model("llama4", text_config=sizes)
+    assert at_depth(nested, 6)["text_config"]["num_hidden_layers"] == 6
+    assert at_depth(deep, 8)["first_k_dense_replace"] == 3
+
+
+def test_layers_that_are_named_by_number_are_numbered_anew():
+    halves = model("qwen3_next", num_hidden_layers=48, mlp_only_layers=list(range(24, 48)))
+    assert depths_of(halves) == (48,)
+    few = model("bamba", num_hidden_layers=32, attn_layer_indices=[9, 18, 27])
+    assert depths_of(few) == (32,)
+    deep = model("bamba", num_hidden_layers=100, attn_layer_indices=[*range(9, 100, 9)])
+    assert depths_of(deep) == (28, 37)
+    assert at_depth(deep, 28)["attn_layer_indices"] == [9, 18, 27]
+    assert len(at_depth(deep, 37)["attn_layer_indices"]) == 4
+    of_all = model("qwen3_next", num_hidden_layers=48, mlp_only_layers=list(range(48)))
+    assert depths_of(of_all) == (4, 6)
+    assert at_depth(of_all, 4)["mlp_only_layers"] == [0, 1, 2, 3]
+
+
 def test_leading_dense_layers_are_kept():
     config = model("qwen3_moe", num_hidden_layers=48, mlp_only_layers=[0, 1, 2])
     assert depths_of(config) == (8, 10)

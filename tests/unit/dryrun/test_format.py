@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "ad84e731e9224435a10a75a144da4113c88375a7a16839576b076afc7e108be4")
+PINNED = (3, "db90ad27806b8d617c02c98154a766b93ce6e26048f12a450f85f61a8d9c884f")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

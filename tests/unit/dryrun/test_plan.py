@@ -11,7 +11,7 @@ from tuner.client.cases import DryRuns, Policy, read_case
 from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName, framework
-from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, TensorParallel, Workload
 from tuner.dryrun import NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.model import published_model as read
 from tuner.model import read_model_config
@@ -93,6 +93,10 @@ def test_the_key_stays_with_whatever_does_not():
         {"versions": {**VERSIONS, "torchao": "0.18.0", "optuna": "5.0.0"}},
     ]:
         assert plan(**other).key == plan().key
+    whole = replace(WORKLOAD, tensor_parallel=TensorParallel.GATHERED_LOGITS)
+    for tp_size in (1, 2):  # nothing is split by one
+        split = replace(FULL_SHARD, tp_size=tp_size)
+        assert (plan(whole, settings=split).key == plan(settings=split).key) is (tp_size == 1)
 
 
 OLD = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.0.0"}
@@ -120,6 +124,7 @@ def test_all_that_make_keys_make_the_same(monkeypatch):
         "transformers": "5.23.0",
         "accelerate": "1.15",
         "torchao": "0.15",
+        "peft": "0.21.0",
     }
     monkeypatch.setattr("tuner.core.framework.metadata.version", written.__getitem__)
     monkeypatch.setattr(
@@ -127,7 +132,7 @@ def test_all_that_make_keys_make_the_same(monkeypatch):
     )
     monkeypatch.setattr("tuner.client.cases.reading._installed", dict)
     releases = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
-    assert dry_run_versions() == {**releases, "torchao": "0.15.0"}
+    assert dry_run_versions() == {**releases, "torchao": "0.15.0", "peft": "0.21.0"}
     asked: dict[str, Any] = {
         "workload": {
             "model": "stories15m",

@@ -39,6 +39,13 @@ def test_answers_in_any_order_become_a_profile():
     assert found.versions == {"torch": "2.13.0"}
 
 
+def test_a_model_that_was_run_whole_is_its_own_profile():
+    low, high = (request["id"] for request in plan().requests)
+    whole = trace(32, linear_moments)
+    found = DryRun.from_answers(plan(), [{"id": low, "trace": None}, {"id": high, "trace": whole}])
+    assert (found.error, found.depths, found.profile.depths) == ("", (32,), (32,))
+
+
 def test_a_record_survives_json():
     found = DryRun.from_answers(plan(), answers(), "2026-01-01T00:00:00+00:00")
     again = DryRun.from_dict(json.loads(json.dumps(found.as_dict())))

@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.errors import UsageError
 from tuner.guard.replica import GLOBAL_BATCH, MOST_RANKS, NoReplicaError, family_of, replica_of
 from tuner.model import load_model
 
@@ -113,3 +115,25 @@ def test_what_has_no_twin():
     hybrid = "sharding=hybrid_shard,tp_size=3"
     with pytest.raises(NoReplicaError, match="12 ranks"):
         replica_of(question("4x6xa100-80gb"), settings(hybrid))
+
+
+def with_adapter(**fields):
+    asked = question()
+    return replace(asked, workload=replace(asked.workload, adapter=Adapter(**fields)))
+
+
+def test_a_twins_adapter_is_scaled_as_usual():
+    """Whatever the workload's alpha: cut with the rank alone it would scale updates by hundreds."""
+    asked = [
+        with_adapter(), with_adapter(rank=256, alpha=512), with_adapter(alpha=2**16, dropout=0),
+    ]  # fmt: skip
+    twins = [replica_of(one, settings(FULL)) for one in asked]
+    assert {(one.workload.adapter.rank, one.workload.adapter.alpha) for one in twins} == {(4, 8.0)}
+    assert len({one.key(VERSIONS) for one in twins}) == len({family_of(one) for one in asked}) == 1
+    newer, other = VERSIONS | {"peft": "0.21.0"}, VERSIONS | {"peft": "0.22.0"}
+    twin = twins[0]
+    assert len({twin.key(VERSIONS), twin.key(newer), twin.key(other)}) == 3
+    whole = replica_of(question(), settings(FULL))
+    assert whole.key(newer) == whole.key(VERSIONS)  # which needs no library of adapters
+    with pytest.raises(UsageError, match=r"alpha.*above 0"):
+        Adapter(alpha=0)

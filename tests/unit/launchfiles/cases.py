@@ -6,6 +6,7 @@ from functools import cache
 from itertools import cycle, product
 from typing import Any
 
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import Framework, FrameworkName
@@ -90,6 +91,9 @@ CASES = {
     "checkpointing_with_dropout": Case(
         model="gpt2", cluster="2xl4",
         settings="sharding=full_shard,micro_batch_size=4,activation_checkpointing=full"),
+    "checkpointing_with_adapter": Case(
+        sequence_length=4096, workload={**MIXED, "adapter": Adapter(rank=8)},
+        settings="sharding=full_shard,activation_checkpointing=full"),
     "full_shard_cpu": Case(
         cluster="cpu:2", **STORIES, workload={**MIXED, **FP32},
         settings=f"sharding=full_shard,{TWICE},sync_each_batch=false,activation_checkpointing=full"),

@@ -10,6 +10,7 @@ import re
 import subprocess
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -19,16 +20,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tests.unit.launchfiles.cases import ABOUT, CASES, EXAMPLES, grid
+from tests.unit.launchfiles.cases import ABOUT, CASES, EXAMPLES, STATED, TORCH, Case, grid, trainer
 from tests.unit.launchfiles.readers import READERS, header_of, settings_in
+from tuner.core.adapter import Adapter
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Provenance
-from tuner.core.script import is_sharded
+from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS, About, Stack, export, why_not
 from tuner.launchfiles.contract import job_name, sync_acts
+from tuner.model import read_model_config
 
 GOLDEN = Path(__file__).parent / "golden"
 WITHOUT_COMMENTS = {"trainer", "deepspeed", "json"}
@@ -186,3 +189,39 @@ def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path: Path) -> None:
     names = [job_name(study) for study in ("st-0123456789ab", "X" * 99, "-a..b-", "ä ö", "")]
     label = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
     assert all(re.fullmatch(label, name) for name in names)  # RFC 1035
+
+
+def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:
+    adapter = Adapter(rank=8, target_modules=("q_proj",))
+    question, settings = Case(settings="sharding=ddp", workload={"adapter": adapter}).parts()
+    for name in ("torch", "deepspeed", "torchtitan"):
+        assert "no adapter is written" in (why_not(name, question, settings) or ""), name
+    for name in ("accelerate", "trainer-flags"):
+        of = FrameworkName.ACCELERATE if name == "accelerate" else FrameworkName.TRAINER
+        asked = replace(question, framework=Framework(name=of, versions=STATED))
+        text = export(name, asked, settings, ABOUT)
+        assert "LoraConfig(" in text
+        assert "lora of rank 8 on q_proj" in text
+    assert "TUNED_LORA_RANK=8" in export("env", question, settings, ABOUT)
+    for sharding, by in product(("full_shard", "shard_grad_op"), (TORCH, trainer())):
+        case = Case(settings=f"sharding={sharding}", framework=by, workload={"adapter": adapter})
+        for name in ("trainer", "trainer-flags"):
+            assert "each matrix of an adapter by itself" in (why_not(name, *case.parts()) or "")
+        assert why_not("accelerate", *case.parts()) is None
+
+
+def test_layers_that_draw_random_numbers_are_checkpointed_by_the_script() -> None:
+    """accelerate's option restores no random state: a dropout's backward would be another one's."""
+    full = "sharding=full_shard,activation_checkpointing=full"
+    by_option = {"adapter": Adapter(rank=8, dropout=0.0)}, {}
+    for workload in ({"adapter": Adapter(rank=8)}, *by_option):
+        question, settings = Case(settings=full, workload=workload).parts()
+        in_script = workload not in by_option
+        assert checkpoints_in_script(question, settings) is in_script
+        text = export("accelerate", question, settings, ABOUT)
+        assert f"fsdp_activation_checkpointing: {str(not in_script).lower()}" in text
+        assert ("# model.gradient_checkpointing_enable(" in text) is in_script
+    # OPT's class drops a tenth, which a configuration need not say
+    opt = read_model_config({"model_type": "opt", "num_hidden_layers": 24}, name="opt")
+    traced = replace(question, workload=replace(question.workload, model=opt))
+    assert checkpoints_in_script(traced, settings)

@@ -3,7 +3,8 @@
 import json
 import re
 import tomllib
-from pathlib import PurePath
+from dataclasses import replace
+from pathlib import Path, PurePath
 from typing import Any
 
 import pytest
@@ -15,15 +16,18 @@ from tests.unit.launchfiles.cases import (
     NANOTRON,
     STATED,
     Case,
+    grid,
     of_script,
     trainer,
 )
 from tests.unit.launchfiles.readers import header_of, variables_in
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import Framework, FrameworkName
-from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
+from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, TensorParallel
 from tuner.launchfiles import FORMATS, Stack, export, why_not
+from tuner.space.rules import broken_rule
 
 MIXED = {"precision": Precision.BF16_MIXED}
 REDUCED = {"reduce_dtype": ReduceDtype.FP32}
@@ -87,6 +91,13 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
     ("trainer", Case(settings=f"{FULL},activation_checkpointing=every_2", framework=trainer()), {
         "fsdp_config.activation_checkpointing": False, "activation_checkpointing": True,
         "activation_checkpointing_kwargs": {"use_reentrant": False, "every_n_layers": 2}}),
+    ("trainer", Case(settings=f"{FULL},fused_loss=true", framework=trainer()), {
+        "use_liger_kernel": True, "liger_kernel_config": {
+            "fused_linear_cross_entropy": True, "cross_entropy": False, "rope": False,
+            "rms_norm": False, "swiglu": False, "geglu": False}}),
+    ("trainer", Case(settings=f"{FULL},activation_checkpointing=offload", framework=trainer()), {
+        "fsdp_config.activation_checkpointing": False, "activation_checkpointing": True,
+        "activation_checkpointing_kwargs": {"use_reentrant": False, "offload": True}}),
     ("torchtitan", Case(settings="sharding=full_shard,activation_checkpointing=every_2",
                         workload=REDUCED), {
         "activation_checkpoint": {"mode": "selective", "selective_ac_option": "2"}}),
@@ -105,6 +116,13 @@ def test_what_is_written() -> None:
             assert found == value, (name, case, path)
 
 
+def test_weights_are_asked_for_by_the_releases_own_word() -> None:
+    for release, word in (("4.55.4", "torch_dtype"), ("4.56.0", "dtype")):
+        framework = replace(trainer(transformers=release), name=FrameworkName.ACCELERATE)
+        parts = Case(settings="sharding=ddp", framework=framework).parts()
+        assert f"MODEL, {word}=torch.bfloat16" in export("accelerate", *parts, ABOUT)
+
+
 def row(name: str, settings: str, reason: str, **more: Any) -> tuple[str, Case, str]:
     return name, Case(settings=settings, **more), reason
 
@@ -115,6 +133,10 @@ ON_CPU = {"cluster": "cpu:2", "model": "gpt2"}
 GPUS_16 = {"cluster": "2x8xh100-80gb", "framework": NANOTRON}
 REFUSED = [
     row("trainer", "sharding=ddp,fused_loss=true", "--knob fused_loss=false"),
+    row("trainer", "sharding=full_shard", "--framework-version transformers=5.0",
+        framework=trainer(transformers="4.57.6")),
+    row("trainer-flags", "sharding=ddp,fused_loss=true", "take the format trainer",
+        framework=trainer()),
     row("torchtitan", "sharding=full_shard,fused_loss=true", "--knob fused_loss=false",
         workload=REDUCED),
     row("accelerate", "sharding=full_shard,tp_size=2", "--knob tp_size=1"),
@@ -152,15 +174,19 @@ REFUSED = [
         "keeps every second matrix product", workload=REDUCED),
     row("trainer", "sharding=ddp,activation_checkpointing=selective", "cannot name what"),
     row("trainer", "sharding=ddp,activation_checkpointing=every_2",
-        "--framework-version transformers=5.17",
+        "--framework-version transformers=5.16",
         framework=Framework(name=FrameworkName.ACCELERATE, versions={
             "accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.0.0"})),
+    row("trainer", "sharding=ddp,activation_checkpointing=offload",
+        "--framework-version transformers=5.17", framework=trainer(transformers="5.16.0")),
+    row("torchtitan", "sharding=full_shard,activation_checkpointing=offload",
+        "inputs of checkpointed layers on the device", workload=REDUCED),
     row("trainer", "sharding=full_shard", "--reduce-dtype bf16", framework=trainer(),
         workload={**MIXED, **REDUCED}),
     row("trainer", "sharding=hybrid_shard", "with the file of the format accelerate",
         framework=trainer(), cluster="2x4xl4"),
     row("trainer", "sharding=full_shard", "ignores FSDP on a CPU", framework=trainer(), **ON_CPU),
-    row("trainer", "sharding=full_shard", "--framework-version transformers=5.17",
+    row("trainer", "sharding=full_shard", "--framework-version transformers=5.0",
         framework=trainer(transformers="4.45.0")),
 ]  # fmt: skip
 
@@ -170,6 +196,64 @@ def test_what_a_launcher_has_not_is_refused() -> None:
         names = (name, "trainer-flags") if name == "trainer" else (name,)
         for one in names:
             assert reason in str(why_not(one, *case.parts())), (one, case)
+
+
+def test_a_fused_loss_is_exported_as_what_computes_it() -> None:
+    """No file holds another loss than the study's, and no reason leads to one that does."""
+    of_chunked, of_liger = {"accelerate", "torch"}, {"trainer"}
+    for name, own in (("accelerate", of_chunked), ("torch", of_chunked), ("trainer", of_liger)):
+        framework = Framework(name=FrameworkName(name), versions=STATED)
+        for sharding in ("full_shard", "ddp"):
+            parts = Case(settings=f"sharding={sharding},fused_loss=true", framework=framework)
+            taken = {one for one in FORMATS if why_not(one, *parts.parts()) is None}
+            anything = {one for one, form in FORMATS.items() if form.stack is Stack.ANY}
+            assert taken == anything | own, (name, sharding)
+    for framework, cluster, sharding in (
+        (trainer(transformers="4.56.0"), "8xh100-80gb", "full_shard"),
+        (trainer(), "2x4xl4", "hybrid_shard"),
+    ):
+        for fused in (True, False):
+            settings = f"sharding={sharding},fused_loss={str(fused).lower()}"
+            case = Case(settings=settings, cluster=cluster, framework=framework)
+            told = str(why_not("trainer", *case.parts()))
+            assert ("format accelerate" in told) is not fused
+            assert (why_not("accelerate", *case.parts()) is None) is not fused
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "workload"),
+    [
+        ("tp_size", "tp_size=2", {}),
+        ("tensor_parallel", "tp_size=2", {"tensor_parallel": TensorParallel.GATHERED_LOGITS}),
+        ("pp_size", "pp_size=2", {}),
+        ("fused_loss", "fused_loss=true", {}),
+    ],
+)
+def test_the_documents_say_which_formats_have_code_or_nothing(
+    row: str, settings: str, workload: dict[str, Any]
+) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text(encoding="utf-8")
+    table = page.partition("## What each can say")[2].partition("\n## ")[0]
+    names, cells = (
+        [cell.strip(" `").split("`")[0] for cell in line.split("|")[2:-1]]
+        for head in ("knob", f"`{row}`")
+        for line in table.splitlines()
+        if line.startswith(f"| {head} |")
+    )
+    parts = Case(settings=f"sharding=full_shard,{settings}", workload=workload).parts()
+    for name, cell in zip(names, cells, strict=True):
+        if cell == "no" or cell.startswith("code"):
+            assert (why_not(name, *parts) is None) is (cell != "no"), name
+
+
+def test_tensor_parallelism_is_named_where_layers_are_split() -> None:
+    for tp_size in (1, 2):
+        settings = f"sharding=full_shard,tp_size={tp_size}"
+        ways = {"tensor_parallel": TensorParallel.GATHERED_LOGITS}
+        parts = Case(settings=settings, workload=ways, **LLAMA).parts()
+        for name in ("torch", "env"):
+            text = export(name, *parts, ABOUT)
+            assert ("gathered_logits" in text) is (tp_size == 2), name
 
 
 def test_json_has_all_knobs() -> None:
@@ -210,6 +294,29 @@ def test_a_stated_accelerate_must_know_the_configuration(settings: str, oldest: 
         told = why_not("accelerate", *case.parts())
         assert (told is None) is known, told
         assert known or f"--framework-version accelerate={oldest}" in str(told)
+
+
+def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> None:
+    """accelerate widened what is frozen before 1.13; torch before 2.8 refused the mixture."""
+    lora = {"adapter": Adapter(rank=8)}
+    mixed, sharded = {**lora, "precision": Precision.BF16_MIXED}, "sharding=full_shard"
+    for workload, settings, needed in (
+        (mixed, sharded, "1.13 or newer, and torch 2.8 or newer. Start"),
+        (mixed, "sharding=ddp", "0.31 or newer. Start"),
+        (lora, sharded, "1.6 or newer. Start"),
+    ):
+        text = export("accelerate", *Case(settings=settings, workload=workload).parts(), ABOUT)
+        assert f"Needs accelerate {needed}" in header_of(text)
+    for package, release, oldest in (
+        ("accelerate", "1.12.0", "1.13"), ("torch", "2.7.1", "2.8"), ("torch", "2.8.0", ""),
+    ):  # fmt: skip
+        stated = Framework(name=FrameworkName.ACCELERATE, versions={**STATED, package: release})
+        for workload, settings in ((mixed, sharded), (mixed, "sharding=ddp"), (lora, sharded)):
+            case = Case(settings=settings, workload=workload, framework=stated)
+            broken = broken_rule(*case.parts())
+            is_old = bool(oldest) and workload is mixed and settings == sharded
+            assert (broken is not None) is is_old, broken
+            assert broken is None or f"{oldest} or newer" in broken.allowed
 
 
 def test_code_with_a_loss_is_for_models_that_take_one() -> None:
@@ -278,3 +385,25 @@ def test_files_that_are_true_of_a_script(name: str, formats: set[str]) -> None:
         text = export(known, *parts, ABOUT)
         assert "Your own script train.py on " in header_of(text)
         assert not re.search("adamw|AdamW|TUNED_(OPTIMIZER|PRECISION|REDUCE_DTYPE)", text)
+
+
+def test_the_documents_say_of_each_flag_what_it_was_seen_to_do() -> None:
+    """Those that any of the grid's files has: a new one is seen to act, and told."""
+    page = (Path(__file__).parents[3] / "docs" / "exports.md").read_text(encoding="utf-8")
+    table = page.partition("## What each flag was seen to do")[2].partition("\n## ")[0]
+    told = {name.removeprefix("fsdp_") for name in re.findall(r"`(\w+)`", table)}
+    written: set[str] = set()
+
+    def flags_of(values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, dict):
+                flags_of(value)
+            else:
+                written.add(name.removeprefix("fsdp_"))
+
+    for parts in grid():
+        for name, read in (("accelerate", yaml.safe_load), ("trainer", json.loads)):
+            if why_not(name, *parts) is None:
+                flags_of(read(export(name, *parts, ABOUT)))
+    assert {"reshard_after_forward", "sync_each_batch"} <= written
+    assert not written - told

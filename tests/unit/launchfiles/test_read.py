@@ -11,6 +11,7 @@ from tuner.client.check import case_of
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.launchfiles.files import read_file
+from tuner.launchfiles.trainer import LIGER_CONFIG
 
 FSDP: dict[str, Any] = {
     "compute_environment": "LOCAL_MACHINE",
@@ -161,9 +162,34 @@ def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
         case_of(found, dict(cluster="8xh100-80gb", model="gpt2"))
 
 
+def test_inputs_of_layers_that_wait_on_the_host_are_read(written: Any) -> None:
+    plugin = changed(FSDP, "fsdp_config.fsdp_activation_checkpointing_offload", True)
+    argument = changed(TRAINER, "gradient_checkpointing_kwargs", {"offload": True})
+    sharded = {"fsdp": True, "fsdp_config": {
+        "fsdp_version": 2, "activation_checkpointing": True,
+        "activation_checkpointing_offload": True,
+    }}  # fmt: skip
+    by_plugin = {**TRAINER, "gradient_checkpointing": False, **sharded}
+    for values in (plugin, argument, by_plugin):
+        found = read_file(written(values))
+        assert found.knobs["activation_checkpointing"] == "offload"
+        for release, acts in (("1.12.0", values is argument), ("1.15.0", True)):
+            stated = {"accelerate": release, "torch": "2.13.0", "transformers": "5.23.0"}
+            here = {**HERE, "framework_versions": stated, "framework": "trainer"}
+            here |= {"settings": {"micro_batch_size": 1}} if values is plugin else {}
+            here |= {"global_batch_size": 8} if values is plugin else {}
+            case = case_of(found, here)
+            assert case.settings.activation_checkpointing == ("offload" if acts else "full")
+            assert any("taken as full" in note for note in case.notes) is not acts
+
+
 REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     (FSDP, "fsdp_config.fsdp_version", 1, "fsdp_config.fsdp_version: got 1; must be 2"),
     (FSDP, "fsdp_config.fsdp_new", 1, "fsdp_config.fsdp_new: got 1; is not known"),
+    (changed(FSDP, "fsdp_config.fsdp_activation_checkpointing", False),
+     "fsdp_config.fsdp_activation_checkpointing_offload", True, "where no layer is checkpointed"),
+    (TRAINER, "gradient_checkpointing_kwargs", {"offload": True, "every_n_layers": 2},
+     "every_n_layers: got 2; must be 1 with offload"),
     (FSDP, "distributed_type", "MEGATRON_LM", "distributed_type: got 'MEGATRON_LM'"),
     (FSDP, "mixed_precision", "fp16", "mixed_precision: got 'fp16'"),
     (FSDP, "parallelism_config.parallelism_config_tp_size", 2, "tp_size: got 2; must be 1"),
@@ -173,6 +199,12 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     (TRAINER, "per_device_train_batchsize", 4, "did you mean per_device_train_batch_size?"),
     (TRAINER, "fp16", True, "fp16: got true"),
     (TRAINER, "deepspeed", "ds.json", "deepspeed: got 'ds.json'; check that file"),
+    (
+        {**TRAINER, "use_liger_kernel": True},
+        "liger_kernel_config.cross_entropy",
+        True,
+        "liger_kernel_config.cross_entropy: got true; must be false",
+    ),
     (TRAINER, "optim", "adamw_bnb_8bit", "optim: got 'adamw_bnb_8bit'"),
     (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
     (TRAINER, "fsdp", True, "fsdp_config.fsdp_version: got nothing; must be 2"),
@@ -184,7 +216,7 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     (NANOTRON, "parallelism.tp_mode", "ALL_REDUCE", "parallelism.tp_mode: got 'ALL_REDUCE'"),
     (NANOTRON, "parallelism.dp", None, "parallelism.dp: got nothing; is required"),
     (NANOTRON, "model.dtype", "float32", "model.dtype: got 'float32'"),
-]
+]  # fmt: skip
 
 
 def test_what_is_not_predicted_is_refused(written: Any) -> None:
@@ -192,6 +224,33 @@ def test_what_is_not_predicted_is_refused(written: Any) -> None:
         with pytest.raises(UsageError) as caught:
             read_file(written(changed(values, path, value)))
         assert said in str(caught.value), (path, value)
+
+
+def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
+    """All of them are on where none is named; a model that it has none for keeps its own loss."""
+    alone = {name: name == "fused_linear_cross_entropy" for name in LIGER_CONFIG}
+    plain, bare, only, off = (
+        case_of(read_file(written({**TRAINER, **more})), HERE)
+        for more in (
+            {"use_liger_kernel": False, "liger_kernel_config": {"rope": True}},
+            {"use_liger_kernel": True},
+            {"use_liger_kernel": True, "liger_kernel_config": alone},
+            {
+                "use_liger_kernel": True,
+                "liger_kernel_config": {"fused_linear_cross_entropy": False},
+            },
+        )
+    )
+    assert [one.settings.fused_loss for one in (plain, bare, only, off)] == [0, 1, 1, 0]
+    assert only.question.framework.versions["liger-kernel"] == "0.8.5"
+    said = [any("rope, rms_norm, swiglu" in note for note in one.notes) for one in (bare, only)]
+    assert said == [True, False]
+    fused = read_file(written({**TRAINER, "use_liger_kernel": True}))
+    other = case_of(fused, {**HERE, "model": "gpt2", "sequence_length": 1024})
+    assert not other.settings.fused_loss
+    assert any("none for gpt2" in note for note in other.notes)
+    with pytest.raises(UsageError, match="framework: got 'accelerate'"):
+        case_of(fused, {**HERE, "framework": "accelerate"})
 
 
 CONTRADICTED: list[tuple[dict[str, Any], dict[str, Any], str]] = [

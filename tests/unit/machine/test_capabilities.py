@@ -1,12 +1,14 @@
 """What this machine can do for a question; the machine is stood in for."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tests.unit.cost import calibrations
 from tuner import machine
 from tuner.client.capabilities import best_fidelity, stands_in, why_not_emulated, why_not_measured
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
@@ -159,3 +161,15 @@ def test_a_cluster_is_judged_against_all_nodes():
         found = why_not_measured(parse_cluster(cluster), together(nodes))
         assert why in found
         assert bool(found) == bool(why)
+
+
+def test_a_machine_without_a_workloads_library_does_not_probe_it(has):
+    has(memory_gib=16)
+    asked = question(cpu_cluster(4, 8, Link(bytes_per_s=1e9)))
+    adapted = replace(asked, workload=replace(asked.workload, adapter=Adapter()))
+    there = dict(asked.framework.versions)
+    assert best_fidelity(asked, versions=there)[0] is Fidelity.EMULATED
+    assert best_fidelity(adapted, versions=there | {"peft": "0.21.0"})[0] is Fidelity.EMULATED
+    assert best_fidelity(adapted, versions=there) == (
+        Fidelity.PREDICTED, "peft is needed, and not installed here",
+    )  # fmt: skip

@@ -186,7 +186,7 @@ def small_configs(draw):
     for name in known:
         if isinstance(known[name].default, bool):
             config[name] = draw(st.booleans())
-    if draw(st.booleans()) and model_type not in ("gpt2", "phi3"):
+    if draw(st.booleans()) and ARCHITECTURES[model_type].rope and model_type != "phi3":
         factor = draw(st.floats(1, 64))
         kind = draw(st.sampled_from(["linear", "dynamic", "yarn"]))
         config["rope_scaling"] = {"rope_type": kind, "factor": factor}
@@ -243,6 +243,28 @@ def test_a_bad_field_is_named():
     alone = [({name: value}, name) for name, values in BAD.items() for value in values]
     for changes, field in alone + TOGETHER:
         assert refused({**TINY, **changes}).field == field, changes
+
+
+# Of a type that only dry runs know, whatever names code or a place, at any depth, is refused.
+TRACED_BAD: dict[str, Any] = {
+    "auto_map": {"AutoConfig": "configuration_x.X"}, "n_layer": 0, "n_embd": 2**25,
+    "backbone": "org/repo", "part": {"trust_remote_code": True}, "parts": [{"name": "../x"}],
+    "word": "x" * 101, "attn_implementation": "org/repo",
+}  # fmt: skip
+
+
+def test_types_without_arithmetic_are_read_as_data_too():
+    given = {"model_type": "bloom", "n_layer": 4, "n_embd": 64, "architectures": ["X"]}
+    model = read_model_config(given, name="m")
+    assert (model.is_traced, model.layers, model.parameters) == (True, 4, 0)
+    assert model.as_config() == {"model_type": "bloom", "n_layer": 4, "n_embd": 64}
+    for name, value in TRACED_BAD.items():
+        with pytest.raises(ModelConfigError):
+            read_model_config({**given, name: value}, name="m")
+    with pytest.raises(ModelConfigError, match="must be given for bloom"):
+        read_model_config({"model_type": "bloom"}, name="m")
+    with pytest.raises(ModelConfigError, match="n_positions"):
+        read_model_config({"model_type": "gptj", "n_layer": 4, "n_positions": 2**17}, name="m")
 
 
 HOSTILE = st.recursive(

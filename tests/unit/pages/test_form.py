@@ -21,6 +21,7 @@ from api.pages.form_fields import (
 )
 from tests.unit.api.studies import TINY
 from tuner.client.request import BudgetGiven, TuneRequest, WorkloadGiven, read_request
+from tuner.core.adapter import Adapter
 from tuner.core.configuration import KNOBS
 
 GOOD = {
@@ -42,6 +43,11 @@ WRONG = {
     "workload.precision": "fp8",
     "workload.reduce_dtype": "fp8",
     "workload.loss": "mse",
+    "workload.tensor_parallel": "columns",
+    "workload.adapter.method": "dora",
+    "workload.adapter.rank": "0",
+    "workload.adapter.alpha": "x",
+    "workload.adapter.dropout": "1",
     MODEL: "lama-3.1-8b",
     GPU: "h10",
     NODES: "0",
@@ -88,7 +94,9 @@ def _said(**fields):
 
 
 def test_every_field_of_a_request_can_be_filled_in():
-    paths = {path for name in specs() for path in (name, name.partition(".")[0])}
+    paths = {
+        path for name in specs() for path in (name, name.partition(".")[0], name.rpartition(".")[0])
+    }
     assert TuneRequest.model_fields.keys() - {"replace"} <= paths  # offered where it is wanted
     assert {f"workload.{name}" for name in WorkloadGiven.model_fields} <= paths
     assert {f"budget.{name}" for name in BudgetGiven.model_fields} <= paths
@@ -113,6 +121,10 @@ def test_all_that_can_be_given_is_asked():
             "sampler": "tpe",
             "workload.reduce_dtype": "fp32",
             "workload.loss": "own_dtype",
+            "workload.tensor_parallel": "gathered_logits",
+            "workload.adapter.method": "lora",
+            "workload.adapter.rank": "8",
+            "workload.adapter.target_modules": "q_proj, v_proj",
         }
     )
     assert request["framework"] == {
@@ -128,6 +140,10 @@ def test_all_that_can_be_given_is_asked():
     assert (request["headroom"], request["memory_limit_gib"]) == (0.1, 60.5)
     assert request["workload"]["reduce_dtype"] == "fp32"
     assert request["workload"]["loss"] == "own_dtype"
+    assert request["workload"]["tensor_parallel"] == "gathered_logits"
+    assert read_request(request).workload.workload.adapter == Adapter(
+        rank=8, target_modules=("q_proj", "v_proj")
+    )
 
 
 def test_a_pasted_configuration_is_the_model():
@@ -159,8 +175,14 @@ def test_nothing_typed_says_all_that_is_needed():
 
 
 def test_every_wrong_field_is_told_beside_it_at_once():
-    assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER}
+    targets = "workload.adapter.target_modules"
+    assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER, targets}
     assert set(_said(**WRONG)) == set(WRONG)
+    lora = {"workload.adapter.method": "lora"}
+    assert set(_said(**lora, **{targets: "q_proj, query"})) == {targets}  # once there is a model
+    assert _said(**{"workload.adapter.rank": "8"}) == {
+        "workload.adapter.method": "Is required in an object: lora"
+    }
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from tuner.core.workload import Workload
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.dryrun import plan_dry_runs
 from tuner.explain.known import answer
-from tuner.model import load_model
+from tuner.model import load_model, read_model_config
 from tuner.planner import Stop, is_answered, next_probe, what_is_needed
 from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted
@@ -38,7 +38,7 @@ VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
 
 Says = Callable[[Settings], float | Mapping[str, str]]
-"""GiB at a micro-batch of one sequence, or an error, of a class of settings."""
+"""GiB at a micro-batch of one sequence, or an error, of a layout."""
 Make = Callable[..., Study]
 Play = Callable[..., tuple[Study, Stop]]
 
@@ -191,6 +191,27 @@ def test_where_no_speed_is_known_what_fits_is_listed(predicted, play):
     assert first.as_dict()["fits"] is True
     assert first.as_dict()["step_time_s"]["value"] is None
     assert what_is_needed(study) == ""
+
+
+def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, play):
+    model = read_model_config({"model_type": "opt", "num_hidden_layers": 24}, name="opt")
+    question = ask()
+    question = replace(question, workload=replace(question.workload, model=model))
+    study, stop = play(predicted(question, max_probes=4), lambda settings: 20.0)
+    assert stop.reason.startswith("settings fit, but none is known to be the fastest")
+    assert "no speed of opt is predicted" in stop.reason
+    tried = {probe.request.settings.settings_class for probe in study.probes}
+    assert len(tried) == 4
+    known = forecast(study)
+    assert {one.settings_class for one in known.estimates} == tried
+    assert all(found.basis is Basis.DRY_RUN for found in known.estimates.values())
+    found = answer(study)
+    assert found.best is None
+    assert {one.settings.settings_class for one in found.alternatives} <= tried
+    assert any("dry run" in sentence for sentence in found.explanation)
+    study, stop = play(predicted(question, max_probes=2), lambda settings: FAILURE)
+    assert "aten::odd" in stop.reason
+    assert answer(study).best is None
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_probes(predicted, play):

@@ -1,3 +1,4 @@
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.core.study import Question
+from tuner.core.workload import TensorParallel
 from tuner.errors import UsageError
 from tuner.space import Space, check_settings, count_settings, enumerate_space
 
@@ -47,6 +49,8 @@ def naive(question: Question) -> set[Settings]:
             continue
         if checkpointing is Checkpointing.SELECTIVE and tp > 1:
             continue
+        if checkpointing is Checkpointing.OFFLOAD:  # only where asked for
+            continue
         found.add(
             Settings(
                 sharding=sharding if ranks > 1 else Sharding.DDP,
@@ -81,13 +85,46 @@ def test_a_fused_loss_is_looked_at_where_it_is_asked_for_and_can_be_had(ask: Ask
     fused = {one for one in asked.legal if one.fused_loss}
     assert set(asked.legal) - fused == set(plain.legal)
     assert fused == {replace(one, fused_loss=True) for one in plain.legal if one.tp_size == 1}
-    with pytest.raises(UsageError, match="Liger's kernels"):
-        enumerate_space(ask("8xa100-80gb", 8, name="trainer", fused_loss=(True,)))
     ours, old = {"name": "accelerate", "fused_loss": (True,)}, {"transformers": "4.48.3"}
     newer = ask("8xa100-80gb", 8, versions={"transformers": "4.49"}, **ours)
     assert any(one.fused_loss for one in enumerate_space(newer).legal)
     with pytest.raises(UsageError, match="or newer it can"):
         enumerate_space(ask("8xa100-80gb", 8, versions=old, **ours))
+
+
+def test_a_fused_loss_is_searched_where_logits_are_large(ask: Ask) -> None:
+    """47 GiB for one sequence of 32,768 tokens; what rules it out is told there."""
+    vocabulary = {"vocab_size": 128256, "max_position_embeddings": 32768}
+    liger = {"liger-kernel": "0.8.5"}
+    for cluster, tokens, stack, searched, told in [
+        ("8xh100-80gb", 32768, {}, True, ""),
+        ("8xh100-80gb", 4096, {}, False, ""),
+        ("8xl4", 4096, {}, True, ""),
+        ("cpu:2", 32768, {}, False, ""),
+        ("8xh100-80gb", 32768, {"name": "trainer", "versions": liger}, True, ""),
+        ("8xh100-80gb", 32768, {"name": "trainer"}, False, "liger-kernel is neither installed"),
+    ]:
+        space = enumerate_space(ask(cluster, 8, config=vocabulary, sequence_length=tokens, **stack))
+        assert values(space, "fused_loss") == ({False, True} if searched else {False})
+        why = [one.why for one in space.dead_knobs if one.knob == "fused_loss"]
+        assert len(why) == bool(told)
+        assert all(told in one for one in why)
+
+
+def test_the_trainer_fuses_its_loss_by_ligers_kernels_where_it_has_them(ask: Ask) -> None:
+    liger = {"name": "trainer", "fused_loss": (True,)}
+    new = {"liger-kernel": "0.8.5", "transformers": "5.23.0"}
+    found = enumerate_space(ask("8xa100-80gb", 8, versions=new, **liger))
+    assert all(one.fused_loss for one in found.legal)
+    for cluster, model, versions, why in [
+        ("8xa100-80gb", {}, {}, "--framework-version liger-kernel="),
+        ("8xa100-80gb", {"only": GPT2}, new, "none for gpt2"),
+        ("8xa100-80gb", {}, new | {"liger-kernel": "0.6.5"}, "0.7 or newer"),
+        ("8xa100-80gb", {}, new | {"transformers": "4.52.4"}, "cannot be told which"),
+        ("cpu:2", {}, new, "GPUs only"),
+    ]:
+        with pytest.raises(UsageError, match=re.escape(why)):
+            enumerate_space(ask(cluster, 8, versions=versions, **model, **liger))
 
 
 def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask: Ask) -> None:
@@ -184,6 +221,10 @@ def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
         assert values(space, "tp_size") == {1}
         assert why(space, "tp_size").startswith(f"tp_size is 1: {reason}")
         assert "tp_size 1" in why(space, "tp_recompute_allgather")
+    asked = ask(only=GPT2)
+    ways = replace(asked.workload, tensor_parallel=TensorParallel.GATHERED_LOGITS)
+    space = enumerate_space(replace(asked, workload=ways))
+    assert "tensor_parallel gathered_logits has no effect" in why(space, "tp_size")
 
 
 def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
@@ -227,13 +268,21 @@ def test_the_ladder_of_checkpointing_is_what_the_stack_can_be_told(ask: Ask) -> 
         ("accelerate", {}, {"selective", "every_2"}),
         ("accelerate", {"torch": "2.10", "transformers": "4.52"}, set()),
         ("trainer", {}, {"every_2"}),
-        ("trainer", {"transformers": "5.16"}, set()),
+        ("trainer", {"transformers": "5.16"}, {"every_2"}),
+        ("trainer", {"transformers": "5.15"}, set()),
         ("nanotron", {}, set()),
     ]:
         assert values(enumerate_space(ask(name=name, versions=versions)), knob) == plain | more
+    offload = {knob: (Checkpointing.OFFLOAD,)}
+    for name in ("torch", "accelerate", "trainer"):
+        assert values(enumerate_space(ask(name=name, **offload)), knob) == {"offload"}
+        with pytest.raises(UsageError, match=r"cannot be told where their inputs wait; 5\.17"):
+            enumerate_space(ask(name=name, versions={"transformers": "5.16"}, **offload))
+    with pytest.raises(UsageError, match="device and host memory of CPUs are one"):
+        enumerate_space(ask(cluster="cpu:2", **offload))
     with pytest.raises(UsageError, match="no argument of the Trainer"):
         enumerate_space(ask(name="trainer", activation_checkpointing=(Checkpointing.SELECTIVE,)))
-    with pytest.raises(UsageError, match="with tp_size 8 it must be one of none, every_2, full"):
+    with pytest.raises(UsageError, match="with tp_size 8 it must be one of none, every_2, full, "):
         split = Settings(tp_size=8, activation_checkpointing=Checkpointing.SELECTIVE)
         check_settings(ask(), split)
 

@@ -22,21 +22,33 @@ PATIENCE_S = 120.0
 
 
 @contextmanager
-def answers_lost(store):
-    """The next commit is made, and its answer does not come: the connection breaks."""
+def answers_lost(store, *, of_message=False):
+    """The next commit is made, of a message where there are any, and its answer does not come:
+    the connection breaks."""
     dialect = store.transactions.engine.dialect
     commit = dialect.do_commit
     lost: list[bool] = []
 
+    def lose(connection: Any) -> None:
+        lost.append(True)
+        connection.close()
+        raise dialect.loaded_dbapi.OperationalError("the connection is lost")
+
     def do_commit(connection: Any) -> None:
         commit(connection)
         if not lost:
-            lost.append(True)
-            getattr(connection, "dbapi_connection", connection).close()
-            raise dialect.loaded_dbapi.OperationalError("the connection is lost")
+            lose(getattr(connection, "dbapi_connection", connection))
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dialect, "do_commit", do_commit)
+        if of_message and store.transactions.takes_messages:
+            execute = dialect.loaded_dbapi.ClientCursor.execute
+
+            def lossy(cursor: Any, *given: Any) -> None:
+                execute(cursor, *given)
+                lose(cursor.connection)
+
+            patch.setattr(dialect.loaded_dbapi.ClientCursor, "execute", lossy)
         yield
     assert lost
 
@@ -56,11 +68,15 @@ def left_by(store, claim):
 
 
 @pytest.mark.parametrize("devices", [(), ("GPU-0", "GPU-1")])
+@pytest.mark.parametrize("state", [StudyState.QUEUED, StudyState.RUNNING])
 def test_a_claim_whose_answer_is_lost_ends_with_its_lease(
-    store, study, requests, worker, run_out, devices
+    store, study, requests, worker, run_out, devices, state
 ):
     assert store.enter_probe(study.id, study.revision, requests(1)[0])
-    with answers_lost(store), pytest.raises(StoreError):
+    runs = state is StudyState.RUNNING
+    if runs:
+        assert store.move(study.id, state, worker=worker)
+    with answers_lost(store, of_message=runs), pytest.raises(StoreError):
         store.claim(study.id, worker, devices=devices)
     assert store.claim(study.id, worker, devices=devices) is None, "nobody has it twice"
     run_out()

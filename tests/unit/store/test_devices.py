@@ -1,16 +1,13 @@
 """Devices that claims hold: every test runs on each kind of database."""
 
-import os
-import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from sqlalchemy import event, select
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Engine
 
 from tests.unit.store.conftest import claimed, enter
 from tuner.core import lease
@@ -46,27 +43,6 @@ def test_a_device_is_held_by_one_claim(store, study, worker):
     assert (store.study(study.id), store.events(study.id)) == before
     assert claimed(store, study, worker, "GPU-2").probe.id == both.probe.id + 1
     assert len(held(store)) == 3
-
-
-@pytest.mark.usefixtures("queued")
-def test_an_error_that_is_seen_before_the_commit_is_the_same(url, store, study, worker):
-    """PostgreSQL's answer to one statement may come while the next is put together."""
-    claimed(store, study, worker, "GPU-0")
-
-    def wait(conn: Connection, cursor: object, statement: str, *rest: object) -> None:
-        if "postgresql" in url and statement.startswith("INSERT INTO events"):
-            driver = conn.connection.driver_connection
-            with socket.socket(fileno=os.dup(driver.fileno())) as server:
-                server.settimeout(60)
-                while b"pk_devices" not in server.recv(65536, socket.MSG_PEEK):
-                    time.sleep(0.01)
-
-    event.listen(Engine, "before_cursor_execute", wait)
-    try:
-        assert store.claim(study.id, worker, devices=("GPU-0",)) is None
-    finally:
-        event.remove(Engine, "before_cursor_execute", wait)
-    assert claimed(store, study, worker, "GPU-1").probe.id == 2
 
 
 @pytest.mark.usefixtures("queued")

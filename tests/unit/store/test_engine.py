@@ -2,9 +2,7 @@
 
 import socket
 import sqlite3
-from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from sqlalchemy import event
@@ -15,7 +13,7 @@ from tuner.core.study import Limits
 from tuner.errors import AwayError, StoreError, UsageError
 from tuner.store import default_url, open_store
 from tuner.store import engine as engine_module
-from tuner.store.engine import committed_at_once, parse_url, shown_url
+from tuner.store.engine import parse_url, shown_url
 
 
 def test_the_environment_names_another(monkeypatch, sqlite_url):
@@ -204,27 +202,3 @@ def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question):
         moved.rename(path.parent)
         assert store.study(study.id) == study
         assert store.ask(question, Limits(max_probes=1)).revision == study.revision + 1
-
-
-def test_a_pipeline_that_ends_in_trouble_is_the_databases_trouble():
-    """What comes after a commit is not of SQLAlchemy's statements, and no error of its own."""
-    committed = []
-
-    @contextmanager
-    def pipeline():
-        yield
-        assert committed
-        raise sqlite3.OperationalError("the connection is closed")
-
-    psycopg = SimpleNamespace(
-        Error=sqlite3.Error, capabilities=SimpleNamespace(has_pipeline=lambda: True)
-    )
-    connection = SimpleNamespace(
-        dialect=SimpleNamespace(name="postgresql", loaded_dbapi=psycopg),
-        connection=SimpleNamespace(driver_connection=SimpleNamespace(pipeline=pipeline)),
-        engine=SimpleNamespace(url=parse_url("postgresql://me@here/it")),
-        commit=lambda: committed.append(True),
-    )
-    closed = "here/it cannot be used: the connection is closed"
-    with pytest.raises(AwayError, match=closed), committed_at_once(connection):
-        pass

@@ -15,7 +15,7 @@ from tuner.cost.prediction import Prediction, predict
 from tuner.dryrun import told
 from tuner.errors import UsageError
 from tuner.explain.english import say
-from tuner.explain.memory import padding
+from tuner.explain.memory import on_host, padding
 
 GIB = 2**30
 
@@ -71,8 +71,9 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
             "reason": found.why,
         }
         # people read of padded experts with the explanation of memory
-        padded = padding(question.workload, question.cluster, case.settings)
-        notes = [*notes_of(case, finding, found), *(say(one).removesuffix(".") for one in padded)]
+        known = (question.workload, question.cluster, case.settings)
+        also = (*padding(*known), *on_host(*known))
+        notes = [*notes_of(case, finding, found), *(say(one).removesuffix(".") for one in also)]
     rest = {"trains_wrongly": finding.wrong, "precision": str(case.question.workload.precision)}
     return {**answer, **rest, "notes": notes, "canonical": _knobs(case.settings)}
 

@@ -17,10 +17,11 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, parse_settings
 from tuner.core.framework import framework, installed_versions
 from tuner.core.study import HEADROOM, Question
+from tuner.core.workload import LossKernel
 from tuner.cost.prediction import uncovered
 from tuner.cost.script import Script
 from tuner.errors import UsageError, all_of
-from tuner.space import check_settings, settings_notes
+from tuner.space import check_settings, no_liger, settings_notes
 from tuner.text import DoubledNameError, read_json
 
 # Read at once of a file. Cases of one chunk are looked at together: some thousands of them.
@@ -120,7 +121,9 @@ def read_case(
         raise NotCoveredError(error.field, error.given, reasons) from error
     workload = given.workload.workload
     try:
-        stack = framework(given.framework.name, given.framework.versions, _installed())
+        adapts = workload.adapter is not None
+        asked = given.framework
+        stack = framework(asked.name, asked.versions, _installed(), adapts=adapts)
         if reason := uncovered(workload, stack):
             raise NotCoveredError("workload", workload.model.name, reason)
         question = Question(workload=workload, cluster=given.cluster, framework=stack)
@@ -130,6 +133,9 @@ def read_case(
     except UsageError as error:
         is_version = error.field == "framework_version"
         raise named(error.at("framework.versions") if is_version else error) from error
+    kernel = given.script.loss_kernel
+    if kernel and (why := _no_kernel(question, settings, kernel, changed)):
+        raise named(UsageError("script.loss_kernel", kernel, why))
     return Case(
         question=question,
         settings=settings,
@@ -138,6 +144,17 @@ def read_case(
         script=given.script,
         notes=(*changed, *given.notes),
     )
+
+
+def _no_kernel(
+    question: Question, settings: Settings, kernel: LossKernel, changed: Sequence[str]
+) -> str:
+    """Why this does not compute a fused loss here; empty where it does."""
+    if settings.fused_loss:
+        return no_liger(question) if kernel is LossKernel.LIGER else ""
+    said = [one for one in changed if one.startswith("fused_loss ")]
+    told = said or ["settings.fused_loss must be true"]
+    return f"names what computes a fused loss: {'; '.join(told)}"
 
 
 def canonical(

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tuner.core.cluster import Device, Gpu
 from tuner.model import ModelConfig
-from tuner.model.shape import has_capped_scores
+from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # What a GPU of unknown compute capability is taken for. So are AMD's, an assumption: torch's
 # kernels for them (AOTriton) are flash and efficient ones for the same calls, but for heads of more
@@ -37,7 +37,7 @@ class Backend(StrEnum):
     FLASH = "flash"  # FlashAttention 2
     EFFICIENT = "efficient"  # xFormers' memory-efficient kernel
     MATH = "math"  # torch's own operators, in fp32: scores of all heads are kept
-    EAGER = "eager"  # transformers' operators, where scores are capped
+    EAGER = "eager"  # transformers' operators, where scores are capped or biased
 
 
 class Call(NamedTuple):
@@ -109,7 +109,7 @@ def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
     On CPUs torch has one fused kernel, which keeps what flash attention keeps. An element in matrix
     products has ``compute_bytes``: 2 (bf16) or 4 (fp32).
     """
-    if has_capped_scores(model):
+    if has_capped_scores(model) or has_biased_scores(model):
         return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)
     if gpu.device is Device.CPU:
         return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)

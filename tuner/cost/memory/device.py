@@ -28,6 +28,7 @@ from tuner.cost.memory.shards import (
     WEIGHT_BYTES,
     axis_sizes,
     copies_whole,
+    frozen_bytes,
     is_fsdp,
     shard_ranks,
     state_bytes,
@@ -86,7 +87,7 @@ def device_terms(
     context = _quantity(*figures.context_bytes)
     each = _quantity(*figures.communicator_bytes)
     communicators = each.scaled(communicator_count(settings, cluster))
-    checkpointed = settings.activation_checkpointing is Checkpointing.FULL
+    checkpointed = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
     fsdp = is_fsdp(settings, cluster)
     if fsdp and isinstance(framework, Framework) and framework.fsdp_version == 1:
         reserved = figures.reserved_fsdp1
@@ -195,8 +196,10 @@ def unsplit_bytes(
 class _Kept(NamedTuple):
     """Holds the bytes that a rank keeps, and what it gets beyond that in new memory."""
 
-    own: float  # parameters; gradients take as much
+    own: float  # parameters
     own_more: float
+    gradients: float
+    gradients_more: float
     states: float
     states_more: float
     copies: float  # what the optimizer's step takes for a time
@@ -213,9 +216,9 @@ class _Kept(NamedTuple):
             """The share of bytes wanted that is in new memory, where some are free."""
             return min(1.0, max(0.0, 1 - max(0.0, free) / wanted)) if wanted else 0.0
 
-        new = share_new(self.states + self.copies, most - 2 * self.own)
+        new = share_new(self.states + self.copies, most - self.own - self.gradients)
         held = self.own_more + self.states_more * new
-        backward = held + self.own_more * share_new(self.own, first - self.own)
+        backward = held + self.gradients_more * share_new(self.gradients, first - self.own)
         return held, backward, backward + self.copies_more * new
 
 
@@ -223,17 +226,29 @@ class _Kept(NamedTuple):
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
     tp = axis_sizes(settings_class, cluster).tp
     ranks = shard_ranks(settings_class, cluster) if is_fsdp(settings_class, cluster) else 1
-    local = [tensor.local(tp) for tensor in model_tensors(workload.model).all]
+    tensors = model_tensors(workload.model, workload.adapter)
+    local = [tensor.local(tp) for tensor in tensors.all]
 
-    def sums(each: float) -> tuple[float, float]:
+    def sums(each: float, *, trained: bool = True) -> tuple[float, float]:
         """Bytes of tensors, and what they get beyond that in new memory."""
-        sizes = [-(-one.rows // ranks) * one.columns * each for one in local]
+        some = (one for one in local if one.trained is trained)
+        sizes = [-(-one.rows // ranks) * one.columns * each for one in some]
         return sum(sizes), sum(map(beyond, sizes))
 
     own, own_more = sums(WEIGHT_BYTES[workload.precision])
+    frozen, frozen_more = sums(frozen_bytes(workload), trained=False)
     moment, moment_more = sums(state_bytes(workload) / 2)
     copies = copies_whole(workload, cluster)
-    kept = _Kept(own, own_more, 2 * moment, 2 * moment_more, copies * own, copies * own_more)
+    kept = _Kept(
+        own=own + frozen,
+        own_more=own_more + frozen_more,
+        gradients=own,
+        gradients_more=own_more,
+        states=2 * moment,
+        states_more=2 * moment_more,
+        copies=copies * own,
+        copies_more=copies * own_more,
+    )
     least = replace(
         settings_class,
         activation_checkpointing=Checkpointing.FULL,

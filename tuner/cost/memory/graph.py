@@ -6,7 +6,7 @@ born before what it saved, and the gradient that it was given, are freed.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import accumulate
 
@@ -67,6 +67,7 @@ class Graph:
 
     input_bytes: float  # of the layer's input, per sequence
     casts_weights: bool = False  # whether each weight is cast before it is used (autocast)
+    input_needs_gradient: bool = True  # false before the first thing that is trained
     keeps_casts: bool = True
     """Whether a cast weight lives on where nothing saves it (autocast's own cache)."""
     _sizes: list[float] = field(init=False)
@@ -152,6 +153,7 @@ class Graph:
 
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
+        needs = self._drop_needless()
         saved = {tensor for op in self._ops for tensor in op.saves}
         # the operator after which each tensor's memory is freed, unless it is saved
         ops = self._ops
@@ -168,7 +170,7 @@ class Graph:
         selected_again, unused = self._selected_again(saved, last_use, output)
         ends = [(EventKind.PASSING, -self._sizes[0])]
         ends += [(EventKind.KEPT, self._sizes[0])] if 0 in saved else []
-        backward = _backward(self._sizes, self._gradients, self._ops, output)
+        backward = _backward(self._sizes, self._gradients, self._ops, output, needs)
         weights = sum(sum(op.weights) for op in self._ops)
         cast = sum(sum(op.weights) for op in self._ops if op.casts)
         return Program(
@@ -187,6 +189,16 @@ class Graph:
             unsaved_cast_elements=cast * self.keeps_casts,
             weight_elements=weights,
         )
+
+    def _drop_needless(self) -> set[int]:
+        """Tensors with a gradient; operators before the first that has one save nothing."""
+        needs = {0} if self.input_needs_gradient else set()
+        for index, op in enumerate(self._ops):
+            if op.weights or needs & set(op.inputs):
+                needs |= set(op.outputs)
+            else:
+                self._ops[index] = replace(op, saves=())
+        return needs
 
     def _without_casts(self, events: list[Event]) -> list[Event]:
         """The same, where a cast weight that nothing saves dies after its use."""
@@ -304,7 +316,11 @@ class _Gradients:
 
 
 def _backward(
-    sizes: list[float], gradient_sizes: list[float], ops: list[_Op], output: int
+    sizes: list[float],
+    gradient_sizes: list[float],
+    ops: list[_Op],
+    output: int,
+    needs: set[int],
 ) -> list[Event]:
     users: dict[int, int] = {}
     casts_any = any(op.casts for op in ops)
@@ -313,10 +329,10 @@ def _backward(
             users[tensor] = users.get(tensor, 0) + 1
     events: list[Event] = []
     gradients = _Gradients(gradient_sizes, events, output)
-    for op in reversed(ops):
+    for op in reversed([op for op in ops if needs & set(op.outputs)]):
         given = [g for g in map(gradients.take, op.outputs) if g is not None]
         events.append((EventKind.PASSING, op.backward_work))
-        for tensor in op.inputs:
+        for tensor in (tensor for tensor in op.inputs if tensor in needs):
             own = given[0] if op.passes else gradients.new(gradient_sizes[tensor])
             gradients.give(tensor, own)
         kind = EventKind.GRADIENT if op.casts or not casts_any else EventKind.UNCAST_GRADIENT

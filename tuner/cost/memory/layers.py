@@ -1,18 +1,24 @@
 """Builds the graph of one decoder layer, operator by operator, as transformers computes it."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import Device
 from tuner.cost.memory.attention import Attention, Backend, leaves_groups
 from tuner.cost.memory.graph import Graph, Program
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
+from tuner.model.linears import attention_names, mlp_names
+from tuner.model.shape import has_capped_scores
 
 # Model types whose norms multiply by their weight in fp32.
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
 # Model types with one linear for queries, keys and values.
-_FUSED = frozenset({"gpt2", "gpt_neox", "phi3"})
+_FUSED = frozenset({"gpt2", "gpt_bigcode", "gpt_neox", "mpt", "phi3"})
+# Model types that multiply what a block gives before it is added.
+_SCALED = frozenset({"granite", "granitemoe"})
 # Model types that may rotate a part of each head, and join it with the rest (``torch.cat``).
 _JOINED = frozenset({"phi", "phi3", "gpt_neox"})
 # Activations that transformers computes operator by operator.
@@ -32,12 +38,18 @@ class LayerKey(NamedTuple):
     attention: Attention  # what computes attention
     selects_every: int = 1
     """Selective checkpointing keeps the first of so many linears' products, and attention's."""
+    splits_sequence: bool = True  # whether tensor parallelism, if there is any, splits the sequence
+    adapter: Adapter | None = None  # what is trained, where the model is frozen
+    adapter_bytes: int = 0  # bytes of an element of its matrices
 
 
 @lru_cache(maxsize=4096)
-def layer_program(key: LayerKey, *, sparse: bool, sliding: bool) -> Program:
-    """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention."""
-    return _Layer(key, sparse=sparse, sliding=sliding).program()
+def layer_program(key: LayerKey, *, sparse: bool, sliding: bool, starts: bool = False) -> Program:
+    """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention.
+
+    Where it ``starts``, its input needs no gradient.
+    """
+    return _Layer(key, sparse=sparse, sliding=sliding, starts=starts).program()
 
 
 def dropout_mask(size: float, width: int, device: Device) -> float:
@@ -49,7 +61,7 @@ def dropout_mask(size: float, width: int, device: Device) -> float:
 class _Layer:
     """Builds the graph of one layer. ``x`` are tensors of the graph."""
 
-    def __init__(self, key: LayerKey, *, sparse: bool, sliding: bool) -> None:
+    def __init__(self, key: LayerKey, *, sparse: bool, sliding: bool, starts: bool) -> None:
         model = key.model
         self.key, self.model, self.sparse, self.sliding = key, model, sparse, sliding
         self.architecture, self.fields = ARCHITECTURES[model.model_type], model.fields
@@ -58,7 +70,9 @@ class _Layer:
         self.copies = 2 if key.device is Device.CPU else 1  # gloo scatters a copy
         self.tokens = key.sequence_length
         self.hidden = model.hidden_size
-        self.own = key.sequence_length / self.tp
+        self.cut = self.tp if key.splits_sequence else 1
+        """Ranks that share the tokens between the blocks."""
+        self.own = key.sequence_length / self.cut
         """Tokens of a sequence that this rank holds between the blocks."""
         self.queries = model.heads * model.head_dim / self.tp
         self.keys = model.kv_heads * model.head_dim / self.tp
@@ -68,7 +82,14 @@ class _Layer:
         self.memory: dict[int, int] = {}  # of tensors that are parts of others
         self.returned: tuple[int, ...] = ()  # what attention returns beside its output
         self.linears = 0  # so far
-        self.graph = Graph(self.stream, casts_weights=self.casts, keeps_casts=self.tp == 1)
+        self.frozen = key.adapter is not None
+        self.widens = self.frozen and key.adapter_bytes > self.c
+        self.graph = Graph(
+            self.stream,
+            casts_weights=self.casts or self.widens,
+            input_needs_gradient=not starts,
+            keeps_casts=self.tp == 1,
+        )
 
     def program(self) -> Program:
         if self.model.model_type in ("phi", "gpt_neox"):
@@ -76,7 +97,10 @@ class _Layer:
         x = 0
         for block in (self._attention, self._moe if self.sparse else self._mlp):
             normed = x if self.model.model_type == "olmo2" else self._norm(x)
-            x = self._add(x, self._after(block(normed)))
+            given = block(normed)
+            x = self._add(x, self._after(given))
+            if self.model.model_type in _SCALED:
+                self.graph.hold(given)
         self.graph.hold(*self.returned)
         return self.graph.compile(x)
 
@@ -84,6 +108,8 @@ class _Layer:
         """Adds what some types do with a block's output before it is added."""
         if self.model.model_type in ("olmo2", "gemma2", "gemma3_text"):
             return self._norm(x)
+        if self.model.model_type in _SCALED:
+            return self.graph.op(self.c * self.own * self.hidden, x)
         if not self.fields.get("resid_pdrop", self.fields.get("hidden_dropout")):
             return x
         mask = dropout_mask(self.stream, self.r, self.key.device)
@@ -122,35 +148,46 @@ class _Layer:
         Each row's root mean square, or its mean and deviation, is kept in fp32.
         """
         graph, size, index = self.graph, rows * channels, self.graph.next + 1
-        if self.architecture.norm_weights == 2:
-            sizes = (width * size, 8 * rows)
-            return graph.ops(sizes, x, saves=(x, index), weights=(2 * weights,))[0]
+        if self.architecture.layer_norm:
+            sizes, weights = (width * size, 8 * rows), weights * self.architecture.norm_weights
+            own = () if self.frozen else (weights,)
+            return graph.ops(sizes, x, saves=(x, index), weights=own)[0]
         wide = x if width == 4 else graph.op(4 * size, x)
         normed = graph.ops(
             (4 * size, 4 * rows), wide, saves=(wide, graph.next + 1),
             forward_work=4 * size, backward_work=8 * size,
         )[0]  # fmt: skip
+        saves: tuple[int, ...] = (normed,)
+        if self.frozen:
+            saves, weights = (), 0
         if self.model.model_type in WIDE_NORMS:
             weighed = graph.op(
-                4 * size, normed, saves=(normed,), backward_work=4 * size, weight=weights
+                4 * size, normed, saves=saves, backward_work=4 * size * bool(saves), weight=weights
             )
             return weighed if width == 4 else graph.op(width * size, weighed)
         narrow = normed if width == 4 else graph.op(width * size, normed)
-        return graph.op(
-            width * size, narrow, saves=(narrow,), backward_work=width * size, weight=weights
-        )
+        saves = (narrow,) if saves else ()
+        work = width * size * bool(saves)
+        return graph.op(width * size, narrow, saves=saves, backward_work=work, weight=weights)
 
     def _cast(self, x: int, size: float) -> int:
         """Adds the copy that autocast makes of a linear's input."""
         return self.graph.op(self.c * size, x) if self.casts else x
 
     def _columns(
-        self, x: int, outputs: tuple[float, ...], bias: bool | str = False
+        self,
+        x: int,
+        outputs: tuple[float, ...],
+        names: Sequence[str],
+        bias: bool | str = False,
     ) -> tuple[int, ...]:
         """Linears that share an input of the hidden size; ``outputs`` are of this rank."""
         graph, whole = self.graph, self.tokens * self.hidden
-        if self.tp == 1:
-            return tuple(self._linear(x, self.hidden, width, bias=bias) for width in outputs)
+        if self.cut == 1:
+            return tuple(
+                self._linear(self._copied(x), self.hidden, width, name, bias=bias)
+                for width, name in zip(outputs, names, strict=True)
+            )
         shard = self._cast(x, self.own * self.hidden)
         again = self.key.recompute
         gathered = graph.op(
@@ -164,15 +201,59 @@ class _Layer:
             weights=[(self.hidden + self._has(bias)) * width for width in outputs],
         )  # fmt: skip
 
+    def _copied(self, x: int) -> int:
+        """The same tensor on all ranks of tensor parallelism, whose gradients of it are summed."""
+        if self.tp == 1:
+            return x
+        (copy,) = self.graph.ops((self.stream,), x, views=True)
+        self.memory[copy] = self.memory.get(x, x)
+        return copy
+
     def _linear(
-        self, x: int, into: float, out: float, *, wide: bool = True, bias: bool | str = False
+        self,
+        x: int,
+        into: float,
+        out: float,
+        name: str,
+        *,
+        wide: bool = True,
+        bias: bool | str = False,
     ) -> int:
         """A linear; ``wide`` inputs are in the residual stream's precision."""
+        size = self.c * self.tokens * out
+        adapter = self.key.adapter
+        if adapter is not None:
+            product = self._product(self.graph.op(size, x))
+            return self._adapted(x, product, into, out) if adapter.targets(name) else product
         cast = self._cast(x, self.tokens * into) if wide else x
         weight = (into + self._has(bias)) * out
-        return self._product(
-            self.graph.op(self.c * self.tokens * out, cast, saves=(cast,), weight=weight)
-        )
+        kept = self.memory.get(cast, cast)
+        return self._product(self.graph.op(size, cast, saves=(kept,), weight=weight))
+
+    def _adapted(self, x: int, product: int, into: float, out: float) -> int:
+        """LoRA beside a product (``Linear.forward`` in peft/tuners/lora/layer.py, 0.21).
+
+        Its input is cast to the adapter's format, dropped out, and multiplied twice, under autocast
+        in the narrow format again; what comes of it is scaled, and added.
+        """
+        graph, adapter = self.graph, self.key.adapter
+        assert adapter is not None
+        narrow, wide = self.c * self.tokens * into, self.key.adapter_bytes * self.tokens * into
+        size, inner, given = self.c * self.tokens * out, self.c * self.tokens * adapter.rank, x
+        if self.widens:
+            x = given = graph.op(wide, x)
+        if adapter.dropout:
+            mask = dropout_mask(wide, self.key.adapter_bytes, self.key.device)
+            index = graph.next + 1
+            x = graph.ops((wide, mask), x, saves=(index,))[0]
+        if self.widens:
+            x = graph.op(narrow, x)
+        down = self._product(graph.op(inner, x, saves=(x,), weight=into * adapter.rank))
+        up = self._product(graph.op(size, down, saves=(down,), weight=out * adapter.rank))
+        scaled = graph.op(size, up)
+        added = graph.op(size, product, scaled, passes=True)
+        graph.hold(given, product)
+        return added
 
     def _product(self, x: int) -> int:
         """Notes that ``x`` is a matrix product, which selective checkpointing may keep."""
@@ -185,26 +266,29 @@ class _Layer:
         """A property of the architecture, or the flag of the configuration that decides it."""
         return bool(self.fields[condition]) if isinstance(condition, str) else condition
 
-    def _row(self, x: int, into: float, bias: bool | str = False) -> int:
+    def _row(self, x: int, into: float, name: str, bias: bool | str = False) -> int:
         """The linear that leads back to the hidden size."""
-        out = self._linear(x, into, self.hidden, wide=False, bias=bias)
+        out = self._linear(x, into, self.hidden, name, wide=False, bias=bias)
         if self.tp == 1:
             return out
         whole = self.c * self.tokens * self.hidden
+        if self.cut == 1:  # the sum over ranks
+            return self.graph.op(whole, out, passes=True)
         return self.graph.op(
             whole / self.tp, out, forward_work=self.copies * whole, backward_work=whole
         )
 
     def _queries_keys_values(self, x: int) -> tuple[int, int, int]:
         """Three linears, or one whose parts they are."""
-        widths = (self.queries, self.keys, self.keys)
+        widths, names = (self.queries, self.keys, self.keys), attention_names(self.model)[:-1]
         if self.model.model_type not in _FUSED:
-            q, k, v = self._columns(x, widths, self.architecture.qkv_bias)
+            q, k, v = self._columns(x, widths, names, self.architecture.qkv_bias)
             return q, k, v
-        whole = self._linear(x, self.hidden, sum(widths), bias=self.architecture.qkv_bias)
+        bias = self.architecture.qkv_bias
+        whole = self._linear(x, self.hidden, sum(widths), names[0], bias=bias)
         sizes = [self.c * self.tokens * width for width in widths]
         q, k, v = self.graph.ops(sizes, whole, views=True)
-        self.memory = dict.fromkeys((q, k, v), whole)
+        self.memory |= dict.fromkeys((q, k, v), whole)
         return q, k, v
 
     def _attention(self, x: int) -> int:
@@ -218,7 +302,8 @@ class _Layer:
             self.graph.hold(*straight)
         backend = self.key.attention.of(masked=self.sliding)
         if backend is Backend.EAGER:
-            attended = self._capped(q, k, v)
+            capped = has_capped_scores(self.model)
+            attended = self._capped(q, k, v) if capped else self._biased(q, k, v)
         elif backend is Backend.MATH:
             attended = self._math(q, k, v)
         elif self.drops_out and self.key.device is Device.CPU:
@@ -228,7 +313,8 @@ class _Layer:
             if self.model.model_type in _JOINED:
                 # joined heads lie one after the other, and so do their outputs: these are copied
                 attended = self.graph.op(self.c * self.tokens * self.queries, attended)
-        out = self._row(attended, self.queries, self.architecture.output_bias)
+        name = attention_names(self.model)[-1]
+        out = self._row(attended, self.queries, name, self.architecture.output_bias)
         self.graph.hold(x, q, k, v)
         return out
 
@@ -302,6 +388,28 @@ class _Layer:
         self.returned = (narrow,)
         return joined
 
+    def _biased(self, q: int, k: int, v: int) -> int:
+        """Attention operator by operator, with ALiBi (``MptAttention`` in ``modeling_mpt.py``).
+
+        The bias is in fp32, and so are the scores from there on. The layer returns probabilities.
+        """
+        graph, c, scores = self.graph, self.c, self.scores
+        size = c * self.tokens * self.queries
+        q, k = graph.op(size, q), graph.op(size, k)
+        raw = graph.op(c * scores, q, k, saves=(q, k))
+        scaled = graph.op(c * scores, raw)
+        biased = graph.op(4 * scores, scaled, passes=c == 4)
+        masked = graph.op(4 * scores, biased)
+        work = 4 * scores * (self.key.device is Device.CUDA)
+        soft = graph.op(4 * scores, masked, output_saved=True, backward_work=work)
+        narrow = soft if c == 4 else graph.op(c * scores, soft)
+        v = graph.op(size, v)
+        out = graph.op(size, narrow, v, saves=(narrow, v))
+        joined = graph.op(size, out)
+        graph.hold(masked, q, k)
+        self.returned = (narrow,)
+        return joined
+
     def _math(self, q: int, k: int, v: int) -> int:
         """Attention by torch's operators (``_scaled_dot_product_attention_math`` in
         ``aten/src/ATen/native/transformers/attention.cpp``), in fp32 whatever comes in.
@@ -367,6 +475,7 @@ class _Layer:
         names = ("hidden_act", "hidden_activation", "activation_function")
         name = str(next((self.fields[n] for n in names if n in self.fields), "silu"))
         bias = self.architecture.mlp_bias
+        *into, out = mlp_names(self.model)
 
         def activated(x: int) -> int:
             graph, size = self.graph, self.c * self.tokens * width
@@ -381,23 +490,23 @@ class _Layer:
             return graph.op(size, half, more, saves=(half, more))
 
         if not self.architecture.gated:
-            inner = self._columns(x, (width,), bias)[0]
-            return self._row(activated(inner), width, bias)
+            inner = self._columns(x, (width,), into, bias)[0]
+            return self._row(activated(inner), width, out, bias)
         if self.model.model_type == "phi3":
             size = self.c * self.tokens * width  # gate and up from one linear
-            both = self._linear(x, self.hidden, 2 * width)
+            both = self._linear(x, self.hidden, 2 * width, into[0])
             gate, up = self.graph.ops((size, size), both, views=True)
             active = self.graph.op(size, gate, saves=(both,))
-            return self._row(self.graph.op(size, active, up, saves=(active, both)), width)
-        if self.tp > 1:
-            gate, up = self._columns(x, (width, width), bias)
+            return self._row(self.graph.op(size, active, up, saves=(active, both)), width, out)
+        if self.cut > 1:
+            gate, up = self._columns(x, (width, width), into, bias)
             active = activated(gate)
         else:
-            gate = self._linear(x, self.hidden, width, bias=bias)
+            (gate,) = self._columns(x, (width,), into[:1], bias)
             active = activated(gate)
-            up = self._linear(x, self.hidden, width, bias=bias)
+            (up,) = self._columns(x, (width,), into[1:], bias)
         size = self.c * self.tokens * width
-        return self._row(self.graph.op(size, active, up, saves=(active, up)), width, bias)
+        return self._row(self.graph.op(size, active, up, saves=(active, up)), width, out, bias)
 
     def _moe(self, x: int) -> int:
         """A router, and the grouped products of transformers' ``grouped_mm_experts_forward``.
@@ -409,7 +518,9 @@ class _Layer:
         chosen = self.own * model.experts_per_token
         width, experts = model.expert_intermediate_size, model.experts
         tokens, inner = e * chosen * self.hidden, e * chosen * width
-        weighed = 4.0 * chosen * self.hidden
+        # Granite's router rounds what experts are weighed with
+        wide = e if model.model_type in _SCALED else 4.0
+        weighed = wide * chosen * self.hidden
         first = graph.next
         routed = graph.ops(
             (4 * self.own * experts, 32 * chosen), x, saves=(x, first, first + 1),
@@ -435,10 +546,11 @@ class _Layer:
             return out
         # the expert that every token goes through, and its gate
         size = self.c * self.own * shared
-        gate, up = self._linear(x, self.hidden, shared), self._linear(x, self.hidden, shared)
+        *names, name = mlp_names(model)
+        gate, up = (self._linear(x, self.hidden, shared, one) for one in names)
         active = graph.op(size, gate, saves=(gate,))
         always = self._linear(
-            graph.op(size, active, up, saves=(active, up)), shared, self.hidden, wide=False
+            graph.op(size, active, up, saves=(active, up)), shared, self.hidden, name, wide=False
         )
         gated = graph.op(self.stream, always, saves=(always,), weight=self.hidden)
         return self._add(out, gated)

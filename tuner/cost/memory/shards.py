@@ -12,6 +12,7 @@ from itertools import accumulate, takewhile
 from math import ceil
 from typing import NamedTuple
 
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, Workload
@@ -23,6 +24,14 @@ from tuner.model import ModelConfig
 from tuner.model.shape import SLIDING, layer_kinds
 
 
+class Trained(NamedTuple):
+    """Elements of a unit's parameters that have gradients; all but beside an adapter."""
+
+    whole: int = 0
+    padded: int = 0
+    shard: int = 0
+
+
 class Unit(NamedTuple):
     """Elements of parameters that are gathered together."""
 
@@ -30,6 +39,7 @@ class Unit(NamedTuple):
     padded: int = 0  # the same with what sharding pads: whole rows of dimension 0 for every rank
     shard: int = 0  # what one rank keeps
     summed: int = 0  # of the largest weight whose gradient is summed over tensor-parallel ranks
+    trained: "Trained" = Trained()  # of these, those that have gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,38 +52,62 @@ class Units:
     tail: Unit  # the last norm, and the head where it is not the embedding
     root: Unit  # learned positions, where there are any
     ends: Unit  # tail and root, and the embedding where it is the head, as one unit
-    largest: int  # elements of the largest single parameter's shard
+    largest: int  # elements of the largest single trained parameter's shard
 
 
 @lru_cache(maxsize=4096)
-def model_units(model: ModelConfig, tp: int, ranks: int) -> Units:
-    """The units of a model that is sharded over ``ranks``."""
-    tensors = model_tensors(model)
+def model_units(
+    model: ModelConfig,
+    tp: int,
+    ranks: int,
+    splits_sequence: bool = True,
+    adapter: Adapter | None = None,
+) -> Units:
+    """The units of a model that is sharded over ``ranks``.
+
+    Tensor parallelism that ``splits_sequence`` leaves parts of all replicated weights' gradients to
+    be summed, other of the norms of heads alone. In peft's wrapper accelerate does not find the
+    last norm (``_find_final_norm`` in fsdp_utils.py, accelerate 1.15), which is then the root's.
+    """
+    tensors = model_tensors(model, adapter)
+    whole = frozenset(() if splits_sequence else (model.hidden_size,))
 
     def unit(*parts: Tensor) -> Unit:
         local = [part.local(tp) for part in parts]
         shard = sum(shard_elements(part, ranks) for part in local)
-        summed = [part.elements for part in local if tp > 1 and part.split is Split.NONE]
+        summed = [
+            part.elements
+            for part in local
+            if tp > 1 and part.split is Split.NONE and part.elements not in whole
+        ]
         return Unit(
             whole=sum(part.elements for part in local),
             padded=shard * ranks,
             shard=shard,
             summed=max(summed, default=0),
+            trained=Trained(
+                whole=sum(part.elements for part in local if part.trained),
+                padded=sum(shard_elements(p, ranks) for p in local if p.trained) * ranks,
+                shard=sum(shard_elements(p, ranks) for p in local if p.trained),
+            ),
         )
 
     dense, sparse = unit(*tensors.dense_layer), unit(*tensors.sparse_layer)
     layers = tuple(sparse if is_sparse else dense for is_sparse in tensors.is_sparse)
     tied = model.tied_embeddings
+    tail, root = (*tensors.norm, *tensors.head), tensors.positions
+    if adapter is not None:
+        tail, root = tensors.head, (*tensors.positions, *tensors.norm)
     return Units(
         embedding=unit(*tensors.embedding),
         layers=layers,
         layers_padded=sum(layer.padded for layer in layers),
-        tail=unit(*tensors.norm, *tensors.head),
-        root=unit(*tensors.positions),
+        tail=unit(*tail),
+        root=unit(*root),
         ends=unit(
             *tensors.norm, *tensors.head, *tensors.positions, *(tensors.embedding if tied else ())
         ),
-        largest=max(shard_elements(t.local(tp), ranks) for t in set(tensors.all)),
+        largest=max(shard_elements(t.local(tp), ranks) for t in set(tensors.trained)),
     )
 
 
@@ -151,13 +185,15 @@ class Layer:
 
     program: Program  # what its activations do
     unit: Unit  # its parameters
-    checkpointing: Checkpointing  # none, selective or full
+    checkpointing: Checkpointing  # anything but every_2
 
     @property
     def kept_bytes(self) -> float:
-        """Bytes that forward leaves for backward, per sequence."""
+        """Bytes that forward leaves on the device for backward, per sequence."""
         if self.checkpointing is Checkpointing.NONE:
             return self.program.kept_bytes
+        if self.checkpointing is Checkpointing.OFFLOAD:
+            return 0.0
         selected = self.checkpointing is Checkpointing.SELECTIVE
         return self.program.input_bytes + selected * self.program.selected_bytes
 
@@ -173,6 +209,8 @@ class Span:
     whole: float
     padded: float
     shard: float
+    trained_whole: float
+    trained_shard: float
 
     @classmethod
     def of(cls, layers: tuple[Layer, ...]) -> "Span":
@@ -183,9 +221,12 @@ class Span:
             else (one.kept_bytes, 0.0, one.program.unsaved_cast_elements)
             for one in layers
         )
-        units = (layer.unit[:3] for layer in layers)
+        units = (
+            (*unit[:3], unit.trained.whole, unit.trained.shard)
+            for unit in (layer.unit for layer in layers)
+        )
         rows = [(*program, *unit) for program, unit in zip(programs, units, strict=True)]
-        return cls(len(layers), *(map(sum, zip(*rows, strict=True)) if rows else (0,) * 6))
+        return cls(len(layers), *(map(sum, zip(*rows, strict=True)) if rows else (0,) * 8))
 
 
 # Layers at each end whose backward is followed one by one.
@@ -202,7 +243,7 @@ class Shards:
     middle: Span  # those between the first two and the last two
     embedding: Unit  # the token embedding; empty where it is tied to the head
     tail: Unit  # the output head and the last norm; learned positions too, which are few
-    largest: float  # elements of the largest single parameter's shard
+    largest: float  # elements of the largest single trained parameter's shard
 
     @property
     def whole(self) -> float:
@@ -214,19 +255,49 @@ class Shards:
         """Elements that one rank keeps."""
         return self.embedding.shard + self.all_layers.shard + self.tail.shard
 
+    @property
+    def trained_whole(self) -> float:
+        """Elements with gradients."""
+        ends = self.embedding.trained.whole + self.tail.trained.whole
+        return ends + self.all_layers.trained_whole
+
+    @property
+    def trained_shard(self) -> float:
+        """Elements of one rank's optimizer."""
+        ends = self.embedding.trained.shard + self.tail.trained.shard
+        return ends + self.all_layers.trained_shard
+
 
 def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
     """Tells whether fp32 weights are cast where they are used, and not where they are gathered."""
     return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
 
 
+def frozen_bytes(workload: Workload) -> int:
+    """Bytes of a frozen parameter: it is kept as it is computed with."""
+    return COMPUTE_BYTES[workload.precision]
+
+
+def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
+    """Bytes of so many parameters, of which some are trained."""
+    wide = WEIGHT_BYTES[workload.precision]
+    if workload.adapter is None:
+        return wide * elements
+    return frozen_bytes(workload) * (elements - trained) + wide * trained
+
+
 def loss_width(workload: Workload, settings: Settings, cluster: Cluster) -> int:
     """Bytes of an element of the loss's log-softmax; autocast computes it in fp32 whatever comes in
-    (``AT_FORALL_FP32`` in ATen's ``autocast_mode.h``), but for the loss of tensor parallelism."""
-    tp = axis_sizes(settings, cluster).tp
-    in_fp32 = tp == 1 and (settings.fused_loss or autocasts(workload, settings, cluster))
+    (``AT_FORALL_FP32`` in ATen's ``autocast_mode.h``), but for the loss of sharded logits."""
+    sharded = logit_ranks(workload, settings) > 1
+    in_fp32 = not sharded and (settings.fused_loss or autocasts(workload, settings, cluster))
     own = workload.loss is Loss.OWN_DTYPE and not in_fp32
     return COMPUTE_BYTES[workload.precision] if own else 4
+
+
+def logit_ranks(workload: Workload, settings: Settings) -> int:
+    """Ranks that share the loss's logits."""
+    return 1 if workload.gathers_logits else settings.tp_size
 
 
 def state_bytes(workload: Workload) -> float:
@@ -244,7 +315,8 @@ def shards(
     Selective checkpointing keeps the first of each ``selects_every`` products.
     """
     compute = COMPUTE_BYTES[workload.precision]
-    residual = 4 if autocasts(workload, settings, cluster) else compute
+    casts = autocasts(workload, settings, cluster)
+    residual = 4 if casts and workload.adapter is None else compute
     key = LayerKey(
         model=workload.model,
         sequence_length=workload.sequence_length,
@@ -255,23 +327,44 @@ def shards(
         device=cluster.gpu.device,
         attention=attention_of(workload.model, compute, cluster.gpu),
         selects_every=selects_every,
+        splits_sequence=settings.tp_size == 1 or workload.splits_sequence,
+        adapter=workload.adapter,
+        adapter_bytes=4 if casts else compute,
     )
     checkpointing = settings.activation_checkpointing
     return _shards(key, shard_ranks(settings, cluster), settings.pp_size, checkpointing)
+
+
+def host_inputs(workload: Workload, settings: Settings, cluster: Cluster) -> tuple[float, ...]:
+    """Bytes of each layer's input that a rank's micro-batch leaves in host memory."""
+    if settings.activation_checkpointing is not Checkpointing.OFFLOAD:
+        return ()
+    layers = shards(workload, settings, cluster).layers
+    return tuple(settings.micro_batch_size * layer.program.input_bytes for layer in layers)
+
+
+def pinned_bytes(inputs: tuple[float, ...]) -> int:
+    """Bytes of pinned host memory for :func:`host_inputs`: torch rounds each block up to a power of
+    two (``CachingHostAllocator.h`` in ATen/core, torch 2.13)."""
+    return sum(1 << (ceil(size) - 1).bit_length() for size in inputs)
 
 
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int, checkpointing: Checkpointing) -> Shards:
     model = key.model
     variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
-    units = model_units(model, key.tp, ranks)
+    units = model_units(model, key.tp, ranks, key.splits_sequence, key.adapter)
+    # what is before the first adapter has no gradient, unless a checkpoint asks for one
+    starts = key.adapter is not None and checkpointing is Checkpointing.NONE
     kinds = [
-        (variant, unit, checkpointing.of_layer(index))
+        (variant, unit, checkpointing.of_layer(index), starts and not index)
         for index, (variant, unit) in enumerate(zip(variants, units.layers, strict=False))
     ]
     made = {
         kind: Layer(
-            program=layer_program(key, sparse=kind[0].sparse, sliding=kind[0].masked),
+            program=layer_program(
+                key, sparse=kind[0].sparse, sliding=kind[0].masked, starts=kind[3]
+            ),
             unit=kind[1],
             checkpointing=kind[2],
         )
@@ -318,7 +411,9 @@ BUCKET_BYTES = 25 * 2**20
 
 
 @lru_cache(maxsize=256)
-def ddp_buckets(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
+def ddp_buckets(
+    model: ModelConfig, weight_bytes: int, adapter: Adapter | None = None
+) -> tuple[int, ...]:
     """Bytes of DDP's buckets, from the last parameter to the first.
 
     A bucket is closed by the gradient that brings it to its cap
@@ -326,7 +421,7 @@ def ddp_buckets(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
     """
     closed: list[int] = []
     filling, cap = 0, FIRST_BUCKET_BYTES
-    for tensor in reversed(list(model_tensors(model).all)):
+    for tensor in reversed(list(model_tensors(model, adapter).trained)):
         filling += weight_bytes * tensor.elements
         if filling >= cap:
             closed.append(filling)
@@ -335,16 +430,19 @@ def ddp_buckets(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def full_buckets_bytes(model: ModelConfig, weight_bytes: int) -> tuple[int, ...]:
+def full_buckets_bytes(
+    model: ModelConfig, weight_bytes: int, adapter: Adapter | None = None
+) -> tuple[int, ...]:
     """Bytes of the buckets that are full as backward comes down to each layer.
 
     Item ``i`` is for when ``i`` layers are left to do, so the first is for when only the
     embedding's gradient is missing.
     """
-    tensors, buckets, there = model_tensors(model), ddp_buckets(model, weight_bytes), 0
+    tensors = model_tensors(model, adapter)
+    buckets, there = ddp_buckets(model, weight_bytes, adapter), 0
     found: list[int] = []
     for part in [(*tensors.norm, *tensors.head), *reversed(list(tensors.layers))]:
-        there += weight_bytes * sum(tensor.elements for tensor in part)
+        there += weight_bytes * sum(tensor.elements for tensor in part if tensor.trained)
         filled = takewhile(lambda size: size <= there, accumulate(buckets))  # noqa: B023
         found.append(max(filled, default=0))
     return tuple(reversed(found))

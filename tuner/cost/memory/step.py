@@ -25,13 +25,16 @@ from tuner.cost.memory.shards import (
     STEP_BYTES_8BIT,
     WEIGHT_BYTES,
     Layer,
+    Unit,
     copies_whole,
     is_fsdp,
     layer_variants,
     loss_width,
+    parameter_bytes,
     shards,
     state_bytes,
 )
+from tuner.cost.memory.tensors import buffer_bytes
 from tuner.cost.memory.wrapping import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -46,7 +49,7 @@ from tuner.cost.memory.wrapping import (
     Wrapping,
 )
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_capped_scores, layer_kinds
+from tuner.model.shape import has_biased_scores, has_capped_scores, layer_kinds
 
 # Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
 LOSS_PARTS = 8
@@ -111,16 +114,17 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     total = step_memory(workload, settings, cluster).total_bytes
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
     sharded, weights = is_fsdp(settings, cluster), WEIGHT_BYTES[workload.precision]
-    own = on_device * weights * (held.shard if sharded else held.whole)
-    state = held.shard if settings.sharding is not Sharding.ZERO1 else 0.0
+    elements = (held.shard, held.trained_shard) if sharded else (held.whole, held.trained_whole)
+    own = on_device * parameter_bytes(workload, *elements)
+    gradients = on_device * weights * elements[1]
+    state = held.trained_shard if settings.sharding is not Sharding.ZERO1 else 0.0
     state *= on_device * state_bytes(workload)
     waits = 0.0  # whole gradients that wait for the step's last micro-batch
     if settings.gradient_accumulation_steps > 1 and not sharded:
-        waits = weights * held.whole
+        waits = weights * held.trained_whole
     elif settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
-        assert workload.reduce_dtype is not None
-        waits = REDUCE_BYTES[workload.reduce_dtype] * held.whole
-    floor = min(own + state + max(own, waits), total)
+        waits = REDUCE_BYTES[workload.reduced_in(sharded=True)] * held.trained_whole
+    floor = min(own + state + max(gradients, waits), total)
     return MemoryBound(floor_bytes=int(floor), total_bytes=int(total))
 
 
@@ -145,19 +149,24 @@ class _Step(Wrapping):
     def run(self) -> tuple[Moment, ...]:
         tape, parts = self.tape, self.parts
         # what is there all the time, and what waits from one micro-batch to the next
-        own = parts.shard if self.fsdp else parts.whole
-        tape.fixed(PARAMETERS, self.on_device * self.w * own)
-        state = parts.shard if self.settings.sharding is not Sharding.ZERO1 else own / self.replicas
+        whole = parts.shard if self.fsdp else parts.whole
+        own = parts.trained_shard if self.fsdp else parts.trained_whole
+        tape.fixed(PARAMETERS, self.on_device * parameter_bytes(self.workload, whole, own))
+        state = own / self.replicas
+        if self.settings.sharding is not Sharding.ZERO1:
+            state = parts.trained_shard
+        if not self.turns:  # rotary frequencies are too few to count
+            tape.fixed(PARAMETERS, buffer_bytes(self.model))
         tape.fixed(OPTIMIZER_STATE, self.on_device * state_bytes(self.workload) * state)
         if not self.fsdp and self.replicas > 1:
             tape.fixed(DDP_BUCKETS, self.w * own)
         if self.whole_waits:
-            waiting = (self.reduce if self.fsdp else self.w) * parts.whole
+            waiting = (self.reduce if self.fsdp else self.w) * parts.trained_whole
             tape.fixed(GRADIENTS_UNSHARDED, waiting)
         elif self.part_waits:  # on the device also where gradients are not
-            tape.fixed(GRADIENTS_SHARDED, self.reduce * parts.shard)
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * parts.trained_shard)
         elif self.accumulates:
-            tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.shard)
+            tape.fixed(GRADIENTS_SHARDED, self.on_device * self.w * parts.trained_shard)
         tape.enter(Phase.OPTIMIZER)  # between micro-batches, what waits is there
         tape.enter(Phase.FORWARD)
         self._forward()
@@ -185,6 +194,9 @@ class _Step(Wrapping):
         self.gather(self.parts.tail if self.tied else self.parts.embedding)
         if self.tp == 1:
             tape.sequence(TEMPORARIES, self.stream)
+        elif self.cut == 1:
+            tape.sequence(TEMPORARIES, 2 * self.stream)
+            tape.sequence(TEMPORARIES, -self.stream)
         else:
             whole = self.stream * self.tp
             tape.sequence(TEMPORARIES, 2 * whole)
@@ -212,14 +224,20 @@ class _Step(Wrapping):
                 self.gathered = last
         if count > 1:
             self._forward_layer(layers[-1])
-        if not self.tied:
+        if not self.tied and not self.frozen:
             self.gather(self.parts.tail)
         kept, out = self._normed
         self.tape.sequence(ACTIVATIONS, kept + out)
         self.tape.sequence(TEMPORARIES, -self.stream)
         self.tape.sequence(TEMPORARIES, -self.embedded_held)
-        if not self.checkpoints:
+        if not self.masks_kept:
             self._hold_masks(-1)
+
+    @property
+    def masks_kept(self) -> bool:
+        """Whether masks are needed by backward: of layers that compute again, or of ``masked_fill``
+        in MPT's."""
+        return self.checkpoints or has_biased_scores(self.model)
 
     def _hold_masks(self, sign: int) -> None:
         """Masks that layers share: born (1), or freed (-1).
@@ -229,7 +247,12 @@ class _Step(Wrapping):
         the end of forward, and checkpoints of layers hold them to the end of backward.
         """
         square = sign * float(self.tokens) ** 2
-        if has_capped_scores(self.model):
+        if has_biased_scores(self.model):
+            # whether a key is masked, in a byte; and the bias of each distance
+            self.tape.sequence(ACTIVATIONS, square)
+            bias = sign * 4 * self.model.heads * self.model.max_sequence_length
+            self.tape.fixed(ACTIVATIONS, bias)
+        elif has_capped_scores(self.model):
             kinds = {kind.attention for kind in layer_kinds(self.model)}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif any(layer.masked for layer in layer_variants(self.model, self.tokens)):
@@ -251,27 +274,41 @@ class _Step(Wrapping):
             selects = layer.checkpointing is Checkpointing.SELECTIVE
             self.replay(program.selected if selects else program.unsaved)
             self.tape.sequence(TEMPORARIES, -self.stream)
-            self.tape.sequence(ACTIVATIONS, self.stream)
-        if first and self.tp == 1 and plain and not program.saves_input:
+            on_host = layer.checkpointing is Checkpointing.OFFLOAD
+            self.tape.sequence(ACTIVATIONS, 0.0 if on_host else self.stream)
+        left = not program.saves_input if plain else layer.checkpointing is Checkpointing.OFFLOAD
+        if first and self.cut == 1 and left:
             self.tape.sequence(TEMPORARIES, self.stream)
             self.embedded_held = self.stream
         self.release(layer.unit)
+        if first and not plain and has_biased_scores(self.model):
+            # MPT's decoder holds the last layer's probabilities until the next one has returned
+            held = self.c * self.model.heads * float(self.tokens) ** 2
+            self.tape.sequence(TEMPORARIES, held)
+            self.embedded_held += held
 
     @property
     def _normed(self) -> tuple[float, float]:
         """Bytes that the last norm keeps, and its output, which the head keeps; per sequence."""
-        if ARCHITECTURES[self.model.model_type].norm_weights == 2:
+        if ARCHITECTURES[self.model.model_type].layer_norm:
             return self.stream, self.stream
         own = self.stream / self.r
+        if self.frozen:  # its weight needs no more; nor does the head's
+            return 4 * own, self.stream
         if self.model.model_type in WIDE_NORMS:
             return 8 * own, self.stream
         return (4 + self.r) * own if self.r < 4 else 8 * own, self.stream
 
     @property
+    def _gathers(self) -> bool:
+        """Whether logits are gathered over ranks of tensor parallelism."""
+        return self.tp > 1 and self.logit_ranks == 1
+
+    @property
     def _head_input(self) -> float:
         """Bytes that the head keeps beside the norm's output: gathered, or cast."""
         whole = self.c * self.tokens * self.model.hidden_size
-        if self.tp > 1:
+        if self.cut > 1:
             return 0.0 if self.settings.tp_recompute_allgather else whole
         return whole if self.casts else 0.0
 
@@ -281,13 +318,20 @@ class _Step(Wrapping):
         if self.settings.fused_loss and self.tp == 1:
             self._fused_loss()
             return
+        if self.frozen and not self.tied:  # the last norm is the root's, so the head comes alone
+            self.gather(self.parts.tail)
         tape, v = self.tape, self.vocabulary
         width = loss_width(self.workload, self.settings, self.cluster)
-        if self.tp > 1 and self.settings.tp_recompute_allgather:
+        if self.cut > 1 and self.settings.tp_recompute_allgather:
             whole = self.c * self.tokens * self.model.hidden_size
             tape.sequence(LOGITS_AND_LOSS, whole)
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
             tape.sequence(LOGITS_AND_LOSS, -whole)
+        elif self._gathers:  # a buffer of all parts, and these side by side
+            part = self.c * v / self.tp
+            tape.sequence(LOGITS_AND_LOSS, self._head_input + part)
+            tape.sequence(LOGITS_AND_LOSS, 2 * self.c * v)
+            tape.sequence(LOGITS_AND_LOSS, -(part + self.c * v))
         else:
             tape.sequence(LOGITS_AND_LOSS, self._head_input + self.c * v)
         if self.casts:
@@ -358,11 +402,12 @@ class _Step(Wrapping):
         if self.settings.fused_loss and self.tp == 1:
             self._fused_loss_backward()
             return
-        tape, v, tail = self.tape, self.vocabulary, self.parts.tail
-        width, apart = loss_width(self.workload, self.settings, self.cluster), self.tp == 1
+        tape, v = self.tape, self.vocabulary
+        width, apart = loss_width(self.workload, self.settings, self.cluster), self.logit_ranks == 1
         kept, out = self._normed
-        if self.casts or (self.tp > 1 and not self.settings.tp_recompute_allgather):
-            # the head keeps a copy; the norm's output itself ended with the model's forward
+        copied = self.casts or (self.cut > 1 and not self.settings.tp_recompute_allgather)
+        if copied or self.frozen:
+            # the head keeps a copy, or nothing; the norm's output ended with the model's forward
             tape.sequence(ACTIVATIONS, -out)
             out = 0.0
         tape.sequence(LOGITS_AND_LOSS, (2 if apart else 1) * width * v)
@@ -373,27 +418,40 @@ class _Step(Wrapping):
         if self.model.fields.get("final_logit_softcapping"):
             tape.sequence(LOGITS_AND_LOSS, self.c * v)
             tape.sequence(LOGITS_AND_LOSS, -2 * self.c * v)
+        of_logits = self.c * v
+        if self._gathers:  # this rank's part is copied
+            of_logits /= self.tp
+            tape.sequence(LOGITS_AND_LOSS, of_logits)
+            tape.sequence(LOGITS_AND_LOSS, -self.c * v)
+        self._head_backward(of_logits, kept + out)
+
+    def _head_backward(self, of_logits: float, of_norm: float) -> None:
+        """Takes bytes of logits' gradients, and of what the last norm keeps, per sequence."""
+        tape, tail = self.tape, self.parts.tail
         self.prefetch(self.parts.layers[-1].unit)
         whole = self.c * self.tokens * self.model.hidden_size
-        again = self.tp > 1 and self.settings.tp_recompute_allgather
+        again = self.cut > 1 and self.settings.tp_recompute_allgather
         if again:
             tape.sequence(TEMPORARIES, 2 * whole)
             tape.sequence(TEMPORARIES, -whole)
         if self.tied:  # waits for the embedding's part
-            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.trained.whole)
         else:
-            self.weight_gradient(tail.whole)
+            self.weight_gradient(tail.trained.whole)
         if again:
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, whole)
-        if self.tp > 1:
+        if self.cut > 1:
             tape.sequence(TEMPORARIES, whole)
             tape.sequence(TEMPORARIES, -whole)
         tape.sequence(TEMPORARIES, self.stream - whole)
-        tape.sequence(LOGITS_AND_LOSS, -self.c * v - self._head_input)
+        if self.tp > self.cut:  # the sum over ranks is a new tensor
+            tape.sequence(TEMPORARIES, self.stream)
+            tape.sequence(TEMPORARIES, -self.stream)
+        tape.sequence(LOGITS_AND_LOSS, -of_logits - self._head_input)
         if self.casts:
             tape.fixed(GATHERED_PARAMETERS, -self.c * tail.whole)
-        tape.sequence(ACTIVATIONS, -(kept + out))
+        tape.sequence(ACTIVATIONS, -of_norm)
         if not self.tied:
             self.reduce_unit(tail, one_weight=True)
 
@@ -408,7 +466,7 @@ class _Step(Wrapping):
             tape.sequence(ACTIVATIONS, -span.kept_bytes)
             tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
             if not self.fsdp:
-                waits = 0.0 if self.whole_waits else self.w * span.whole
+                waits = 0.0 if self.whole_waits else self.w * span.trained_whole
                 tape.fixed(GRADIENTS_UNSHARDED, waits)
             else:
                 self.reduce_between(span)
@@ -426,12 +484,17 @@ class _Step(Wrapping):
             self.prefetch(self.parts.embedding)
         program = layer.program
         selects = layer.checkpointing is Checkpointing.SELECTIVE
+        on_host = layer.checkpointing is Checkpointing.OFFLOAD
         if selects:
             self.replay(program.selected_again)
+        elif on_host:  # until the layer is computed again its input is a copy from the host
+            self.tape.sequence(ACTIVATIONS, self.stream)
+            self.replay(program.again)
+            self.tape.sequence(ACTIVATIONS, 0.0 if program.saves_input else -self.stream)
         elif layer.checkpointing is Checkpointing.FULL:
             self.replay(program.again)
         self.replay(program.backward)
-        if layer.checkpointing is not Checkpointing.NONE:
+        if not on_host and layer.checkpointing is not Checkpointing.NONE:
             saved_twice = self.stream if program.saves_input else 0.0
             # the graph counts its input where it saves it; here it was there already
             unused = selects * program.unused_bytes
@@ -442,15 +505,18 @@ class _Step(Wrapping):
     def _embedding_backward(self) -> None:
         tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
         tape.fixed(ACTIVATIONS, -self.turns)
-        if self.checkpoints:
+        if self.masks_kept:
             self._hold_masks(-1)
         if self.embedded_mask:
             tape.sequence(TEMPORARIES, self.stream)
             tape.sequence(TEMPORARIES, -self.stream)
             tape.sequence(ACTIVATIONS, -self.embedded_mask)
+        if self.frozen:
+            self._end_frozen(embedding)
+            return
         if self.tp > 1:
-            tape.sequence(TEMPORARIES, self.stream * self.tp)
-        arriving = self.stream * (1 + (self.tp if self.tp > 1 else 0))
+            tape.sequence(TEMPORARIES, self.stream * self.cut)
+        arriving = self.stream * (1 + (self.cut if self.tp > 1 else 0))
         if self.tied:
             # the sum of both parts is a third tensor, as it is wherever a dispatch mode looks on
             tape.fixed(GRADIENTS_UNSHARDED, self.w_gradient * tail.whole)
@@ -467,10 +533,22 @@ class _Step(Wrapping):
                 tape.fixed(GRADIENTS_UNSHARDED, -size)
             tape.sequence(TEMPORARIES, -arriving)
         self.reduce_unit(tail if self.tied else embedding, one_weight=True)
+        self._end_reductions()
+
+    def _end_frozen(self, embedding: Unit) -> None:
+        """The embedding's end where only adapters are trained: nothing is reduced of it."""
+        self.tape.sequence(TEMPORARIES, -self.stream if self.checkpoints else 0.0)
+        if not self.tied:
+            self.take_prefetched(embedding)
+        self.reduce_unit(self.parts.tail if self.tied else embedding)
+        self._end_reductions()
+
+    def _end_reductions(self) -> None:
+        tape = self.tape
         self.cast_full_buckets(-1)
         tape.fixed(DDP_BUCKETS, -self.cast_buckets)  # all is reduced
         self.cast_buckets = 0.0
         tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
         self.reducing = 0.0
         if self.hybrid and self.reduced_apart:
-            tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.shard)
+            tape.fixed(GRADIENTS_SHARDED, -self.reduce * self.parts.trained_shard)

@@ -11,6 +11,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import NamedTuple
 
+from tuner.core.adapter import Adapter
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import layer_kinds
@@ -32,6 +33,7 @@ class Tensor(NamedTuple):
     rows: int  # size of dimension 0, which FSDP2 cuts
     columns: int = 1  # elements of one row
     split: Split = Split.NONE  # under tensor parallelism
+    trained: bool = True  # false of what is frozen beside an adapter
 
     def local(self, tp: int) -> "Tensor":
         """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
@@ -73,6 +75,11 @@ class ModelTensors:
             yield self.sparse_layer if sparse else self.dense_layer
 
     @property
+    def trained(self) -> Iterator[Tensor]:
+        """Every parameter that has a gradient."""
+        return (tensor for tensor in self.all if tensor.trained)
+
+    @property
     def all(self) -> Iterator[Tensor]:
         """Every parameter once."""
         yield from (*self.embedding, *self.positions)
@@ -82,16 +89,18 @@ class ModelTensors:
 
 
 @lru_cache(maxsize=64)
-def model_tensors(model: ModelConfig) -> ModelTensors:
+def model_tensors(model: ModelConfig, adapter: Adapter | None = None) -> ModelTensors:
+    if adapter is not None:
+        return _adapted(model, adapter)
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     embedding = Tensor(model.vocab_size, hidden, Split.ROWS)
-    learned = (Tensor(model.max_sequence_length, hidden),) if a.rope is None else ()
+    learned = (Tensor(model.max_sequence_length, hidden),) if a.learned_positions else ()
     head: tuple[Tensor, ...] = () if model.tied_embeddings else (embedding,)
     head += (Tensor(model.vocab_size, 1, Split.ROWS),) * a.head_bias
     norm, attention = (Tensor(hidden),) * a.norm_weights, _attention(model)
 
     def layer(*mlp: Tensor) -> tuple[Tensor, ...]:
-        if model.model_type == "gpt2":
+        if model.model_type in ("gpt2", "gpt_bigcode", "mpt"):
             return (*norm, *attention, *norm, *mlp)
         if model.model_type == "gpt_neox":
             return (*norm * a.norms, *attention, *mlp)
@@ -106,6 +115,8 @@ def model_tensors(model: ModelConfig) -> ModelTensors:
         always = (*_mlp(model, shared), Tensor(1, hidden)) if shared else ()
         routed = (*packed, *router) if model.model_type == "qwen3_moe" else (*router, *packed)
         sparse = layer(*routed, *always)
+        if model.model_type == "granitemoe":
+            sparse = (*attention, *norm * a.norms, *routed)
     return ModelTensors(
         embedding=(embedding,),
         positions=learned,
@@ -117,9 +128,43 @@ def model_tensors(model: ModelConfig) -> ModelTensors:
     )
 
 
+def _adapted(model: ModelConfig, adapter: Adapter) -> ModelTensors:
+    """The model's parameters, all frozen, and after each layer's those of its adapters."""
+    whole = model_tensors(model)
+
+    def frozen(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(tensor._replace(trained=False) for tensor in tensors)
+
+    def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        pairs = (
+            (Tensor(adapter.rank, one.inputs), Tensor(one.outputs, adapter.rank))
+            for one in adapter.adapted(model)
+        )
+        return (*frozen(tensors), *(matrix for pair in pairs for matrix in pair))
+
+    return ModelTensors(
+        embedding=frozen(whole.embedding),
+        positions=frozen(whole.positions),
+        dense_layer=layer(whole.dense_layer),
+        sparse_layer=(),  # peft's adapters of experts are not covered
+        is_sparse=whole.is_sparse,
+        norm=frozen(whole.norm),
+        head=frozen(whole.head),
+    )
+
+
+@lru_cache(maxsize=64)
+def trained_elements(model: ModelConfig, adapter: Adapter | None) -> int:
+    """Counts the parameters that have gradients."""
+    return sum(tensor.elements for tensor in model_tensors(model, adapter).trained)
+
+
 @lru_cache(maxsize=64)
 def buffer_bytes(model: ModelConfig) -> int:
-    """Bytes of the model's buffers: rotary frequencies in fp32, each twice, and Gemma's scale."""
+    """Bytes of the model's buffers: rotary frequencies in fp32, each twice, Gemma's scale, and
+    GPTBigCode's mask."""
+    if model.model_type == "gpt_bigcode":
+        return model.max_sequence_length**2
     rotated = rotated_channels(model)
     scale = 4 * model.model_type.startswith("gemma") if rotated else 0
     return sum(2 * 4 * (size // 2) for size in rotated) + scale
@@ -150,7 +195,7 @@ def _attention(model: ModelConfig) -> tuple[Tensor, ...]:
     out = (Tensor(hidden, width, Split.COLUMNS), *(Tensor(hidden),) * out_bias)
     if model.model_type == "phi3":
         return (*out, Tensor(width + 2 * kv, hidden, Split.ROWS))
-    if model.model_type in ("gpt2", "gpt_neox"):
+    if model.model_type in ("gpt2", "gpt_bigcode", "gpt_neox", "mpt"):
         rows = width + 2 * kv
         fused = Tensor(hidden, rows) if model.model_type == "gpt2" else Tensor(rows, hidden)
         return (fused, *(Tensor(rows),) * bias, *out)

@@ -19,6 +19,7 @@ from tuner.cost.memory.shards import (
     axis_sizes,
     ddp_buckets,
     full_buckets_bytes,
+    logit_ranks,
     shards,
 )
 from tuner.cost.memory.tensors import rotated_channels
@@ -132,13 +133,17 @@ class Wrapping:
         self.workload, self.settings, self.cluster = workload, settings, cluster
         sizes = axis_sizes(settings, cluster)
         self.model, self.tp = workload.model, sizes.tp
+        # ranks that share the tokens between the blocks, and those that share the loss's logits
+        self.cut = sizes.tp if workload.splits_sequence else 1
+        self.logit_ranks = logit_ranks(workload, settings)
         self.tape = Tape()
         self.parts: Shards = shards(workload, settings, cluster, selects_every)
         self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
-        assert workload.reduce_dtype is not None
-        self.reduce = REDUCE_BYTES[workload.reduce_dtype]
+        self.reduce = REDUCE_BYTES[workload.reduced_in(sharded=sizes.is_fsdp)]
         self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
-        self.casts = autocasts(workload, settings, cluster)
+        self.frozen = workload.adapter is not None  # all but the adapters
+        self.casts_gradients = autocasts(workload, settings, cluster)
+        self.casts = self.casts_gradients and not self.frozen  # the model's own weights
         self.r = 4 if self.casts else self.c
         self.checkpoints = settings.activation_checkpointing is not Checkpointing.NONE
         self.reshards = self.fsdp and settings.sharding is not Sharding.SHARD_GRAD_OP
@@ -157,10 +162,10 @@ class Wrapping:
         # bytes of an element of a weight's gradient as autograd makes it
         self.w_gradient = self.c if self.fsdp else self.w
         self.tokens = workload.sequence_length
-        self.stream = self.r * self.tokens * self.model.hidden_size / self.tp
+        self.stream = self.r * self.tokens * self.model.hidden_size / self.cut
         # cosines and sines of rotary positions, which all layers share
         self.turns = 2 * self.r * self.tokens * sum(rotated_channels(self.model))
-        self.vocabulary = self.tokens * self.model.vocab_size / self.tp
+        self.vocabulary = self.tokens * self.model.vocab_size / self.logit_ranks
         self.tied = not self.parts.embedding.whole
         self.gathered = 0.0  # the last all-gather's buffer, which FSDP2 frees late
         self.reducing = 0.0  # the last reduce-scatter's input, which it frees late
@@ -170,8 +175,8 @@ class Wrapping:
         self.full_buckets: tuple[int, ...] = ()
         ddp = settings.sharding is Sharding.DDP and settings.pp_size == 1
         if ddp and self.replicas > 1 and self.reduce != self.w:
-            whole = sum(ddp_buckets(self.model, self.w))
-            self.full_buckets = (*full_buckets_bytes(self.model, self.w), whole)
+            of = self.model, self.w, workload.adapter
+            self.full_buckets = (*full_buckets_bytes(*of), sum(ddp_buckets(*of)))
 
     def cast_full_buckets(self, layers_left: int) -> None:
         """A bucket is cast once it is full, and its cast can live as long as backward does.
@@ -220,16 +225,19 @@ class Wrapping:
         tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.summed)
         tape.fixed(GATHERED_PARAMETERS, -self.c * unit.padded)
         tape.fixed(GRADIENTS_UNSHARDED, -self.reducing)
-        self.reducing = self.reduce * unit.padded
+        if not unit.trained.whole:
+            self.reducing = 0.0
+            return
+        self.reducing = self.reduce * unit.trained.padded
         held = self.reduce if self.whole_waits else self.c
         if self.whole_waits and self.reduce != self.c:
-            tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.whole)  # added to what waits
+            tape.fixed(GRADIENTS_UNSHARDED, -self.c * unit.trained.whole)  # added to what waits
         tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
-        last = one_weight * held * unit.whole
-        tape.fixed(GRADIENTS_UNSHARDED, last - held * unit.whole)
+        last = one_weight * held * unit.trained.whole
+        tape.fixed(GRADIENTS_UNSHARDED, last - held * unit.trained.whole)
         # a loop's variable holds the unit's last gradient until the reduced shard is there; under
         # hybrid sharding the all-reduce between replicas holds its buffer to the end
-        own, reduced = self.w * unit.shard, self.reduce * unit.shard
+        own, reduced = self.w * unit.trained.shard, self.reduce * unit.trained.shard
         tape.fixed(GRADIENTS_SHARDED, reduced)
         if self.over_gloo:  # it scatters a copy of what it reduces
             tape.fixed(GRADIENTS_UNSHARDED, self.reducing)
@@ -252,19 +260,19 @@ class Wrapping:
         if not self.reshards:
             tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
         if self.whole_waits:
-            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.whole)
+            tape.fixed(GRADIENTS_UNSHARDED, -self.reduce * span.trained_whole)
         if self.on_device and not self.adds_up:
-            tape.fixed(GRADIENTS_SHARDED, self.w * span.shard)
+            tape.fixed(GRADIENTS_SHARDED, self.w * span.trained_shard)
         if self.hybrid and self.reduced_apart:
-            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.shard)
+            tape.fixed(GRADIENTS_SHARDED, self.reduce * span.trained_shard)
         if self.part_waits:
-            tape.fixed(GRADIENTS_SHARDED, -self.reduce * span.shard)
+            tape.fixed(GRADIENTS_SHARDED, -self.reduce * span.trained_shard)
 
     def weight_gradient(self, elements: float, *, cast: bool = True) -> None:
         """A gradient is born; where one waits already, it is added to that and dies."""
         tape = self.tape
         size = self.w_gradient * elements
-        cast = cast and self.casts
+        cast = cast and self.casts_gradients
         if cast:
             tape.fixed(GRADIENTS_UNSHARDED, self.c * elements)
         tape.fixed(GRADIENTS_UNSHARDED, size)

@@ -9,7 +9,8 @@ tests hold the list against dry runs. Experts are never exchanged: they are gath
 replicated (tensor parallelism), so there is no all-to-all.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from tuner.core.cluster import Cluster
@@ -83,8 +84,11 @@ def step_collectives(
     elif sizes.dp > 1:
         found += _of_ddp(workload, settings)
     if sizes.tp > 1:
-        found += _of_activations(workload, settings)
-        found.append(_of_partial_gradients(workload, settings, sizes))
+        sums = _of_partial_gradients(workload, settings, sizes)
+        if workload.splits_sequence:
+            found += [*_of_activations(workload, settings), *sums]
+        else:
+            found += _of_whole_activations(workload, settings, sums)
     return tuple(found)
 
 
@@ -94,15 +98,16 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
     Where the head is the embedding, that unit begins forward and ends backward. The root's is
     gathered first. All but the outermost are gathered in backward again.
     """
-    held, tied = model_units(workload.model, sizes.tp, sizes.shard), workload.model.tied_embeddings
+    adapter, tied = workload.adapter, workload.model.tied_embeddings
+    held = model_units(workload.model, sizes.tp, sizes.shard, adapter=adapter)
     embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
     outermost = embedding + tail * tied  # its gradients come last
     whole = outermost + tail * (not tied) + root + held.layers_padded
     first = root or outermost  # forward waits for it
     passes, reduces = settings.gradient_accumulation_steps, reducing_passes(settings)
-    assert workload.reduce_dtype is not None
     gather = passes * COMPUTE_BYTES[workload.precision]
-    reduce = reduces * REDUCE_BYTES[workload.reduce_dtype]
+    number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
+    reduce = reduces * number
     axis, forward, backward = Axis.DP_SHARD, Phase.FORWARD, Phase.BACKWARD
     ahead, behind, waits = Overlap.PREFETCHED, Overlap.BEHIND_BACKWARD, Overlap.EXPOSED
     again_units = len(held.layers) + (not tied)
@@ -113,17 +118,26 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
             Op.ALL_GATHER, axis, forward, ahead, passes * units, gather * (whole - first)
         ),
     ]
+    if adapter is not None and not tied:  # the head is gathered when the loss begins
+        late = StepCollective(Op.ALL_GATHER, axis, Phase.LOSS, ahead, passes, gather * tail)
+        forth = found.pop()
+        found += [replace(forth, count=forth.count - passes, bytes=forth.bytes - late.bytes), late]
     if settings.sharding is not Sharding.SHARD_GRAD_OP:
         count, again = passes * again_units, held.layers_padded + embedding * (not tied)
         found += [StepCollective(Op.ALL_GATHER, axis, backward, ahead, count, gather * again)]
     count, others = reduces * units, whole - outermost
+    if adapter is not None:  # layers alone have something to reduce, the first one last
+        outermost = held.layers[0].trained.padded
+        others = sum(layer.trained.padded for layer in held.layers[1:])
+        units = len(held.layers) - 1
+        count = reduces * units
     found += [
         StepCollective(Op.REDUCE_SCATTER, axis, backward, waits, reduces, reduce * outermost),
         StepCollective(Op.REDUCE_SCATTER, axis, backward, behind, count, reduce * others),
     ]
     if sizes.replicate > 1:
         axis, reduces = Axis.DP_REPLICATE, all_reducing_passes(settings)
-        shared = reduces * REDUCE_BYTES[workload.reduce_dtype] / sizes.shard
+        shared = reduces * number / sizes.shard
         count = reduces * units
         found += [
             StepCollective(Op.ALL_REDUCE, axis, backward, waits, reduces, shared * outermost),
@@ -139,10 +153,9 @@ def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
     (``require_forward_param_sync`` in torch/nn/parallel/distributed.py).
     """
     weight = WEIGHT_BYTES[workload.precision]
-    buckets = ddp_buckets(workload.model, weight)
-    assert workload.reduce_dtype is not None
+    buckets = ddp_buckets(workload.model, weight, workload.adapter)
     reduces = reducing_passes(settings)
-    scale = reduces * REDUCE_BYTES[workload.reduce_dtype] / weight  # a hook casts whole buckets
+    scale = reduces * REDUCE_BYTES[workload.reduced_in(sharded=False)] / weight  # by a hook's casts
     op, axis, phase = Op.ALL_REDUCE, Axis.DP, Phase.BACKWARD
     *early, last = buckets
     found = [StepCollective(op, axis, phase, Overlap.EXPOSED, reduces, scale * last)]
@@ -193,9 +206,47 @@ def _of_activations(workload: Workload, settings: Settings) -> list[StepCollecti
     ]
 
 
-def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) -> StepCollective:
+def _of_whole_activations(
+    workload: Workload, settings: Settings, sums: Sequence[StepCollective]
+) -> list[StepCollective]:
+    """Without sequence parallelism: an all-reduce leads out of the embedding and of each block.
+
+    Backward sums the gradient of the input of each linear that is split by output features: of
+    queries, keys, values, gate and up, and of the head (``workers/probe/tensor_parallel``).
+    What is computed again is summed again, up to the last tensor that backward needs, which is
+    before the MLP's sum. ``sums`` of gradients are all-reduces of backward too.
+    """
+    model, compute = workload.model, COMPUTE_BYTES[workload.precision]
+    casts = workload.precision is Precision.BF16_MIXED and settings.sharding not in FSDP
+    residual = 4 if casts else compute  # autocast leaves it in fp32
+    passes = settings.gradient_accumulation_steps
+    tokens = passes * settings.micro_batch_size * workload.sequence_length
+    blocks, split = 2 * model.layers, 5 * model.layers + 1
+    again = settings.activation_checkpointing.layers_again(model.layers)
+    elements = tokens * model.hidden_size
+
+    def each(op: Op, phase: Phase, count: int, size: float) -> StepCollective:
+        return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, passes * count, size)
+
+    reduce = Op.ALL_REDUCE
+    found = [each(reduce, Phase.FORWARD, blocks + 1, (residual + blocks * compute) * elements)]
+    if workload.gathers_logits:
+        padded = -(-model.vocab_size // settings.tp_size) * settings.tp_size
+        found.append(each(Op.ALL_GATHER, Phase.LOSS, 1, compute * tokens * padded))
+    else:
+        found.append(each(reduce, Phase.LOSS, 2, 3 * 4 * tokens))
+    size = (split * residual + again * compute) * elements + sum(one.bytes for one in sums)
+    count = passes * (split + again) + sum(one.count for one in sums)
+    exposed = Overlap.EXPOSED
+    return [*found, StepCollective(reduce, Axis.TP, Phase.BACKWARD, exposed, count, size)]
+
+
+def _of_partial_gradients(
+    workload: Workload, settings: Settings, sizes: Sizes
+) -> list[StepCollective]:
     """Summing gradients of what tensor parallelism replicates: norms, routers, whole experts.
 
+    Without sequence parallelism only norms of heads have parts of a gradient.
     FSDP2 does it before each of its own reductions; without FSDP it is done once per step.
     """
     number = WEIGHT_BYTES[workload.precision]
@@ -204,9 +255,13 @@ def _of_partial_gradients(workload: Workload, settings: Settings, sizes: Sizes) 
         passes = reducing_passes(settings)
         number = COMPUTE_BYTES[workload.precision]
         if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format
-            assert workload.reduce_dtype is not None
-            number = REDUCE_BYTES[workload.reduce_dtype]
+            number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
     replicated = model_tensors(workload.model).replicated
+    if not workload.splits_sequence:
+        hidden = workload.model.hidden_size
+        replicated = tuple(size for size in replicated if size != hidden)
+    if not replicated:
+        return []
     op, phase = Op.ALL_REDUCE, Phase.BACKWARD
     count, size = passes * len(replicated), passes * number * sum(replicated)
-    return StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, count, size)
+    return [StepCollective(op, Axis.TP, phase, Overlap.EXPOSED, count, size)]

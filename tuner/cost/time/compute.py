@@ -13,10 +13,17 @@ from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs, TorchCosts
 from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.pipeline import Stage, counts
-from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, layer_variants, loss_width
+from tuner.cost.memory.shards import (
+    COMPUTE_BYTES,
+    axis_sizes,
+    layer_variants,
+    logit_ranks,
+    loss_width,
+)
 from tuner.cost.memory.step import LOSS_PARTS
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
+from tuner.model.shape import has_biased_scores
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
@@ -58,9 +65,16 @@ def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: float) -> f
     them. A copy of them in a narrower input's precision is made too, and not used. Backward: one
     product reads probabilities, one writes their gradient; softmax as in capped attention; two
     products read what it leaves.
+
+    MPT's (``MptAttention`` in ``modeling_mpt.py``): the product writes scores, scaling reads and
+    writes them, the bias makes them fp32, masking and softmax each read and write that, a cast
+    ends it, the second product reads. Backward goes the same way, softmax as above.
     """
     width, backends = COMPUTE_BYTES[workload.precision], layer_backends(workload, cluster)
     casts = 2 * (width + 4) if width < 4 else 0
+    if has_biased_scores(workload.model):
+        forward = width + 2 * width + (width + 4) + 8 + 8 + casts / 2 + width
+        return (1 + again) * forward + 2 * width + casts / 2 + 24 + 8 + casts / 2 + 4 * width
     capped = width + 5 * 2 * width + 2 * 4 + casts + width
     capped_backward = 2 * width + 6 * 4 + casts + 3 * width + 3 * 2 * width + 2 * width
     copied = 4 + width if width < 4 else 0
@@ -118,8 +132,10 @@ def attention_work(
 
 
 @lru_cache(maxsize=64)
-def moved_bytes(model: ModelConfig, width: int) -> float:
+def moved_bytes(model: ModelConfig, width: int, whole: int = 1) -> float:
     """Bytes that one layer's forward reads and writes per token beside its products' own.
+
+    Each token between the blocks is of ``whole`` ranks.
 
     In transformers 5's models: LayerNorm is one kernel; RMSNorm (``modeling_llama.py``) casts to
     fp32, squares, averages, scales, casts back and multiplies, each in a kernel of its own. Rotary
@@ -129,11 +145,29 @@ def moved_bytes(model: ModelConfig, width: int) -> float:
     of, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     query, key = model.heads * model.head_dim, model.kv_heads * model.head_dim
     casts = 2 * (width + 4) if width < 4 else 0
-    norm = 2 * width if of.norm_weights == 2 else casts + 8 + 4 + 8 + 2 * width
-    normed = of.norms * hidden + (query + key) * bool(of.head_norms or of.wide_norms)
+    norm = 2 * width if of.layer_norm else casts + 8 + 4 + 8 + 2 * width
+    normed = of.norms * whole * hidden + (query + key) * bool(of.head_norms or of.wide_norms)
     rotated = 0 if of.rope is None else (3 + 2 + 2 + 3) * width * (query + key)
     inner = counts(model).mlp * (5 if of.gated else 2) * width
-    return norm * normed + rotated + 2 * 3 * width * hidden + inner
+    return norm * normed + rotated + 2 * 3 * width * whole * hidden + inner
+
+
+@lru_cache(maxsize=64)
+def adapter_work(workload: Workload, t: TorchCosts) -> tuple[float, float]:
+    """FLOPs, and bytes of memory beside them, of a token's forward in one layer's adapters.
+
+    As ``Linear.forward`` in peft/tuners/lora/layer.py: dropout reads the input, writes it and a
+    mask; what the matrices make is read and written scaled, and then added to the layer's own.
+    """
+    model, adapter = workload.model, workload.adapter
+    assert adapter is not None
+    width, work, moved = COMPUTE_BYTES[workload.precision], 0.0, 0.0
+    for one in adapter.adapted(model):
+        sides = one.inputs + one.outputs + 2 * adapter.rank
+        work += 2 * (adapter.rank * (one.inputs + one.outputs) + t.small_dim * sides)
+        moved += (2 * width + 1) * one.inputs * bool(adapter.dropout)
+        moved += (2 + 3) * width * one.outputs
+    return work, moved
 
 
 def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> float:
@@ -144,11 +178,12 @@ def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> fl
     Under ``fused_loss``, which is in fp32, as many operators work in place: as much in all.
     """
     compute = COMPUTE_BYTES[workload.precision]
+    return logit_bytes(compute, loss_width(workload, settings, cluster)) / logit_bytes(compute, 4)
 
-    def moved(width: int) -> int:
-        return compute + 6 * width + (2 * (compute + width) if width > compute else 0)
 
-    return moved(loss_width(workload, settings, cluster)) / moved(4)
+def logit_bytes(compute: int, width: int) -> int:
+    """Bytes that are moved of a logit by a loss of so many bytes an element."""
+    return compute + 6 * width + (2 * (compute + width) if width > compute else 0)
 
 
 @lru_cache(maxsize=64)
@@ -171,8 +206,9 @@ def stage_compute_s(
 ) -> float:
     """Forward and backward of one micro-batch on one rank, without communication.
 
-    FLOPs: 6 per parameter and token, and attention's; a third more where forward is computed
-    again. Backward moves twice what forward does. The GPU's rates must be known.
+    FLOPs: 6 per parameter and token, or 4 where it is frozen and needs no gradient of its own, and
+    attention's; 2 more where forward is computed again. Backward moves twice what forward does. The
+    GPU's rates must be known.
     """
     peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
     assert peak is not None
@@ -186,11 +222,18 @@ def stage_compute_s(
         model, t, tp = workload.model, costs.torch, axis_sizes(settings, cluster).tp
         vocabulary, hidden = model.vocab_size / tp, model.hidden_size
         logits = settings.micro_batch_size * workload.sequence_length * vocabulary
-        work = 6 * hidden * logits * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
+        frozen = workload.adapter is not None
+        work = (
+            (4 if frozen else 6)
+            * hidden
+            * logits
+            * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
+        )
         # the weight is read twice and its gradient written; for each part, which adds it up
-        times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0
+        times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0 - frozen
         moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
-        moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * logits
+        lost = logits * tp / logit_ranks(workload, settings)
+        moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * lost
         seconds += work / rate + moved / memory_rate
     return seconds
 
@@ -202,8 +245,9 @@ def _layer(
     model, tp = workload.model, axis_sizes(settings, cluster).tp
     found, width = counts(model), COMPUTE_BYTES[workload.precision]
     tokens = settings.micro_batch_size * workload.sequence_length / tp
+    whole = 1 if workload.splits_sequence else tp
     products_again, again = computed_again(settings, model.layers)
-    products = 6 * (found.active + t.small_dim * _sides(model, tp))
+    forward = 2 * (found.active + t.small_dim * _sides(model, tp))
     # weights: forward reads them, backward reads them and writes gradients
     read = (found.active - model.experts_per_token * found.expert * bool(model.experts)) / tp
     if model.experts:
@@ -211,10 +255,17 @@ def _layer(
         reached = model.experts * (1 - exp(-tokens * model.experts_per_token / model.experts))
         read += reached * found.expert
         # grouped products compute half a tile of each expert in vain
-        products += 6 * (TILE_ROWS / 2 * reached / tokens) * found.expert
-    moved = (3 + products_again) * width * read
-    moved += (3 + again) * t.traffic_factor * moved_bytes(model, width) * tokens
+        forward += 2 * (TILE_ROWS / 2 * reached / tokens) * found.expert
+    products, passes = (3 + products_again) * forward, 3.0
+    if workload.adapter is not None:
+        products, passes = (2 + products_again) * forward, 2.0
+        work, traffic = adapter_work(workload, t)
+        products += (3 + products_again) * work
+    moved = (passes + products_again) * width * read
+    moved += (3 + again) * t.traffic_factor * moved_bytes(model, width, whole) * tokens
+    if workload.adapter is not None:
+        moved += (3 + again) * traffic * tokens
     each = _bytes_per_score(workload, cluster, again=again)
     moved += each * model.heads * workload.sequence_length * tokens
     attention = attention_work(workload, cluster, t, again=(products_again, again))
-    return tokens * ((1 + products_again / 3) * products + attention), moved
+    return tokens * (products + attention), moved

@@ -6,6 +6,7 @@ all-to-all. Constants: ``catalog/costs.toml``.
 """
 
 from dataclasses import replace
+from math import inf
 
 from tuner.catalog.gpus import gpu_kinds, has_matmul_share
 from tuner.core.cluster import Cluster, Device
@@ -16,7 +17,8 @@ from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.pipeline import Stage
-from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes
+from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
+from tuner.cost.memory.tensors import trained_elements
 from tuner.cost.time.collectives import (
     Op,
     all_reducing_passes,
@@ -69,8 +71,8 @@ def _step_s(
     joined = all_reducing_passes(settings)
     collectives = step_collectives(workload, settings, cluster)
     links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
-    parameters = workload.model.parameters
-    updated = parameters / sizes.tp / sizes.shard
+    trained = trained_elements(workload.model, workload.adapter)
+    updated = trained / sizes.tp / sizes.shard
     number, memory_rate = WEIGHT_BYTES[workload.precision], cluster.gpu.memory_bytes_per_s
     assert memory_rate is not None
     if settings.cpu_offload:  # shards come from the host before each gather, gradients go there
@@ -92,7 +94,7 @@ def _step_s(
     accumulated = 0.0  # shards are added, which is little
     if not (settings.sharding in FSDP and settings.sync_each_batch):
         # adding to the gradients of earlier micro-batches: two reads and a write
-        accumulated = 3 * number * (parameters / sizes.tp) * (passes - 1)
+        accumulated = 3 * number * (trained / sizes.tp) * (passes - 1)
     update = update_bytes(workload.optimizer, workload.precision, updated)
     if settings.cpu_offload:  # ranks of a node share its memory
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
@@ -115,20 +117,29 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
     gpu = stage_compute_s(workload, settings, cluster, costs, LAYER)
     products, share = computed_again(settings, layers)
+    # backward makes gradients of activations and of weights, beside adapters of activations alone
+    backward = 2 if workload.adapter is None else 1
     again = share  # of forward's time
     if products != share:  # what it makes a layer longer by
         plain = replace(settings, activation_checkpointing=Checkpointing.NONE)
-        again = 3 * gpu / stage_compute_s(workload, plain, cluster, costs, LAYER) - 3
-    gpu /= 3 + again
+        once = stage_compute_s(workload, plain, cluster, costs, LAYER)
+        again = (1 + backward) * (gpu / once - 1)
+    gpu /= 1 + backward + again
     host, by_turns = costs.torch.layer_host_s / 3, cluster.gpu.device is Device.CPU
 
     def part(on_gpu: float, on_host: float) -> float:
         return passes * layers * (on_gpu + on_host if by_turns else max(on_gpu, on_host))
 
-    ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / 3
+    ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / (1 + backward)
     forward = part(gpu, host)
     recomputed = part(again * gpu, share * host)
-    return Computing(forward=forward + ends, backward=2 * forward + recomputed + 2 * ends)
+    # Layers' inputs go to the host and come back on the stream that computes.
+    copied = passes * sum(host_inputs(workload, settings, cluster))
+    copies = copied / (host_bytes_per_s(cluster) or inf)
+    return Computing(
+        forward=forward + ends + copies,
+        backward=part(backward * gpu, 2 * host) + recomputed + backward * ends + copies,
+    )
 
 
 def host_bytes_per_s(cluster: Cluster) -> float | None:
@@ -180,6 +191,8 @@ def step_time(
     GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
+    if workload.model.is_traced:
+        return UNKNOWN, f"time is unknown: no speed of {workload.model.model_type} is predicted"
     if missing := missing_rate(
         workload, settings, cluster, piped=piped, calibrated=costs.calibrated
     ):
@@ -220,7 +233,7 @@ def _is_as_fitted(workload: Workload, settings: Settings, cluster: Cluster) -> b
         and settings.model_parallel_size == 1
         and (settings.sharding is Sharding.FULL_SHARD or cluster.world_size == 1)
         and settings.activation_checkpointing in (Checkpointing.NONE, Checkpointing.FULL)
-        and not (settings.cpu_offload or settings.fused_loss)
+        and not (settings.cpu_offload or settings.fused_loss or workload.adapter)
         and (cluster.nodes == 1 or (network or 0.0) >= 0.9 * usual)
     )
 
@@ -280,7 +293,8 @@ def missing_rate(
         return f"the memory's bandwidth {unknown}"
     if missing := missing_link(settings, cluster, piped=piped):
         return missing
-    if settings.cpu_offload and host_bytes_per_s(cluster) is None:
+    offloads = settings.activation_checkpointing is Checkpointing.OFFLOAD
+    if (settings.cpu_offload or offloads) and host_bytes_per_s(cluster) is None:
         return f"the link to the host's memory {unknown}"
     return ""
 

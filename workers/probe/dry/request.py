@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from workers.probe.spec import Spec, parse_spec
 
@@ -15,7 +16,8 @@ ALLOWED = {
     "precision": ("bf16", "bf16_mixed", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
     "loss": ("hf", "fp32", "own_dtype"),
-    "settings.activation_checkpointing": ("none", "selective", "every_2", "full"),
+    "tensor_parallel": ("sequence_parallel", "sharded_logits", "gathered_logits"),
+    "settings.activation_checkpointing": ("none", "selective", "every_2", "full", "offload"),
     "device": ("cpu", "cuda"),
 }
 
@@ -36,6 +38,9 @@ class Request:
     micro_batch_sizes: tuple[int, ...]  # sequences of one forward pass: one or two sizes, ascending
     accumulation_counts: tuple[int, ...]
     """Micro-batches in one optimizer step, each tracked by a step of its own."""
+    copies: tuple[dict[str, Any], ...] = ()
+    """The model at two depths, of which the spec's is one, and the whole model: where the two do
+    not show the whole, that is run in the place of the deeper one, and nothing in the other's."""
 
     def at(self, micro_batch_size: int, count: int) -> Spec:
         knobs = replace(
@@ -53,10 +58,13 @@ def parse_request(line: str) -> Request:
     """
     values = json.loads(line)
     expected = {"id", "spec", "micro_batch_sizes", "accumulation_counts"}
-    if not isinstance(values, dict) or set(values) - {"class"} != expected:
+    if not isinstance(values, dict) or set(values) - {"class", "copies"} != expected:
         raise ValueError(f"a request has the fields {sorted(expected)}")
     if not isinstance(values["spec"], dict):
         raise ValueError("spec: must be an object")
+    copies = values.get("copies", [])
+    if copies and (len(copies) != 3 or values["spec"].get("model") not in copies[:2]):
+        raise ValueError("copies: must be the model at two depths, one the spec's, and the whole")
     numbers: dict[str, tuple[int, ...]] = {}
     for field in ("micro_batch_sizes", "accumulation_counts"):
         given = values[field]
@@ -68,7 +76,7 @@ def parse_request(line: str) -> Request:
         numbers[field] = tuple(sorted(given))
     counts = numbers["accumulation_counts"]
     spec = parse_spec({**values["spec"], "accumulation_counts": list(counts)})
-    request = Request(spec=spec, **numbers)
+    request = Request(spec=spec, copies=tuple(copies), **numbers)
     for rule, complaint in broken_rules(request.at(request.micro_batch_sizes[0], counts[0])):
         raise RefusedError(rule, complaint)
     return request
@@ -122,6 +130,8 @@ def broken_rules(spec: Spec) -> Iterator[tuple[str, str]]:
             "selective_with_tensor_parallel",
             "products that lead out of a block are whole on every rank before they are summed",
         )
+    if knobs.activation_checkpointing == "offload" and spec.device == "cpu":
+        yield "offload_on_cpu", "device and host memory of a CPU are one"
     if knobs.sharding == "hybrid_shard":
         rule = "hybrid_shard_within_nodes"
         if spec.world_size % spec.gpus_per_node or spec.gpus_per_node % knobs.tp_size:

@@ -1,14 +1,16 @@
 """One dry run: build the stack once, warm up, then one tracked step per count and size."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
@@ -16,7 +18,7 @@ from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
 from workers.probe.dry.request import Request
 from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
-from workers.probe.model import micro_batches
+from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
 from workers.probe.step import optimizer_step
@@ -26,8 +28,15 @@ from workers.probe.tracker import INSTRUMENT, Phase
 FIRST_PART = {"forward": BEFORE, LOSS: AFTER, "backward": AFTER, "optimizer": AFTER}
 
 
+# Arguments of operators that stand for themselves in a key.
+_PLAIN = frozenset(
+    {int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout}
+)
+
+
 class _FakeMode(FakeTensorMode):
-    """Without the guard against being compiled, which costs more than many an operator."""
+    """Without the guard against being compiled, which costs more than many an operator, and with
+    shorter keys of its cache: all tensors here are plain, strided, and without symbolic shapes."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -41,6 +50,27 @@ class _FakeMode(FakeTensorMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         return self.dispatch(func, types, args, kwargs or {})
+
+    def _prep_args_for_hash(
+        self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]
+    ) -> None:
+        """Adds what an operator's result depends on, as torch's own, which takes twice as long as
+        to make a tensor: its ``TensorMetadata`` has 17 fields, of which these vary here."""
+        if isinstance(args, dict):
+            args = [item for pair in args.items() for item in pair]
+        result.append(len(args))
+        for arg in args:
+            kind = type(arg)
+            if kind is FakeTensor and arg.constant is None and arg.fake_mode is self:
+                size = arg.untyped_storage().nbytes()
+                own = (arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), size)
+                result += (kind, *own, arg.fake_device, arg.requires_grad)
+            elif kind in _PLAIN:
+                result += (kind, arg)
+            elif kind is list or kind is tuple:
+                self._prep_args_for_hash(result, arg, state, id_hashed_objects)
+            else:
+                super()._prep_args_for_hash(result, [arg], state, id_hashed_objects)
 
 
 class FakeDevice:
@@ -83,23 +113,29 @@ class DryRun:
         self._stack: Stack
         self._buckets: DdpBuckets
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any] | None:
         """Build the stack, run its steps, and return the trace as JSON's values.
 
-        Raises whatever the stack raises.
+        None is made of the shallower copy of a model that its copies do not show; that of the
+        deeper one is the whole model's. Raises whatever the stack raises.
         """
         started = time.perf_counter()
+        self._enter("build")
+        if self.request.copies and not show_whole(*self.request.copies):
+            _, deeper, whole = self.request.copies
+            if self.request.spec.model != deeper:
+                return None
+            self.request = replace(self.request, spec=replace(self.request.spec, model=whole))
         request, ledger, spec = self.request, self.device.tracker, self.request.spec
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
-        self._enter("build")
         stack = self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
         substitutes = substituted(spec.device, spec.attention_backends)
         with substitutes, self.device.memory(), ledger:
             model: Any = stack.model
             self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)
             # what the ledger cannot see: the vocabulary, groups, and the model's parts
-            vocabulary = int(spec.model["vocab_size"])
-            ledger.vocabulary = frozenset({vocabulary, -(-vocabulary // spec.settings.tp_size)})
+            rows = vocabulary(spec.model)
+            ledger.vocabulary = frozenset({rows, -(-rows // spec.settings.tp_size)})
             axes = stack.axis_names()
             ledger.data_groups = frozenset(g for g, axis in axes.items() if axis.startswith("dp"))
             follow(stack.decoder_layers(), self.phase, self._enter_part)
@@ -164,6 +200,28 @@ class DryRun:
         for tensor in tensors:
             self.device.tracker.add(tensor)
         self.device.tracker.assign(tensors, category)
+
+
+def show_whole(low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any]) -> bool:
+    """Tells whether a model's parts grow on a straight line through two depths to the whole.
+
+    Parts are modules, told apart by class and by the shapes of their parameters, and the kinds of
+    layers that the configuration's own class lists: so this needs no knowledge of the type.
+    """
+    models = [build_on_meta(config, torch.bfloat16) for config in (low, high, whole)]
+    first, second, last = (len(decoder_layers(model)) for model in models)
+    here, there, then = (
+        Counter[object](
+            (type(module), *(p.shape for p in module.parameters(recurse=False)))
+            for module in model.modules()
+        )
+        + Counter(getattr(model.config.get_text_config(), "layer_types", None) or ())
+        for model in models
+    )
+    return all(
+        (then[part] - here[part]) * (second - first) == (there[part] - here[part]) * (last - first)
+        for part in here | there | then
+    )
 
 
 def follow(layers: list[nn.Module], phase: Phase, enter: Callable[[str], None]) -> None:

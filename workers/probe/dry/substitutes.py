@@ -10,6 +10,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import masking_utils
 
+from workers.probe import checkpointing
+
 _DETECTION = "find_packed_sequence_indices"
 
 
@@ -59,6 +61,7 @@ def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
 
         replaced.append((masking_utils, _DETECTION, none_found))
     if kind == "cuda":
+        replaced.append((checkpointing, "save_on_cpu", _OnHost))
         attention = cuda_attention(module.scaled_dot_product_attention, backends)
         replaced.append((module, "dropout", cuda_dropout(module.dropout)))
         replaced.append((module, "scaled_dot_product_attention", attention))
@@ -70,6 +73,18 @@ def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
     finally:
         for where, name, original in originals:
             setattr(where, name, original)
+
+
+class _OnHost(torch.autograd.graph.saved_tensors_hooks):
+    """``save_on_cpu`` for fake tensors, which are all on one device: what it keeps is no tensor, so
+    that it is not counted, and comes back as a new one."""
+
+    def __init__(self, pin_memory: bool = False) -> None:
+        del pin_memory
+        super().__init__(
+            lambda tensor: (tensor.shape, tensor.dtype, tensor.device),
+            lambda kept: torch.empty(kept[0], dtype=kept[1], device=kept[2]),
+        )
 
 
 def cuda_dropout(original: Any) -> Any:

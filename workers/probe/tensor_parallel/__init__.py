@@ -1,11 +1,13 @@
-"""Tensor parallelism with sequence parallelism for Hugging Face decoders.
+"""Tensor parallelism for Hugging Face decoders, with sequence parallelism and without.
 
-The same as nanotron's ``tp_mode: REDUCE_SCATTER`` with its ``tp_recompute_allgather``, on plain
-PyTorch, so that FSDP2 can be applied on the other axes of the mesh.
+With it, the same as nanotron's ``tp_mode: REDUCE_SCATTER`` with its ``tp_recompute_allgather``;
+without, as transformers' own plans. On plain PyTorch, so that FSDP2 can be applied on the other
+axes of the mesh.
 """
 
 from workers.probe.tensor_parallel.modules import reduce_partial_gradients
 from workers.probe.tensor_parallel.plan import (
+    GATHERED,
     VERIFIED_MODEL_TYPES,
     UnsupportedByTensorParallel,
     check,
@@ -13,6 +15,7 @@ from workers.probe.tensor_parallel.plan import (
 )
 
 __all__ = [
+    "GATHERED",
     "VERIFIED_MODEL_TYPES",
     "UnsupportedByTensorParallel",
     "check",

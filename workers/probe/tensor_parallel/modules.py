@@ -23,6 +23,7 @@ from torch.distributed.tensor import (
 )
 
 from workers.probe.tensor_parallel.sequence import Axis, GatherLinears, ReduceScatterSequence
+from workers.probe.tensor_parallel.whole import CopyToRanks, GatherFeatures, SumOverRanks
 
 
 def distribute(parameter: Tensor, axis: Axis, placement: Placement) -> nn.Parameter:
@@ -37,10 +38,13 @@ def split_weight(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def replicated_weight(parameter: Tensor) -> Tensor:
-    """The local tensor of a parameter that each rank applies to other tokens or heads."""
+def replicated_weight(parameter: Tensor, *, alike: bool = False) -> Tensor:
+    """The local tensor of a parameter that each rank applies to other tokens or heads, or to
+    ``alike`` ones: then each has its whole gradient."""
     if not isinstance(parameter, DTensor):
         return parameter
+    if alike:
+        return parameter.to_local(grad_placements=[Replicate()])
     # Its gradient is this rank's summand, so that the sum over ranks is taken once where gradients
     # are reduced and not once per micro-batch: FSDP2 takes it before its own reduction, elsewhere
     # ``reduce_partial_gradients`` does.
@@ -64,8 +68,9 @@ def reduce_partial_gradients(parameters: Iterable[Tensor]) -> None:
         parameter.grad = DTensor.from_local(local, grad.device_mesh, [Replicate()], run_check=False)
 
 
-def replicate(module: nn.Module, axis: Axis) -> None:
-    """Replicate all parameters below ``module``, which runs on a part of the work."""
+def replicate(module: nn.Module, axis: Axis, *, alike: bool = False) -> None:
+    """Replicate all parameters below ``module``, which runs on a part of the work, or ``alike`` on
+    all ranks."""
     for child in module.modules():
         for name, parameter in list(child.named_parameters(recurse=False)):
             child.register_parameter(name, distribute(parameter, axis, Replicate()))
@@ -83,7 +88,7 @@ def replicate(module: nn.Module, axis: Axis) -> None:
         entries: Any
         try:
             for entries, name, parameter in replaced:
-                entries[name] = replicated_weight(parameter)
+                entries[name] = replicated_weight(parameter, alike=alike)
             return forward(*args, **kwargs)
         finally:
             for entries, name, parameter in replaced:
@@ -101,6 +106,12 @@ def first_token(vocab_size: int, axis: Axis) -> int:
     return min(-(-vocab_size // axis.size) * axis.rank, vocab_size)
 
 
+def sum_over_ranks(partial: Tensor, axis: Axis) -> Tensor:
+    apply: Any = SumOverRanks.apply
+    total: Tensor = apply(partial, axis)
+    return total
+
+
 def shard_sequence(partial: Tensor, axis: Axis) -> Tensor:
     apply: Any = ReduceScatterSequence.apply
     shard: Tensor = apply(partial, axis)
@@ -110,17 +121,20 @@ def shard_sequence(partial: Tensor, axis: Axis) -> Tensor:
 class VocabParallelEmbedding(nn.Module):
     """Looks up the tokens of this rank's part of the vocabulary; zeros for all others."""
 
-    # The sum over ranks is left to ``shard_sequence`` at the first layer, because Hugging Face
-    # builds the causal mask and the positions from the shape that comes out here.
+    # With sequence parallelism the sum over ranks is left to ``shard_sequence`` at the first layer,
+    # because Hugging Face builds the causal mask and the positions from the shape that comes out.
 
-    def __init__(self, weight: nn.Parameter, padding_idx: int | None, axis: Axis) -> None:
+    def __init__(
+        self, weight: nn.Parameter, padding_idx: int | None, axis: Axis, *, sums: bool
+    ) -> None:
         super().__init__()
         self.weight = weight
+        self._axis, self._sums = axis, sums
         self._first_token = first_token(weight.shape[0], axis)
         self._padding_idx = padding_idx
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, sequence) to this rank's summand of (batch, sequence, hidden)."""
+        """(batch, sequence) to this rank's summand of (batch, sequence, hidden), or to the sum."""
         weight = split_weight(self.weight)
         local = tokens - self._first_token
         of_others = (local < 0) | (local >= weight.shape[0])
@@ -130,7 +144,8 @@ class VocabParallelEmbedding(nn.Module):
             padding_idx = self._padding_idx - self._first_token
             padding_idx = padding_idx if 0 <= padding_idx < weight.shape[0] else None
         found = nn.functional.embedding(local, weight, padding_idx)
-        return found.masked_fill(of_others.unsqueeze(-1), 0)
+        found = found.masked_fill(of_others.unsqueeze(-1), 0)
+        return sum_over_ranks(found, self._axis) if self._sums else found
 
 
 class Projected:
@@ -163,22 +178,47 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """A linear split by input features; the sum over ranks is scattered along the sequence."""
+    """A linear split by input features; its sum over ranks is scattered along the sequence, or
+    whole on each."""
 
-    def __init__(self, linear: nn.Linear, axis: Axis) -> None:
+    def __init__(self, linear: nn.Linear, axis: Axis, *, whole: bool) -> None:
         super().__init__()
-        self._axis = axis
+        self._axis, self._whole = axis, whole
         self.weight = distribute(linear.weight, axis, Shard(1))
         bias: Tensor | None = linear.bias
         self.bias = None if bias is None else distribute(bias, axis, Replicate())
 
     def forward(self, activation: Tensor) -> Tensor:
-        """(batch, sequence, in_features / size) to (batch, sequence / size, out_features)."""
+        """(batch, sequence, in_features / size) to (batch, sequence / size, out_features), or to
+        the whole sequence."""
         partial = nn.functional.linear(activation, split_weight(self.weight))
-        shard = shard_sequence(partial, self._axis)
+        leads_out = sum_over_ranks if self._whole else shard_sequence
+        out = leads_out(partial, self._axis)
         if self.bias is None:
-            return shard
-        return shard + replicated_weight(self.bias).to(shard.dtype)
+            return out
+        return out + replicated_weight(self.bias, alike=self._whole).to(out.dtype)
+
+
+class WholeInputLinear(nn.Module):
+    """A linear split by output features, of whole sequences; it may gather its output."""
+
+    def __init__(
+        self, linear: nn.Linear, weight: nn.Parameter, axis: Axis, *, gathers: bool = False
+    ) -> None:
+        super().__init__()
+        self._axis, self._gathers, self._features = axis, gathers, linear.out_features
+        self.weight = weight
+        bias: Tensor | None = linear.bias
+        self.bias = None if bias is None else distribute(bias, axis, Shard(0))
+
+    def forward(self, whole: Tensor) -> Tensor:
+        """(batch, sequence, in_features) to (batch, sequence, out_features / size), or to all."""
+        copy: Any = CopyToRanks.apply
+        gather: Any = GatherFeatures.apply
+        bias = None if self.bias is None else split_weight(self.bias)
+        weight = split_weight(self.weight)
+        part: Tensor = nn.functional.linear(copy(whole, self._axis), weight, bias)
+        return gather(part, self._features, self._axis) if self._gathers else part
 
 
 def gather_linears(

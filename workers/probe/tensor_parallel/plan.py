@@ -13,6 +13,7 @@ from workers.probe.tensor_parallel.modules import (
     RowParallelLinear,
     VocabParallelEmbedding,
     VocabParallelLoss,
+    WholeInputLinear,
     distribute,
     gather_linears,
     replicate,
@@ -53,18 +54,28 @@ def check(model_type: str, config: Any) -> None:
             raise UnsupportedByTensorParallel(f"{field} is {value}: {reason}")
 
 
+# How a decoder may be split, and what its logits are: of this rank's vocabulary, or of all.
+SEQUENCE, SHARDED, GATHERED = "sequence_parallel", "sharded_logits", "gathered_logits"
+
+
 def parallelize(
-    model: nn.Module, mesh: DeviceMesh, *, recompute_allgather: bool, widens: bool = True
+    model: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    recompute_allgather: bool = False,
+    style: str = SEQUENCE,
+    widens: bool = True,
 ) -> None:
-    """Split a Hugging Face decoder over a mesh axis, in place, with sequence parallelism.
+    """Split a Hugging Face decoder over a mesh axis, in place; as a rule with sequence parallelism.
 
     To be called before data parallelism is applied (``fully_shard``, or ``replicate``, on
     the mesh's other axes). All ranks of the axis hold the same whole weights, or parameters
     on the meta device; each is left with its part. Nothing is communicated.
 
     Afterwards ``model(input_ids, labels=...)`` takes the same tokens on all ranks of the
-    axis and gives the same loss, while ``logits`` are this rank's part of the vocabulary.
-    After the last backward of an optimizer step call ``reduce_partial_gradients``.
+    axis and gives the same loss, while ``logits`` are this rank's part of the vocabulary
+    (all of it where they are gathered; then the loss stays the model's own). After the last
+    backward of an optimizer step call ``reduce_partial_gradients``.
 
     ========================  =====================================================
     embedding, lm_head        split by vocabulary; one tensor if they are tied
@@ -78,11 +89,15 @@ def parallelize(
     other token: 1 / size of the computation and of the activations, no all-gather, at the
     price of summing the experts' gradients over the axis once per reduction.
 
+    In the styles without sequence parallelism each rank has all tokens between the blocks: what
+    leads out is an all-reduce, nothing leads in, and of the norms only those of heads are summed.
+
     Args:
         model: ``...ForCausalLM`` of a verified type.
         mesh: one axis.
         recompute_allgather: keep only the shard of gathered activations for backward, and
-            gather again there.
+            gather again there. Without sequence parallelism nothing is gathered.
+        style: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``.
         widens: whether the loss is of an fp32 copy of the logits, or of these as they are.
 
     Raises:
@@ -91,11 +106,13 @@ def parallelize(
     parts: Any = model
     config = parts.config
     check(config.model_type, config)
-    axis = Axis.of(mesh)
+    axis, whole = Axis.of(mesh), style != SEQUENCE
     sizes = {f: getattr(config, f) for f in ("num_attention_heads", "num_key_value_heads")}
     for layer in parts.model.layers:
         if hasattr(layer.mlp, "gate_proj"):  # not of experts
             sizes["intermediate_size"] = layer.mlp.gate_proj.out_features
+        elif whole:
+            raise UnsupportedByTensorParallel(f"experts are split by tokens alone, and not {style}")
     for field, value in sizes.items():
         if value % axis.size:
             raise UnsupportedByTensorParallel(
@@ -106,52 +123,64 @@ def parallelize(
     embedding_weight = distribute(embedding.weight, axis, Shard(0))
     tied = config.tie_word_embeddings or head.weight is embedding.weight
     head_weight = embedding_weight if tied else distribute(head.weight, axis, Shard(0))
-    parts.model.embed_tokens = VocabParallelEmbedding(embedding_weight, embedding.padding_idx, axis)
-    parts.lm_head = ColumnParallelLinear(head, head_weight, axis)
-    _gather_before(parts.lm_head, [parts.lm_head], axis, recompute_allgather)
-    replicate(parts.model.norm, axis)
+    parts.model.embed_tokens = VocabParallelEmbedding(
+        embedding_weight, embedding.padding_idx, axis, sums=whole
+    )
+    replicate(parts.model.norm, axis, alike=whole)
     for layer in parts.model.layers:
-        _split_layer(layer, axis, recompute_allgather)
+        _split_layer(layer, axis, recompute_allgather, whole)
+    if whole:
+        gathers = style == GATHERED
+        parts.lm_head = WholeInputLinear(head, head_weight, axis, gathers=gathers)
+    else:
+        parts.lm_head = ColumnParallelLinear(head, head_weight, axis)
+        _gather_before(parts.lm_head, [parts.lm_head], axis, recompute_allgather)
 
-    def shard_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (shard_sequence(args[0], axis), *args[1:])
+        def shard_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (shard_sequence(args[0], axis), *args[1:])
 
-    # A hook, unlike the others: a layer's class, and so its forward, is changed by FSDP2. Where
-    # transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the checkpoint,
-    # where it checkpoints ``__call__`` (5.17) inside, and runs once more.
-    parts.model.layers[0].register_forward_pre_hook(shard_input)
-    parts.loss_function = VocabParallelLoss(axis, widens=widens)
+        # A hook, unlike the others: a layer's class, and so its forward, is changed by FSDP2. Where
+        # transformers checkpoints the layer's ``forward`` (5.23) the hook is outside of the
+        # checkpoint, where it checkpoints ``__call__`` (5.17) inside, and runs once more.
+        parts.model.layers[0].register_forward_pre_hook(shard_input)
+    if style != GATHERED:
+        parts.loss_function = VocabParallelLoss(axis, widens=widens)
     parts._tp_size = axis.size  # what transformers and accelerate ask for
     left = [name for name, p in model.named_parameters() if not isinstance(p, DTensor)]
     if left:
         raise UnsupportedByTensorParallel(f"parameters without a place in the plan: {left}")
 
 
-def _split_layer(layer: Any, axis: Axis, recompute_allgather: bool) -> None:
-    replicate(layer.input_layernorm, axis)
-    replicate(layer.post_attention_layernorm, axis)
-    attention = layer.self_attn
-    _split_block(attention, ("q_proj", "k_proj", "v_proj"), "o_proj", axis, recompute_allgather)
+def _split_layer(layer: Any, axis: Axis, recompute_allgather: bool, whole: bool) -> None:
+    replicate(layer.input_layernorm, axis, alike=whole)
+    replicate(layer.post_attention_layernorm, axis, alike=whole)
+    attention, how = layer.self_attn, (axis, recompute_allgather, whole)
+    _split_block(attention, ("q_proj", "k_proj", "v_proj"), "o_proj", *how)
     for norm in ("q_norm", "k_norm"):
         if hasattr(attention, norm):
             replicate(getattr(attention, norm), axis)
     if hasattr(layer.mlp, "gate_proj"):
-        _split_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj", axis, recompute_allgather)
+        _split_block(layer.mlp, ("gate_proj", "up_proj"), "down_proj", *how)
     else:
         replicate(layer.mlp, axis)
 
 
 def _split_block(
-    block: nn.Module, columns: tuple[str, ...], row: str, axis: Axis, recompute_allgather: bool
+    block: nn.Module,
+    columns: tuple[str, ...],
+    row: str,
+    axis: Axis,
+    recompute_allgather: bool,
+    whole: bool,
 ) -> None:
-    linears = []
+    kind = WholeInputLinear if whole else ColumnParallelLinear
     for name in columns:
         linear = getattr(block, name)
-        split = ColumnParallelLinear(linear, distribute(linear.weight, axis, Shard(0)), axis)
-        setattr(block, name, split)
-        linears.append(split)
-    setattr(block, row, RowParallelLinear(getattr(block, row), axis))
-    _gather_before(block, linears, axis, recompute_allgather)
+        setattr(block, name, kind(linear, distribute(linear.weight, axis, Shard(0)), axis))
+    setattr(block, row, RowParallelLinear(getattr(block, row), axis, whole=whole))
+    if not whole:
+        linears = [getattr(block, name) for name in columns]
+        _gather_before(block, linears, axis, recompute_allgather)
 
 
 def _gather_before(

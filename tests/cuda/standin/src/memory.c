@@ -24,7 +24,7 @@ typedef struct {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static Block *blocks;
 static size_t count, room;
-static size_t used[64];
+static size_t used[64], pinned;
 static size_t pool[64], pool_high[64]; /* what was asked for, and the most since it was set */
 
 size_t total_bytes(void) { return (size_t)number("MIB", 143167) * MIB; }
@@ -50,7 +50,9 @@ static void *map(size_t bytes) {
 static int add(void **p, size_t bytes, int device, size_t pooled) {
     pthread_mutex_lock(&mutex);
     *p = NULL;
-    if (device == HOST || used_bytes(device) + bytes <= total_bytes()) *p = map(bytes);
+    int fits = device == HOST ? pinned + bytes <= (size_t)number("HOST_MIB", 1 << 20) * MIB
+                              : used_bytes(device) + bytes <= total_bytes();
+    if (fits) *p = map(bytes);
     if (*p) {
         if (count == room) {
             room = room ? 2 * room : 1024;
@@ -61,6 +63,8 @@ static int add(void **p, size_t bytes, int device, size_t pooled) {
             used[device] += bytes;
             pool[device] += pooled;
             if (pool[device] > pool_high[device]) pool_high[device] = pool[device];
+        } else {
+            pinned += bytes;
         }
     }
     pthread_mutex_unlock(&mutex);
@@ -92,6 +96,8 @@ void release(void *p) {
         if (blocks[i].device != HOST) {
             used[blocks[i].device] -= blocks[i].bytes;
             pool[blocks[i].device] -= blocks[i].pooled;
+        } else {
+            pinned -= blocks[i].bytes;
         }
         munmap(p, blocks[i].bytes);
         blocks[i] = blocks[--count];

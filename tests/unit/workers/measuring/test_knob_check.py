@@ -134,9 +134,14 @@ def test_a_rung_of_checkpointing_is_told_from_the_others():
         ("every_2", 64, 64 * 6, "full"),
         ("full", 64, 0, "selective"),
         ("full", 64, None, None),  # a record from before products were counted
+        ("offload", 64, (64 * 6, 2**20), None),
+        ("offload", 64, (64 * 6, 0), "full"),  # inputs stayed on the device
+        ("full", 64, (64 * 6, 2**20), "offload"),
+        ("offload", 64, (None, None), None),  # a script's, which are not counted
     ]:
         settings = parse_settings(f"{DDP.format('true')},activation_checkpointing={value}")
-        seen = {"recomputed_layers": again, "recomputed_products": products}
+        products, on_host = products if isinstance(products, tuple) else (products, None)
+        seen = {"recomputed_layers": again, "recomputed_products": products, "host_bytes": on_host}
         checked = check_knobs(
             question(), settings, measured(counts(settings), reducing_micro_batches=4, **seen)
         )

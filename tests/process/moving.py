@@ -1,0 +1,22 @@
+"""Tells which parameters of a model training has moved, bit for bit."""
+
+import torch
+from torch.distributed.tensor import DTensor
+
+Values = dict[str, torch.Tensor]
+
+
+def values_of(model: torch.nn.Module) -> Values:
+    """Copies of this rank's part of each parameter."""
+    whole = {name: p.detach() for name, p in model.named_parameters()}
+    return {n: (p.to_local() if isinstance(p, DTensor) else p).clone() for n, p in whole.items()}
+
+
+def moved(model: torch.nn.Module, before: Values) -> dict[str, list[int]]:
+    """How many parameters are not what they were, and of how many; those trained, and frozen."""
+    after, counts = values_of(model), {"trained": [0, 0], "frozen": [0, 0]}
+    for name, parameter in model.named_parameters():
+        count = counts["trained" if parameter.requires_grad else "frozen"]
+        count[0] += not torch.equal(before[name], after[name])
+        count[1] += 1
+    return counts

@@ -1,0 +1,103 @@
+"""Adapters: small matrices that are trained beside a model that is frozen."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar
+
+from tuner.core.bounds import Number, Whole, check_bounds, choice
+from tuner.errors import UsageError
+from tuner.model import ModelConfig
+from tuner.model.linears import Linear, linears
+
+# Channels between an adapter's two matrices; more is a mistake.
+LARGEST_RANK = 2**14
+LARGEST_ALPHA = 2**16
+ALPHA = f"must be above 0, {LARGEST_ALPHA} at most"
+# peft's word for every linear layer but the output head (``INCLUDE_LINEAR_LAYERS_SHORTHAND`` in
+# peft/utils/constants.py, 0.21).
+ALL_LINEAR = "all-linear"
+
+
+class AdapterMethod(StrEnum):
+    """The kind of an adapter."""
+
+    LORA = "lora"  # Hu et al. 2021, https://arxiv.org/abs/2106.09685
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """What is trained in the place of the model, with peft's names; defaults are those of TRL
+    (``ModelConfig`` in trl/trainer/model_config.py), which trains all linear layers
+    here.
+
+    Scale and dropout change no shapes. Dropout is of each adapted layer's input, and keeps a mask.
+    """
+
+    __pydantic_config__: ClassVar[Mapping[str, Any]] = {
+        "extra": "forbid",
+        "json_schema_extra": {"required": ["method"]},  # in an object, which says what it is of
+    }
+
+    method: AdapterMethod = AdapterMethod.LORA  # the kind of adapter
+    rank: Annotated[int, Whole(1, LARGEST_RANK)] = 16  # channels between the two matrices
+    alpha: Annotated[float, Number(0, LARGEST_ALPHA, ALPHA, above=True)] = 32.0
+    """Over the rank it scales what is added."""
+    dropout: Annotated[float, Number(0, 1, "must be from 0 to below 1", below=True)] = 0.05
+    """Of the adapted layers' inputs."""
+    target_modules: tuple[str, ...] = (ALL_LINEAR,)
+    """Names of linear layers in each decoder layer, or ``all-linear``."""
+
+    def __post_init__(self) -> None:
+        given = self.target_modules
+        is_list = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
+        names = tuple(sorted({one.strip() for one in given} - {""})) if is_list else ()
+        if not names:
+            raise UsageError("target_modules", given, "must be a list of names")
+        if ALL_LINEAR in names and len(names) > 1:
+            raise UsageError("target_modules", ",".join(names), "all-linear stands by itself")
+        object.__setattr__(self, "target_modules", names)
+        check_bounds(self)
+
+    def __str__(self) -> str:
+        """Such as ``lora of rank 16 on all-linear``."""
+        return f"{self.method} of rank {self.rank} on {', '.join(self.target_modules)}"
+
+    def check(self, model: ModelConfig) -> None:
+        """Refuses names that no linear layer of the model has.
+
+        Raises:
+            UsageError: with those that it has.
+        """
+        if model.is_traced:
+            allowed = f"is not covered for {model.model_type}, which only dry runs know"
+            raise UsageError("adapter", str(self.method), allowed)
+        if model.experts:
+            # ``ParamWrapper`` in peft/tuners/lora/layer.py
+            allowed = f"is not covered for {model.name}: peft adapts packed experts in its own way"
+            raise UsageError("adapter", str(self.method), allowed)
+        known = tuple(dict.fromkeys(one.name for one in linears(model)))
+        odd = [one for one in self.target_modules if one not in known and one != ALL_LINEAR]
+        if odd:
+            allowed = f"must be {ALL_LINEAR} or of {', '.join(known)}, which {model.name} has"
+            raise UsageError("adapter.target_modules", ",".join(odd), allowed)
+
+    def targets(self, name: str) -> bool:
+        """Tells whether a linear layer of this name is adapted."""
+        return name in self.target_modules or ALL_LINEAR in self.target_modules
+
+    def adapted(self, model: ModelConfig) -> tuple[Linear, ...]:
+        """The adapted linear layers of a decoder layer, in the order of its modules."""
+        return tuple(one for one in linears(model) if self.targets(one.name))
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **asdict(self), "method": str(self.method), "target_modules": [*self.target_modules],
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Adapter":
+        """The reverse of :meth:`as_dict`."""
+        method = choice("method", AdapterMethod, values["method"])
+        targets = tuple(values["target_modules"])
+        return cls(**{**values, "method": method, "target_modules": targets})

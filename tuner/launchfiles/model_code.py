@@ -1,0 +1,83 @@
+"""Code that gives a model a loss that is not transformers' own, or an adapter of peft, as the probe
+program does."""
+
+from functools import cache
+from pathlib import Path
+
+from tuner.core.adapter import ALL_LINEAR
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+from tuner.core.workload import Loss, Precision
+
+IMPORT_PEFT = "from peft import LoraConfig, get_peft_model"
+
+_CROSS_ENTROPY = '''\
+def cross_entropy(logits, labels, vocab_size, **_):
+    """The loss that the settings are for: cross entropy {what}."""
+    targets = torch.nn.functional.pad(labels, (0, 1), value=-100)[..., 1:].reshape(-1)
+    logits = logits.view(-1, vocab_size){widened}
+    return torch.nn.functional.cross_entropy(logits, targets)'''
+
+# What the probe program fuses a loss with. It is read, not imported: it would import torch.
+_FUSED = Path(__file__).parents[2] / "workers" / "probe" / "fused_loss.py"
+
+
+@cache
+def _fused_code() -> str:
+    whole = _FUSED.read_text(encoding="utf-8").partition("import torch\n")[2].strip("\n")
+    return whole.replace("  # type: ignore\n", "\n")
+
+
+def use_loss(question: Question, settings: Settings) -> str:
+    """The line that gives a model its loss; empty where the model's own is left to it."""
+    if settings.fused_loss:
+        return "fuse_loss(model)"
+    return "model.loss_function = cross_entropy" if loss_code(question, settings) else ""
+
+
+def loss_code(question: Question, settings: Settings) -> str:
+    """What :func:`use_loss` needs: ``fuse_loss``, or ``cross_entropy`` of a model's logits."""
+    if settings.fused_loss:
+        return _fused_code()
+    # whose parallelize makes the loss
+    if settings.model_parallel_size > 1 and not question.workload.gathers_logits:
+        return ""
+    if question.workload.loss is Loss.HF:
+        return ""
+    wide = question.workload.loss is Loss.FP32
+    return _CROSS_ENTROPY.format(
+        what="of an fp32 copy of the logits" if wide else "of the logits as they are",
+        widened=".float()" if wide else "",
+    )
+
+
+def adapter_code(question: Question) -> str:
+    """The line that wraps a model, whose layers are checkpointed already where the script does it.
+
+    Where FSDP's option or the Trainer does it later, peft does not have the embedded tokens ask for
+    a gradient; checkpointing that is not reentrant needs none.
+
+    Of bf16 models peft makes the adapter fp32 by itself, which is right where precision is mixed.
+    """
+    adapter = question.workload.adapter
+    if adapter is None:
+        return ""
+    targets: object = list(adapter.target_modules)
+    config = {
+        "r": adapter.rank,
+        "lora_alpha": adapter.alpha,
+        "lora_dropout": adapter.dropout,
+        "target_modules": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        "task_type": "CAUSAL_LM",
+    }
+    fields = [f"        {name}={_quoted(value)}," for name, value in config.items()]
+    narrow = question.workload.precision is Precision.BF16
+    more = ["    autocast_adapter_dtype=False,"] if narrow else []
+    lines = ["model = get_peft_model(", "    model,", "    LoraConfig(", *fields, "    ),", *more]
+    return "\n".join([*lines, ")"])
+
+
+def _quoted(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_quoted, value))}]"
+    return f'"{value}"' if isinstance(value, str) else repr(value)
