@@ -81,7 +81,7 @@ bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (
 	@$(BIN)/python benchmarks/times.py
 	@$(BIN)/python benchmarks/report.py
 
-bench-adapters: $(INSTALLED)  ## LoRA against published runs, by arithmetic (seconds)
+bench-adapters: $(INSTALLED)  ## full fine-tuning and LoRA against published runs, by arithmetic (seconds)
 	@$(BIN)/python benchmarks/adapters.py
 	@$(BIN)/python benchmarks/report.py
 

@@ -28,11 +28,6 @@ from tuner.cost.time.step import step_notes, step_time
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 
 
-# By ``make bench-adapters``: Mistral-7B on A100s, with older releases.
-ADAPTER_NOTE = (
-    "predicted peaks with adapters were 4 to 14% below published ones, outside of the intervals:"
-    " leave more headroom"
-)
 LIGER_NOTE = (
     "Liger's loss is not run here: what it takes beyond the probe program's is arithmetic from its"
     " source"
@@ -217,7 +212,6 @@ def predict(
             *stalls,
             *rates_note,
             *[LIGER_NOTE] * by_liger,
-            *[ADAPTER_NOTE] * (workload.adapter is not None),
             *[OF_TRACES] * traced,
         ),
         step_time_s=seconds,

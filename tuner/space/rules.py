@@ -476,10 +476,17 @@ def _no_sharded_adapter(question: Question, settings: Settings) -> str:
             ": the Trainer shards each of its matrices by itself, which is not probed here; with"
             " --framework accelerate they are sharded with their layer"
         )
-    if question.workload.precision is not Precision.BF16_MIXED:
-        return ""
     versions = question.framework.versions
     release = versions.get("accelerate")
+    if question.framework.fsdp_version == 1:
+        # benchmarks/adapters.py counts what peft's own wrapping keeps (``fsdp_auto_wrap_policy`` in
+        # peft/utils/other.py); without it a unit that is trained in part has gradients of all of it
+        return (
+            f": accelerate {release} shards by FSDP1, which keeps what is frozen otherwise than is"
+            " predicted here; 1.6 or newer has FSDP2"
+        )
+    if question.workload.precision is not Precision.BF16_MIXED:
+        return ""
     if release is not None and not meets(release, FROZEN_STAYS_NARROW):
         oldest = FROZEN_STAYS_NARROW.strip(">=")
         return (

@@ -6,7 +6,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
-from tuner.cost.prediction import ADAPTER_NOTE, predict, uncovered, uncovered_settings
+from tuner.cost.prediction import uncovered, uncovered_settings
 from tuner.model import published_model as read
 
 EIGHT = parse_cluster("8xh100-80gb")
@@ -41,14 +41,6 @@ def test_nanotron_is_covered_where_it_was_fitted() -> None:
     ]:
         assert word in uncovered(asked, framework("nanotron", {}))
         assert uncovered(asked, framework("torch", {})) == ""
-
-
-def test_how_far_off_published_runs_with_adapters_were_is_told() -> None:
-    cluster, stack = parse_cluster("8xa100-80gb"), framework("torch", {})
-    whole = predict(workload(), cluster, stack, settings("ddp"))
-    assert ADAPTER_NOTE not in whole.notes
-    adapted = replace(workload(), adapter=Adapter())
-    assert ADAPTER_NOTE in predict(adapted, cluster, stack, settings("ddp")).notes
 
 
 FULL = settings("full_shard")

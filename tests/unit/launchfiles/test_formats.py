@@ -317,6 +317,10 @@ def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> 
             is_old = bool(oldest) and workload is mixed and settings == sharded
             assert (broken is not None) is is_old, broken
             assert broken is None or f"{oldest} or newer" in broken.allowed
+    old = Framework(name=FrameworkName.ACCELERATE, versions={**STATED, "accelerate": "1.5.2"})
+    for settings in (sharded, "sharding=ddp"):  # FSDP1
+        broken = broken_rule(*Case(settings=settings, workload=lora, framework=old).parts())
+        assert (broken is not None and "1.6 or newer" in broken.allowed) is (settings == sharded)
 
 
 def test_code_with_a_loss_is_for_models_that_take_one() -> None:
