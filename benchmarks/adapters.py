@@ -25,6 +25,7 @@ from tuner.core.workload import LossKernel, Precision, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
 from tuner.cost.script import Script
+from tuner.cost.time.compute import adapter_work
 from tuner.model import published_model, read_model_config
 
 DATA = Path(__file__).parent / "data" / "lora_a100.csv"
@@ -162,9 +163,19 @@ class Run:
         return 2.0 * MODEL.hidden_size * (MODEL.layers - 1) * frozen
 
     def tokens_per_s(self) -> float:
-        """Fused kernels read and write once what operators do many times."""
-        speed = self.prediction.tokens_per_s_per_gpu.value or 0.0
-        return 1 / (1 / speed - self._saved_s()) if self.fused else speed
+        """Fused kernels read and write once what operators do many times; casts are FSDP1's too."""
+        seconds = 1 / (self.prediction.tokens_per_s_per_gpu.value or 0.0)
+        return 1 / (seconds - self.fused * self._saved_s() + self._casts_s())
+
+    def _casts_s(self) -> float:
+        """Seconds of a token that casts take under FSDP1: a matrix of an adapter is fp32 outside of
+        its unit, where peft casts to its format (``LoraLayer._cast_input_dtype``)."""
+        if self.workload.adapter is None or self.gpus == 1:
+            return 0.0
+        costs, rate = default_costs().torch, self.cluster.gpu.memory_bytes_per_s
+        assert rate is not None
+        wide, narrow = (adapter_work(self.workload, size, costs)[1] for size in (4, 2))
+        return (3 + 1) * (wide - narrow) * MODEL.layers / rate
 
     def _saved_s(self) -> float:
         """Seconds of a token that fused norms and rotary positions take less: what

@@ -1,8 +1,11 @@
 from dataclasses import replace
 
+import pytest
+
+from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.workload import Workload
+from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.time.step import sharded_step_s
 from tuner.model import published_model as read
@@ -62,3 +65,19 @@ def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
     once = 2 * seconds(text.format(1), H100, asked) - seconds(text.format(2), H100, asked)
     whole = 2 * 2 * asked.model.parameters * 7 / 8 / 450e9  # seconds of an ideal all-reduce
     assert once > 0.8 * whole
+
+
+def test_adapters_take_launches_and_autocasts_casts() -> None:
+    """Of fp32 matrices under DDP's autocast; FSDP2 gathers them narrow."""
+    narrow = workload(adapter=Adapter(dropout=0.0))
+    mixed = replace(narrow, precision=Precision.BF16_MIXED)
+    for text, casts in (("sharding=ddp", 1.0), ("sharding=full_shard", 0.0)):
+        more = seconds(f"{text},micro_batch_size=4", H100, mixed)
+        more -= seconds(f"{text},micro_batch_size=4", H100, narrow)
+        inputs = 4096 * 6 + 14336  # channels that a layer's seven linears take
+        each = 2 * (2 + 4) * inputs * 4 * 4096 * 32  # there and back, of all tokens and layers
+        assert more / (3 * each / 3.35e12) == pytest.approx(casts, abs=0.1)
+    short = [replace(one, sequence_length=32) for one in (narrow, mixed)]  # the host's path
+    plain, cast = (seconds("micro_batch_size=1", "1xh100-80gb", one) for one in short)
+    # 7 linears of 4 kernels each, or 8, beside 50
+    assert cast / plain == pytest.approx((50 + 7 * 8) / (50 + 7 * 4), rel=0.05)

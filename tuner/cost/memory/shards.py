@@ -278,6 +278,12 @@ def frozen_bytes(workload: Workload) -> int:
     return COMPUTE_BYTES[workload.precision]
 
 
+def adapter_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
+    """Bytes of an element of an adapter's matrices as its layer finds them: FSDP2 gathers them in
+    what is computed with, autocast leaves them fp32."""
+    return 4 if autocasts(workload, settings, cluster) else COMPUTE_BYTES[workload.precision]
+
+
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
     """Bytes of so many parameters, of which some are trained."""
     wide = WEIGHT_BYTES[workload.precision]
@@ -329,7 +335,7 @@ def shards(
         selects_every=selects_every,
         splits_sequence=settings.tp_size == 1 or workload.splits_sequence,
         adapter=workload.adapter,
-        adapter_bytes=4 if casts else compute,
+        adapter_bytes=adapter_bytes(workload, settings, cluster),
     )
     checkpointing = settings.activation_checkpointing
     return _shards(key, shard_ranks(settings, cluster), settings.pp_size, checkpointing)

@@ -15,6 +15,7 @@ from tuner.cost.memory.attention import Backend, attention_of
 from tuner.cost.memory.pipeline import Stage, counts
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
+    adapter_bytes,
     axis_sizes,
     layer_variants,
     logit_ranks,
@@ -153,11 +154,12 @@ def moved_bytes(model: ModelConfig, width: int, whole: int = 1) -> float:
 
 
 @lru_cache(maxsize=64)
-def adapter_work(workload: Workload, t: TorchCosts) -> tuple[float, float]:
+def adapter_work(workload: Workload, wide: int, t: TorchCosts) -> tuple[float, float]:
     """FLOPs, and bytes of memory beside them, of a token's forward in one layer's adapters.
 
-    As ``Linear.forward`` in peft/tuners/lora/layer.py: dropout reads the input, writes it and a
-    mask; what the matrices make is read and written scaled, and then added to the layer's own.
+    As ``Linear.forward`` in peft/tuners/lora/layer.py: the input is cast to the matrices' format,
+    of ``wide`` bytes an element, and by autocast back; dropout reads it, writes it and a mask; what
+    the matrices make is read and written scaled, and then added to the layer's own.
     """
     model, adapter = workload.model, workload.adapter
     assert adapter is not None
@@ -165,9 +167,28 @@ def adapter_work(workload: Workload, t: TorchCosts) -> tuple[float, float]:
     for one in adapter.adapted(model):
         sides = one.inputs + one.outputs + 2 * adapter.rank
         work += 2 * (adapter.rank * (one.inputs + one.outputs) + t.small_dim * sides)
-        moved += (2 * width + 1) * one.inputs * bool(adapter.dropout)
+        moved += 2 * (width + wide) * one.inputs * (wide > width)
+        moved += (2 * wide + 1) * one.inputs * bool(adapter.dropout)
         moved += (2 + 3) * width * one.outputs
     return work, moved
+
+
+# Kernels of a layer's forward, a third of those that ``layer_host_s`` is of (costs.toml).
+LAYER_KERNELS = 50
+
+
+def launched(workload: Workload, settings: Settings, cluster: Cluster) -> float:
+    """Kernels of a layer's forward over those of a layer without adapters.
+
+    Each adapted linear has two products more, a scaling and an addition, one for dropout; and where
+    autocast finds fp32 matrices, casts of the input there and back, and of both.
+    """
+    adapter = workload.adapter
+    if adapter is None:
+        return 1.0
+    casts = adapter_bytes(workload, settings, cluster) > COMPUTE_BYTES[workload.precision]
+    each = 4 + bool(adapter.dropout) + 4 * casts
+    return 1 + each * len(adapter.adapted(workload.model)) / LAYER_KERNELS
 
 
 def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> float:
@@ -259,7 +280,7 @@ def _layer(
     products, passes = (3 + products_again) * forward, 3.0
     if workload.adapter is not None:
         products, passes = (2 + products_again) * forward, 2.0
-        work, traffic = adapter_work(workload, t)
+        work, traffic = adapter_work(workload, adapter_bytes(workload, settings, cluster), t)
         products += (3 + products_again) * work
     moved = (passes + products_again) * width * read
     moved += (3 + again) * t.traffic_factor * moved_bytes(model, width, whole) * tokens

@@ -36,6 +36,7 @@ from tuner.cost.time.communication import (
 )
 from tuner.cost.time.compute import (
     computed_again,
+    launched,
     layer_backends,
     peak_flops_per_s,
     stage_compute_s,
@@ -125,7 +126,8 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
         once = stage_compute_s(workload, plain, cluster, costs, LAYER)
         again = (1 + backward) * (gpu / once - 1)
     gpu /= 1 + backward + again
-    host, by_turns = costs.torch.layer_host_s / 3, cluster.gpu.device is Device.CPU
+    host = launched(workload, settings, cluster) * costs.torch.layer_host_s / 3
+    by_turns = cluster.gpu.device is Device.CPU
 
     def part(on_gpu: float, on_host: float) -> float:
         return passes * layers * (on_gpu + on_host if by_turns else max(on_gpu, on_host))
