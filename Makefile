@@ -9,7 +9,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-adapters bench-search bench-replay-costs bench-service bench-scale bench-pages
-.PHONY: bench-extrapolation bench-any-model bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
+.PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
 .PHONY: evidence screenshots
 
 help:  ## this list
@@ -106,6 +106,9 @@ bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (
 
 bench-any-model: $(INSTALLED)  ## which types of models dry runs follow (minutes)
 	@$(BIN)/python benchmarks/any_model.py
+
+bench-traced: $(INSTALLED)  ## step times from traces against arithmetic (10 minutes)
+	@$(BIN)/python benchmarks/traced_times.py
 
 bench-tensor-parallel: $(INSTALLED)  ## memory without sequence parallelism against dry runs
 	@$(BIN)/python benchmarks/tensor_parallel.py

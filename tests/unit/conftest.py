@@ -18,6 +18,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Workload
+from tuner.cost.time.traced import AMOUNTS
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.model import load_model
 from tuner.store import open_store
@@ -53,6 +54,7 @@ def trace(request, one_bytes, more_bytes):
         for count in request["accumulation_counts"]
     ]
     return {
+        **(work_of(request) if request.get("work") else {}),
         "format": 2,
         "device": request["spec"]["device"],
         "layers": request["spec"]["model"]["num_hidden_layers"],
@@ -62,6 +64,29 @@ def trace(request, one_bytes, more_bytes):
         "notes": [],
         "versions": VERSIONS,
         "seconds": 1.0,
+    }
+
+
+def work_of(request):
+    """What the program says of a model whose layers do 1e12 FLOPs for each sequence and pass."""
+    spec, sizes = request["spec"], request["micro_batch_sizes"]
+    again = spec["settings"]["activation_checkpointing"] == "full"
+    layers, none = spec["model"]["num_hidden_layers"], [0 for _ in sizes]
+    passes = {"forward": 1, "backward": 2 + again}
+    return {
+        "work": [
+            {
+                "phase": phase,
+                "part": "layers",
+                "amounts": {
+                    **dict.fromkeys(AMOUNTS, none),
+                    "product_flops": [1e12 * layers * count * size for size in sizes],
+                },
+            }
+            for phase, count in passes.items()
+        ],
+        "trained_elements": 1000,
+        "updated_elements": 1000,
     }
 
 

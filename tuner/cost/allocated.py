@@ -17,6 +17,7 @@ from tuner.cost.memory.pipeline import stage_memory
 from tuner.cost.memory.shards import axis_sizes, is_fsdp
 from tuner.cost.memory.step import step_memory
 from tuner.cost.script import Script, script_bytes
+from tuner.cost.time.traced import TracedStep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +37,8 @@ class Profile(Protocol):
     def versions(self) -> Mapping[str, str]: ...
 
     def peak(self, micro_batch_size: int, accumulation: int) -> Peak: ...
+
+    def traced_step(self, micro_batch_size: int, accumulation: int) -> TracedStep | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -171,7 +171,13 @@ def predict(
     if calibration is not None and not piped:
         where, priced = calibrated(calibration, workload.precision, cluster, costs)
         rates_note = (calibrated_text(calibration, cluster),)
-    seconds, unknown = step_time(workload, settings, where, name, priced, fits=not never)
+    counted = None
+    if traced and profile is not None:
+        sizes = settings.micro_batch_size, settings.gradient_accumulation_steps
+        counted = profile.traced_step(*sizes)
+    seconds, unknown = step_time(
+        workload, settings, where, name, priced, fits=not never, traced=counted
+    )
     by_liger = runs_liger(settings, framework, script)
     if by_liger and seconds.value is not None:
         more_s = more_seconds(workload, settings, where, priced.torch)
@@ -229,7 +235,8 @@ def untraced(workload: Workload, script: Script = PLAIN) -> str:
 
 # Of a model that only dry runs know, beside its figures.
 OF_TRACES = (
-    "memory is of dry runs of transformers' own class alone: no arithmetic knows this model type"
+    "memory, and the operators that time is priced by, are of dry runs of transformers' own class"
+    " alone: no arithmetic knows this model type"
 )
 
 

@@ -169,7 +169,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 3
 # The same of types that only dry runs know.
-TRACED_FORMAT = 4
+TRACED_FORMAT = 5
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is
@@ -209,7 +209,8 @@ class DryRunPlan:
     """Lines for the dry-run program, as JSON values: one or two for each depth. Their ``id`` is
     the key, the depth and the smallest micro-batch; their ``class``, which shares the limits of
     time, is the key. ``copies``, of a type that only dry runs know, lets the program find out
-    whether the depths show the whole model; where they do not it runs that in their place."""
+    whether the depths show the whole model; where they do not it runs that in their place.
+    ``work``, of such a type too, asks for what its operators do."""
 
 
 def dry_run_versions() -> dict[str, str]:
@@ -275,6 +276,7 @@ def plan_dry_runs(
             "class": key,
             "spec": spec | {"model": model},
             **({"copies": [*models, workload.model.as_config()]} if checked else {}),
+            **({"work": True} if workload.model.is_traced else {}),
             "micro_batch_sizes": list(sizes),
             "accumulation_counts": counts,
         }

@@ -16,7 +16,11 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.core.configuration import Settings
+from tuner.core.measurement import Phase
 from tuner.cost.allocated import Peak
+from tuner.cost.memory.shards import Axis
+from tuner.cost.time.collectives import Op, Overlap, StepCollective
+from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.process import LIMIT_S
@@ -54,6 +58,8 @@ class Profile:
     steps: tuple[ProfileStep, ...]  # by micro-batch sizes, then by accumulation, ascending
     block_bytes: int
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
+    traces: tuple[Trace, ...]
+    """Of those with the smallest micro-batch, by depth, where they say what is computed."""
     notes: tuple[str, ...]  # what is to be known about the figures
     versions: Mapping[str, str]  # of the packages that were run
 
@@ -76,6 +82,7 @@ class Profile:
             depths=tuple(trace.layers for trace in groups[0]),
             steps=tuple(step for group in groups for step in matched_steps(group)),
             block_bytes=max(trace.block_bytes for trace in traces),
+            traces=tuple(groups[0]) if all(trace.work for trace in groups[0]) else (),
             notes=tuple(dict.fromkeys(note for trace in traces for note in trace.notes)),
             versions=traces[-1].versions,
         )
@@ -115,6 +122,41 @@ class Profile:
             )
             found.append(one)
         return tuple(found)
+
+    def traced_step(self, micro_batch_size: int, accumulation: int) -> TracedStep | None:
+        """What an optimizer step computes and sends; ``None`` where that was not counted.
+
+        Raises:
+            ValueError: fewer micro-batches than were dry-run.
+        """
+        if not self.traces:
+            return None
+        sizes = self.traces[0].micro_batch_sizes
+        each = [{(one.phase, one.part): one.amounts for one in t.work} for t in self.traces]
+
+        def whole(place: Place, name: str) -> float:
+            of_depths = [places[place][name] for places in each]
+            return _whole(self, [_straight(sizes, pair, micro_batch_size) for pair in of_depths])
+
+        return TracedStep(
+            amounts={
+                place: Amounts(**{name: max(0.0, whole(place, name)) for name in AMOUNTS})
+                for place in each[0]
+            },
+            trained_elements=_whole(self, [t.trained_elements for t in self.traces]),
+            updated_elements=_whole(self, [t.updated_elements for t in self.traces]),
+            collectives=tuple(
+                StepCollective(
+                    op=Op(one.op),
+                    axis=Axis(one.axis),
+                    phase=Phase(one.phase),
+                    overlap=Overlap(one.overlap),
+                    count=one.count,
+                    bytes=one.bytes,
+                )
+                for one in self.collectives(micro_batch_size, accumulation)
+            ),
+        )
 
     def _steps(self, size: int, accumulation: int) -> list[ProfileStep]:
         """The steps that were run for a micro-batch size, up to ``accumulation`` micro-batches."""

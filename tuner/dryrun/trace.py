@@ -5,9 +5,11 @@ figures belongs to the trace's micro-batch sizes; between and beyond them it is 
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
+
+from tuner.cost.time.traced import AMOUNTS
 
 # The form of a trace that is read here.
 FORMAT = 2
@@ -56,6 +58,15 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartWork:
+    """What the operators of a micro-batch do in one phase and part (:class:`Amounts`)."""
+
+    phase: str  # forward, with the loss, or backward
+    part: str  # layers, or the ends around them
+    amounts: Mapping[str, Bytes]  # at each micro-batch size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """A dry run of one model at one depth.
 
@@ -73,6 +84,9 @@ class Trace:
     notes: tuple[str, ...]  # what is to be known about the figures
     versions: Mapping[str, str]  # of the packages that were run
     seconds: float  # that the dry run took
+    work: tuple[PartWork, ...] = ()  # what is computed, where that was counted
+    trained_elements: int = 0  # parameters that have gradients, where that was counted
+    updated_elements: int = 0  # those that the rank's optimizer updates
 
     def __post_init__(self) -> None:
         sizes = self.micro_batch_sizes
@@ -80,8 +94,12 @@ class Trace:
             raise ValueError(f"micro_batch_sizes: got {sizes}; must be one or two, ascending")
         if self.layers < 1 or not self.steps or any(step.accumulation < 1 for step in self.steps):
             raise ValueError("a trace has layers, and steps of one micro-batch or more")
+        for part in self.work:
+            if set(part.amounts) != set(AMOUNTS):
+                raise ValueError(f"work: must be of {', '.join(AMOUNTS)}")
         for step in self.steps:
             pairs = [call.bytes for call in step.collectives]
+            pairs += [amount for part in self.work for amount in part.amounts.values()]
             for segment in step.segments:
                 if not segment.lines:
                     raise ValueError(f"lines: {segment.phase}, {segment.part} has none")
@@ -106,18 +124,23 @@ class Trace:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as the program gives them."""
-        return {"format": FORMAT, **_plain(self)}
+        plain = _plain(self)
+        if not self.work:
+            for name in ("work", "trained_elements", "updated_elements"):
+                del plain[name]
+        return {"format": FORMAT, **plain}
 
 
 def _read(kind: Any, name: str, value: Any) -> Any:
-    """A JSON value as ``kind``: a dataclass with all its fields and no other, a tuple, a mapping by
-    name, a text, or a number of 0 or more."""
+    """A JSON value as ``kind``: a dataclass with all its fields, but for those with a default, and
+    no other, a tuple, a mapping by name, a text, or a number of 0 or more."""
     if isinstance(kind, type) and is_dataclass(kind):
         hints = _hints(kind)
-        odd = set(hints) ^ set(value) if isinstance(value, Mapping) else {type(value).__name__}
-        if odd:
+        given = value if isinstance(value, Mapping) else {type(value).__name__: value}
+        may_lack = {one.name for one in fields(kind) if one.default is not MISSING}
+        if odd := (set(hints) ^ set(given)) - (may_lack - set(given)):
             raise ValueError(f"{name}: unknown or missing fields {sorted(odd)}")
-        return kind(**{field: _read(hint, field, value[field]) for field, hint in hints.items()})
+        return kind(**{field: _read(hints[field], field, given[field]) for field in given})
     if get_origin(kind) is tuple and isinstance(value, list | tuple):
         return tuple(_read(get_args(kind)[0], name, one) for one in value)
     if get_origin(kind) is Mapping and isinstance(value, Mapping):

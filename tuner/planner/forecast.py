@@ -18,7 +18,7 @@ from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import Costs, default_costs, experts_of
 from tuner.cost.memory.device import communicator_count
-from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
+from tuner.cost.prediction import OF_TRACES, Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
@@ -389,7 +389,8 @@ class Forecast:
 
     def notes(self, found: Evaluation) -> tuple[str, ...]:
         profile = self.profiles.get(found.settings.settings_class)
-        return told(profile[0].notes) if profile else ()
+        traced = self.study.question.workload.model.is_traced
+        return (*told(profile[0].notes), *[OF_TRACES] * traced) if profile else ()
 
 
 @kept(maxsize=4)
@@ -431,7 +432,11 @@ def forecast(study: Study) -> Forecast:
         refused=known.refused,
         accidents=known.accidents,
         estimates=estimates,
-        uncovered=uncovered,
+        uncovered={
+            why: left
+            for why, found in uncovered.items()
+            if (left := tuple(one for one in found if one not in estimates))
+        },
         wrong=wrong,
         wrong_ones=tuple(with_dry_run(e) for e in every if e.settings in wrong),
         checked=lambda settings: is_checked(whole, settings),

@@ -8,6 +8,7 @@ import pytest
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
+from tuner.cost.time.traced import LAYER_KERNELS
 from workers.probe.dry.run import show_whole
 
 Answers = dict[str, Any]
@@ -38,7 +39,8 @@ def found(preloaded: Preloaded) -> Answers:
     llama = spec("llama", 8, sharding="full_shard", **cuda)
     tensor_parallel = {"tp_size": 2, "tp_recompute_allgather": True}
     requests = [
-        request("sizes", llama, micro_batch_sizes=[1, 2], accumulation_counts=[1, 2]),
+        {**request("sizes", llama, micro_batch_sizes=[1, 2], accumulation_counts=[1, 2]),
+         "work": True},
         request("at 5", llama, micro_batch_sizes=[5], accumulation_counts=[1, 2]),
         request("no sync", spec("llama", 8, sharding="full_shard", sync_each_batch=False, **cuda)),
         request("ddp", spec("llama", 2, precision="bf16_mixed", device="cuda")),
@@ -91,6 +93,33 @@ def test_segments_are_the_steps_parts_in_order(found: Answers) -> None:
     parts = [(s["micro_batch"], s["phase"], s["part"]) for s in twice["segments"]]
     assert parts == [(m, *part) for m in (0, 1) for part in expected]
     assert [once["accumulation"], twice["accumulation"]] == [1, 2]
+
+
+def test_what_is_computed_is_counted_of_operators(found: Answers) -> None:
+    """Of a Llama's layers: products 2 FLOPs a parameter and token, and twice that in backward."""
+    trace_ = trace(found, "sizes")
+    hidden, kv, inner = SHAPE["hidden_size"], SHAPE["hidden_size"] // 2, SHAPE["intermediate_size"]
+    layers, vocabulary = 4, SHAPE["vocab_size"]
+    weights = layers * (2 * hidden**2 + 2 * hidden * kv + 3 * hidden * inner)
+    work = {(one["phase"], one["part"]): one["amounts"] for one in trace_["work"]}
+    for index, tokens in enumerate((64, 128)):
+        products = {key: one["product_flops"][index] for key, one in work.items()}
+        # the angles of rotary embeddings are a product too
+        assert products["forward", "layers"] == 2 * tokens * weights
+        assert products["backward", "layers"] == 4 * tokens * weights
+        head = 2 * tokens * hidden * vocabulary
+        assert products["forward", "ends"] == pytest.approx(head, rel=0.001)
+        assert products["backward", "ends"] == 2 * head
+        # two products of half of the keys and half a tile, and five in backward
+        scores = layers * 2 * tokens * (64 + 128) / 2 * hidden
+        assert work["forward", "layers"]["attention_flops"][index] == 2 * scores
+        assert work["backward", "layers"]["attention_backward_flops"][index] == 5 * scores
+    forward, backward = work["forward", "layers"], work["backward", "layers"]
+    assert forward["weight_bytes"] == [2 * weights, 2 * weights]
+    assert backward["weight_bytes"] == [4 * weights, 4 * weights]
+    assert forward["kernels"][0] + backward["kernels"][0] == layers * LAYER_KERNELS
+    assert trace_["updated_elements"] * 8 == trace_["trained_elements"]
+    assert "work" not in trace(found, "ddp")
 
 
 def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> None:

@@ -6,7 +6,7 @@ nanotron's kernels are priced in ``pipeline.py``, by constants that are fitted t
 from functools import lru_cache
 from math import exp
 
-from tuner.catalog.gpus import matmul_share
+from tuner.catalog.gpus import gpu_kinds, matmul_share
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
@@ -35,6 +35,12 @@ def peak_flops_per_s(workload: Workload, cluster: Cluster) -> float | None:
     if workload.precision is Precision.FP32:
         return cluster.gpu.fp32_flops_per_s
     return cluster.gpu.dense_bf16_flops_per_s
+
+
+def host_bytes_per_s(cluster: Cluster) -> float | None:
+    """The GPU's link to the host's memory, in one direction; ``None`` outside the catalogue."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    return None if kind is None else kind.host_bytes_per_s
 
 
 @lru_cache(maxsize=64)

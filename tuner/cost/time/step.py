@@ -36,12 +36,14 @@ from tuner.cost.time.communication import (
 )
 from tuner.cost.time.compute import (
     computed_again,
+    host_bytes_per_s,
     launched,
     layer_backends,
     peak_flops_per_s,
     stage_compute_s,
 )
 from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
+from tuner.cost.time.traced import TracedStep, traced_computing
 
 LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
@@ -64,16 +66,24 @@ def _step_s(
     each: tuple[Costs, ...],
     *,
     alone: bool = False,
+    traced: TracedStep | None = None,
 ) -> list[float]:
-    """Seconds of a step with each of some constants that differ in computing alone."""
+    """Seconds of a step with each of some constants that differ in computing alone.
+
+    What is computed, trained and sent is arithmetic, or what dry runs showed.
+    """
     costs = each[0]
     sizes = axis_sizes(settings, cluster)
     passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
     joined = all_reducing_passes(settings)
-    collectives = step_collectives(workload, settings, cluster)
+    if traced is None:
+        collectives = step_collectives(workload, settings, cluster)
+        trained: float = trained_elements(workload.model, workload.adapter)
+        updated = trained / sizes.tp / sizes.shard
+    else:
+        collectives = traced.collectives
+        trained, updated = traced.trained_elements, traced.updated_elements
     links = LinkSeconds() if alone else link_seconds(collectives, sizes, cluster, costs)
-    trained = trained_elements(workload.model, workload.adapter)
-    updated = trained / sizes.tp / sizes.shard
     number, memory_rate = WEIGHT_BYTES[workload.precision], cluster.gpu.memory_bytes_per_s
     assert memory_rate is not None
     if settings.cpu_offload:  # shards come from the host before each gather, gradients go there
@@ -101,7 +111,10 @@ def _step_s(
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     else:
         update_s = costs.torch.update_factor * update / memory_rate
-    computed = [_computing(workload, settings, cluster, one) for one in each]
+    if traced is None:
+        computed = [_computing(workload, settings, cluster, one) for one in each]
+    else:
+        computed = [traced_computing(traced, workload, settings, cluster, one) for one in each]
     return [
         passes_s(computing, links, passes=passes, synced=synced, joined=joined, costs=costs)
         + (traffic + accumulated) / memory_rate
@@ -144,12 +157,6 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     )
 
 
-def host_bytes_per_s(cluster: Cluster) -> float | None:
-    """The GPU's link to the host's memory, in one direction; ``None`` outside the catalogue."""
-    kind = gpu_kinds().get(cluster.gpu.name)
-    return None if kind is None else kind.host_bytes_per_s
-
-
 # Traffic of an update per parameter: numbers in the weights' precision, and bytes beside them.
 #
 # AdamW of torch is ``foreach`` (``_multi_tensor_adam`` in torch/optim/adam.py): decay 2, first
@@ -179,11 +186,14 @@ def step_time(
     costs: Costs,
     *,
     fits: bool = True,
+    traced: TracedStep | None = None,
 ) -> tuple[Quantity, str]:
     """Seconds of one optimizer step, and the reason where they are unknown.
 
     Intervals hold 80% of the runs that constants were fitted on; for other GPUs, and knobs that
     none of those runs had, they are wider, by the errors on others (``catalog/costs.toml``).
+
+    ``traced`` is of the dry runs of a model that no arithmetic knows: nothing was fitted on such.
 
     The low end supposes attention at the rate of its kernel's paper, which is above what published
     steps show.
@@ -193,8 +203,8 @@ def step_time(
     GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
-    if workload.model.is_traced:
-        return UNKNOWN, f"time is unknown: no speed of {workload.model.model_type} is predicted"
+    if workload.model.is_traced and traced is None:
+        return UNKNOWN, "time is unknown: its dry runs counted no operators"
     if missing := missing_rate(
         workload, settings, cluster, piped=piped, calibrated=costs.calibrated
     ):
@@ -209,10 +219,11 @@ def step_time(
         if not fitted:
             width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
     else:
-        seconds, least = _step_s(workload, settings, cluster, (costs, costs.quickest))
+        each = (costs, costs.quickest)
+        seconds, least = _step_s(workload, settings, cluster, each, traced=traced)
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
-        if cluster.gpu.device is Device.CPU or not known:
+        if cluster.gpu.device is Device.CPU or not known or traced is not None:
             width = t.unfitted
         elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
             width = t.torch

@@ -10,6 +10,7 @@ import torch
 
 from workers.probe.collectives import group_of, kind_of, tensors_of
 from workers.probe.dry.substitutes import STAND_INS
+from workers.probe.dry.work import Work
 from workers.probe.tracker import Phase, StorageTracker, plain_tensors, rounded
 
 _PHASE, _OPERATOR = slice(0, 32), slice(32, 160)
@@ -116,6 +117,7 @@ class Ledger(StorageTracker):
         data_groups: names of the process groups that parameters are sharded and gradients
             are reduced over.
         log: since ``start_log``.
+        work: what the first micro-batch computes, where that is counted.
     """
 
     def __init__(self, phase: Phase, progress: Progress, *, over_gloo: bool = False) -> None:
@@ -124,6 +126,7 @@ class Ledger(StorageTracker):
         self.vocabulary: frozenset[int] = frozenset()
         self.data_groups: frozenset[str] = frozenset()
         self.log: Log = []
+        self.work: Work | None = None
         self._plans: dict[int, _Plan] = {}
         self._blocks: dict[int, Block] = {}
         self._makes = False
@@ -135,6 +138,8 @@ class Ledger(StorageTracker):
 
     def mark(self, segment: Segment) -> None:
         self.log.append(segment)
+        if self.work is not None:
+            self.work.enter(segment)
 
     def assign(self, tensors: Iterable[torch.Tensor], category: Category) -> None:
         """Say what tensors are for; what has been said before stays."""
@@ -227,6 +232,8 @@ class Ledger(StorageTracker):
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
         plan = self._plan(func)
+        if self.work is not None:
+            self.work.count(func, args, kwargs, out)
         if plan.buffer_share and not self._over_gloo:
             self.release(self.hold(int(plan.buffer_share * out.nbytes), Category.TEMPORARIES))
         # a parameter's copy in the precision that is computed in, as autocast makes it

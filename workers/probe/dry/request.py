@@ -41,6 +41,7 @@ class Request:
     copies: tuple[dict[str, Any], ...] = ()
     """The model at two depths, of which the spec's is one, and the whole model: where the two do
     not show the whole, that is run in the place of the deeper one, and nothing in the other's."""
+    counts_work: bool = False  # what a micro-batch computes is counted too, which takes time
 
     def at(self, micro_batch_size: int, count: int) -> Spec:
         knobs = replace(
@@ -58,7 +59,7 @@ def parse_request(line: str) -> Request:
     """
     values = json.loads(line)
     expected = {"id", "spec", "micro_batch_sizes", "accumulation_counts"}
-    if not isinstance(values, dict) or set(values) - {"class", "copies"} != expected:
+    if not isinstance(values, dict) or set(values) - {"class", "copies", "work"} != expected:
         raise ValueError(f"a request has the fields {sorted(expected)}")
     if not isinstance(values["spec"], dict):
         raise ValueError("spec: must be an object")
@@ -76,7 +77,8 @@ def parse_request(line: str) -> Request:
         numbers[field] = tuple(sorted(given))
     counts = numbers["accumulation_counts"]
     spec = parse_spec({**values["spec"], "accumulation_counts": list(counts)})
-    request = Request(spec=spec, copies=tuple(copies), **numbers)
+    counts_work = values.get("work", False) is True
+    request = Request(spec=spec, copies=tuple(copies), counts_work=counts_work, **numbers)
     for rule, complaint in broken_rules(request.at(request.micro_batch_sizes[0], counts[0])):
         raise RefusedError(rule, complaint)
     return request

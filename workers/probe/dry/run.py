@@ -13,11 +13,13 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from workers.probe.checkpointing import host_bytes
 from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
 from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
 from workers.probe.dry.request import Request
 from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
+from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -143,11 +145,19 @@ class DryRun:
             self._buckets = DdpBuckets(stack, ledger)
             # untracked: after it the optimizer's state is there
             self._step(request.at(sizes[0], counts[0]))
-            steps = [
-                TrackedSteps(count, [self._step(request.at(size, count)) for size in sizes])
-                for count in counts
-            ]
+            if request.counts_work:
+                ledger.work = Work(spec.sequence_length)
+            steps, done = [], []
+            for count in counts:
+                at_sizes = []
+                for size in sizes:
+                    at_sizes.append(self._step(request.at(size, count)))
+                    if ledger.work is not None and count == counts[0]:
+                        done.append(ledger.work.found)
+                steps.append(TrackedSteps(count, at_sizes))
         trace = trace_of(request, stack, self._buckets, steps)
+        if done:
+            trace |= work_of(done, stack.model)
         trace["seconds"] = time.perf_counter() - started
         return trace
 
@@ -162,7 +172,12 @@ class DryRun:
             ledger.add(batch)
         self.phase.micro_batch = 0
         ledger.start_log()
+        if ledger.work is not None:
+            ledger.work.start(batches[0].numel())
+        on_host = host_bytes(stack.decoder_layers())
         optimizer_step(stack, batches, self._enter)
+        if ledger.work is not None:
+            ledger.work.to_host((host_bytes(stack.decoder_layers()) - on_host) / count)
         state = stack.state_tensors()
         if self.request.spec.device == "cuda":
             # torch's optimizers keep their step counts, scalars, in host memory there
