@@ -51,8 +51,15 @@ def make_database(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def preloaded(tmp_path_factory):
-    """``preloaded(argv)`` runs a program in a fork that has torch: tests.process.preloaded."""
+    """Runs programs in forks of a process that has torch: tests.process.preloaded."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     with preloaded_server(folder / "preloaded") as start:
         yield start
+
+
+@pytest.fixture
+def preloading(preloaded, monkeypatch):
+    """Has all that a test starts, and that trains, be such forks."""
+    for name, value in preloaded.environment.items():
+        monkeypatch.setenv(name, value)

@@ -1,7 +1,9 @@
 """Published models by name: ``models/<name>.json`` beside this file, one for each.
 
 A file holds ``source`` (the page that publishes the figures), ``parameters`` (the exact count,
-tied weights once) and ``config`` (fields of the published ``config.json`` that shape the model).
+tied weights once) and ``config`` (fields of the published ``config.json`` that shape the model);
+where the page was not at hand, ``read`` says what quotes it, and what the count was held against.
+A name that ends in ``-text`` is the language model alone of one that sees images too.
 """
 
 import json
@@ -49,6 +51,6 @@ def traced_types() -> tuple[str, ...]:
 
 
 def entry(name: str) -> dict[str, Any]:
-    """A model's file as it is: ``source``, ``parameters`` and ``config``."""
+    """A model's file as it is: ``source``, ``parameters``, ``config`` and perhaps ``read``."""
     values: dict[str, Any] = json.loads(_FOLDER.joinpath(f"{name}.json").read_text("utf-8"))
     return values

@@ -435,6 +435,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             **_router("num_experts", 128, 8),
         ),
         head_norms=True, qkv_bias="attention_bias", output_bias="attention_bias",
+        harmless=frozenset({"shared_expert_intermediate_size", "use_qk_norm"}),
     ),
     "gemma": Architecture(
         fields={

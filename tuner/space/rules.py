@@ -19,7 +19,7 @@ from tuner.core.framework import (
 )
 from tuner.core.script import pinned
 from tuner.core.study import Question
-from tuner.core.workload import Precision
+from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
@@ -74,30 +74,29 @@ def fixed_by_script(
 
 def fixed_tp_size(question: Question) -> Fixed | None:
     """Tells whether there is no tensor parallelism: by framework, model type or configuration."""
-    found, work = _fixed_tp_size(question), question.workload
+    work, found = question.workload, fixed_by_framework(question, "tp_size")
+    if found is None and (why := _not_split(work)):
+        found = Fixed(knob="tp_size", value=1, why=why)
     if found is None or work.splits_sequence:
         return found
     return replace(found, why=f"{found.why}; tensor_parallel {work.tensor_parallel} has no effect")
 
 
-def _fixed_tp_size(question: Question) -> Fixed | None:
-    if found := fixed_by_framework(question, "tp_size"):
-        return found
-    if question.workload.adapter is not None:
-        why = "adapters are not split: peft's tensor parallelism is not probed here"
-        return Fixed(knob="tp_size", value=1, why=why)
-    model = question.workload.model
+def _not_split(work: Workload) -> str:
+    """Why no tensor parallelism splits what is trained; empty where it can."""
+    model = work.model
+    if work.adapter is not None:
+        return "adapters are not split: peft's tensor parallelism is not probed here"
     if model.model_type not in TENSOR_PARALLEL_MODEL_TYPES:
         unknown = f"{model.model_type} has no verified tensor-parallel plan"
-        why = NO_TENSOR_PARALLEL.get(model.model_type, unknown)
-        return Fixed(knob="tp_size", value=1, why=why)
+        return NO_TENSOR_PARALLEL.get(model.model_type, unknown)
     for field, why in NO_TENSOR_PARALLEL_WITH.items():
         if value := model.fields.get(field):
-            return Fixed(knob="tp_size", value=1, why=f"{field} is {show(value)}, and {why}")
-    if model.experts and not question.workload.splits_sequence:
-        why = f"experts are not split with tensor_parallel {question.workload.tensor_parallel}"
-        return Fixed(knob="tp_size", value=1, why=f"{why}, only with sequence_parallel")
-    return None
+            return f"{field} is {show(value)}, and {why}"
+    if model.experts and not work.splits_sequence:
+        split = f"experts are not split with tensor_parallel {work.tensor_parallel}"
+        return f"{split}, only with sequence_parallel"
+    return ""
 
 
 def canonical_class(question: Question, settings: Settings) -> tuple[Settings, list[Fixed]]:

@@ -1,5 +1,6 @@
 """The model and its tokens: built from a configuration, random, never from the network."""
 
+import math
 import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -9,15 +10,33 @@ import torch
 from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workers.probe.errors import AdapterUnavailableError
 from workers.probe.spec import Spec
 
+# Elements from which what ``zeros`` or ``empty`` make is a parameter: such buffers are smaller.
+LARGE = 2**26
 # Standard deviation of random weights where the configuration names none: GPT-2's, which nearly
 # every decoder since has kept (``initializer_range``).
 WEIGHTS_STD = 0.02
+
+
+class _LargeOnMeta(TorchFunctionMode):
+    """Makes large tensors on the meta device at once: accelerate moves parameters there after they
+    are made, and the experts of one layer of Llama 4 Maverick are 21 GB of zeros."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        given = kwargs or {}
+        if func in (torch.empty, torch.zeros) and args and given.get("device") is None:
+            sizes = args[0] if isinstance(args[0], list | tuple) else args
+            if math.prod(sizes) >= LARGE:
+                given = {**given, "device": "meta"}
+        return func(*args, **given)
 
 
 def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
@@ -36,7 +55,7 @@ def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedMo
     if architecture.config_class is type(settings).sub_configs.get("text_config"):
         settings = settings.get_text_config()
     attention = "sdpa" if architecture._supports_sdpa else "eager"  # gemma2 caps its scores
-    with init_empty_weights(include_buffers=False):
+    with init_empty_weights(include_buffers=False), _LargeOnMeta():
         model = architecture._from_config(settings, attn_implementation=attention, dtype=dtype)
     model.tie_weights()  # building on the meta device unties them
     model.train()

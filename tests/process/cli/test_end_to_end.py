@@ -182,7 +182,7 @@ def held(environment, tmp_path):
     "number", [pytest.param(signal.SIGKILL, marks=pytest.mark.long), signal.SIGINT]
 )
 def test_an_ended_command_leaves_no_process_and_is_continued(
-    command, environment, judged, held, number
+    command, environment, judged, held, number, preloaded
 ):
     argv = command("suggest", "--max-probes", "1")
     with subprocess.Popen(
@@ -203,7 +203,7 @@ def test_an_ended_command_leaves_no_process_and_is_continued(
     (held / "let-go").touch()
     checked = run([*PROGRAM, "db", "check"], environment)
     assert checked.stdout.endswith(": in order\n"), checked.stdout
-    again = run(argv, environment)
+    again = run(argv, {**environment, **preloaded.environment})
     assert again.returncode == 0, again.stderr
     with open_store() as store:
         (summary,) = store.studies()
@@ -224,7 +224,8 @@ PREDICTED = ("--cluster", "2xa100-80gb", "--fidelity", "predicted")
 """A cluster that is not here; given last, it wins over the command's own."""
 
 
-def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(command, environment):
+def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(command, environment, preloaded):
+    environment |= preloaded.environment
     first = run(command("suggest", *PREDICTED, "--json"), environment)
     assert first.returncode == 0, first.stderr
     found = json.loads(first.stdout)

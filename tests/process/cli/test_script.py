@@ -45,6 +45,7 @@ def test_what_is_refused(cli, tiny, more, said):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloading")
 def test_a_script_is_tuned_and_its_command_told(tiny, tmp_path):
     more = ("--max-probes", "2", "--db", f"sqlite:///{tmp_path / 'studies.db'}", "--json")
     done = subprocess.run(

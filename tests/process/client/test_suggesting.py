@@ -68,7 +68,7 @@ def test_an_answer_is_short_to_look_at_and_can_be_sent_to_another_process(asked,
     assert pickle.loads(pickle.dumps(found)) == found
 
 
-def test_no_answer_is_an_error_with_what_is_known(asked, tmp_path):
+def test_no_answer_is_an_error_with_what_is_known(asked, tmp_path, preloading):
     path = tmp_path / "a.yaml"
     place = {"cluster": "2xa100-80gb", "fidelity": "predicted", "memory_limit_gib": 0.001}
     with pytest.raises(tuner.NothingFitsError, match="nothing fits") as caught:

@@ -106,6 +106,7 @@ def tiny_model(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("preloading")
 def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
     other = Case(
@@ -139,6 +140,7 @@ def test_two_launched_processes_run_ddp_as_the_file_says(tmp_path: Path, tiny_mo
     assert each["loss"] == pytest.approx(deferred["loss"], rel=1e-3)
 
 
+@pytest.mark.usefixtures("preloading")
 def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_model: Path) -> None:
     """16 sequences in 2 optimizer steps of 2 micro-batches; 2 layers and the rest are sharded.
 

@@ -183,8 +183,8 @@ def _facts(
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += ["2", str(Path(__file__).parent / "facts.py")]
-    path = ":".join(map(str, filter(None, (packages, ROOT))))
-    out = launched([*command, str(folder / "model"), str(folder / "jobs.json")], PYTHONPATH=path)
+    path = {"PYTHONPATH": f"{packages}:{ROOT}"} if packages else {}
+    out = launched([*command, str(folder / "model"), str(folder / "jobs.json")], **path)
     found = {(one["name"], one["kind"]): one for one in all_json(out) if "kind" in one}
     assert len(found) == len(jobs)
     return found
@@ -248,6 +248,7 @@ def _check(found: dict[tuple[str, str], dict[str, Any]]) -> None:
             _assert_same(facts, expected, (name, kind))
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.slow
 def test_a_step_under_each_file_is_the_probes(tmp_path: Path) -> None:
     """Two optimizer steps of two micro-batches on two ranks, of accelerate's, the Trainer's and
@@ -279,6 +280,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.long
 def test_every_step_is_the_probes_and_no_fact_is_blind_to_a_flag(tmp_path: Path) -> None:
     changes = [change[:4] for change in CHANGES]

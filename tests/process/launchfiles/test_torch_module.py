@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.process.launchfiles.launching import ROOT, all_json, launched, save_tiny_llama
+from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, Case
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import export, why_not
@@ -107,9 +107,10 @@ def _trained(folder: Path, *kinds: tuple[str, str], **workload: Any) -> list[dic
         paths[-1].write_text(export("torch", question, chosen, ABOUT), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
     command += [str(question.cluster.world_size), str(HERE / "trained.py"), str(folder / "model")]
-    return all_json(launched([*command, *map(str, paths)], PYTHONPATH=str(ROOT)))
+    return all_json(launched([*command, *map(str, paths)]))
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     """Two optimizer steps of two micro-batches; sharded in 2 layers, the embedding and the rest."""
@@ -138,6 +139,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
         assert each["reduce_scatter_base torch.float32"] == 2 * 2 * 4
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.long
 def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model", tied=True, std=0.2)
@@ -154,6 +156,7 @@ def test_tensor_parallelism_trains_what_one_process_trains(tmp_path: Path) -> No
         assert one["losses"] == pytest.approx(alone["losses"], rel=1e-5)
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.long
 def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path: Path) -> None:
     """Two steps of two micro-batches in four units: on each of them, or on the last alone."""
@@ -169,6 +172,7 @@ def test_replicas_of_shards_reduce_when_they_are_told_to(tmp_path: Path) -> None
         assert one["collectives"]["allreduce torch.float32"] == all_reduces
 
 
+@pytest.mark.usefixtures("preloading")
 @pytest.mark.long
 def test_gradients_are_reduced_in_the_format_that_was_asked_for(tmp_path: Path) -> None:
     save_tiny_llama(tmp_path / "model", tied=False)

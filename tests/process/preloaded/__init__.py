@@ -1,23 +1,45 @@
 """Programs of ours in forks of a process that has imported the training stack already.
 
-Importing torch and transformers takes a rank three seconds of a core; a fork of a process that
-has done so takes none. Tests that judge what ranks find, not how they come to life, start them
-so: ``start(argv)`` is the argv of a small client that stands for the program of ``argv``. It has
-the program's files, environment and exit code, and the program ends with it. All workers of
-pytest share one such process, which ends with the last of them.
+Importing torch and transformers takes a rank three to eight seconds of a core; a fork of a process
+that has done so takes none. Tests that judge what ranks find, not how they come to life, start them
+so: ``preloaded(argv)`` is the argv of a small client that stands for the program of ``argv``. It
+has the program's files, environment, signals and exit code, and the program ends with it. Where
+others start the program, ``preloaded.environment`` makes it such a client (``sitecustomize.py``).
+All workers of pytest share one such process, which ends with the last of them.
 """
 
 import fcntl
+import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
 
-Preloaded = Callable[[Sequence[str]], tuple[str, ...]]
+
+@dataclass(frozen=True, slots=True)
+class Preloaded:
+    """Starts programs in forks of the process that listens at ``address``."""
+
+    address: Path
+
+    def __call__(self, argv: Sequence[str]) -> tuple[str, ...]:
+        """The client's argv, in the place of ``python ...``."""
+        assert argv[0] == sys.executable, argv
+        return (argv[0], "-I", "-S", str(HERE / "client.py"), str(self.address), *argv[1:])
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which every Python that trains is such a client, whoever starts it."""
+        path = (str(HERE / "site"), str(HERE.parents[2]), os.environ.get("PYTHONPATH"))
+        return {
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
+            "PRELOADED_PYTHON": str(self.address),
+        }
 
 
 @contextmanager
@@ -45,10 +67,4 @@ def preloaded_server(folder: Path) -> Iterator[Preloaded]:
                 while not address.exists():
                     assert time.monotonic() < until, (folder / "log").read_text()
                     time.sleep(0.01)
-        yield lambda argv: _client_argv(address, argv)
-
-
-def _client_argv(address: Path, argv: Sequence[str]) -> tuple[str, ...]:
-    """The client's, in the place of ``python ...``."""
-    assert argv[0] == sys.executable, argv
-    return (argv[0], "-I", "-S", str(HERE / "client.py"), str(address), *argv[1:])
+        yield Preloaded(address)

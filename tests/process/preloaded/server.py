@@ -10,6 +10,7 @@ turn on a busy machine takes more time of a core than these small models do.
 import atexit
 import faulthandler
 import importlib
+import importlib.util
 import json
 import os
 import runpy
@@ -27,10 +28,14 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 MODULES = (
+    *(["peft"] if importlib.util.find_spec("peft") else []),
     "transformers.models.llama.modeling_llama",
     "transformers.models.mixtral.modeling_mixtral",
     "transformers.models.gpt2.modeling_gpt2",
+    "transformers.trainer",
+    "accelerate.commands.accelerate_cli",
     "torch.distributed.device_mesh",
+    "torch.distributed.run",
     "workers.probe.series",
     "workers.probe.run",
     "workers.probe.calibrate",
@@ -69,6 +74,7 @@ class Handler(socketserver.BaseRequestHandler):
         if program == 0:
             self.request.close()
             become(asked, fds)
+        self.request.sendall(struct.pack("i", program))
         for fd in fds:
             os.close(fd)
         ends = os.pidfd_open(program)
@@ -88,6 +94,7 @@ def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
         os.chdir(asked["directory"])
         os.environ.clear()
         os.environ.update(asked["environment"])
+        sys.path[:0] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
         if os.environ.get("PYTHONFAULTHANDLER"):
             faulthandler.enable()
         run(asked["argv"])
@@ -117,7 +124,7 @@ def take(wanted: dict[int, int]) -> None:
 
 def run(argv: list[str]) -> None:
     """As ``python`` with these arguments."""
-    argv = argv[1:] if argv[0] == "-P" else argv
+    argv = argv[1:] if argv[0] in ("-P", "-u") else argv
     if argv[0] == "-m":
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)

@@ -11,6 +11,9 @@ from tests.process.probe.specs import spec as spec_of
 from tuner.cost.time.traced import LAYER_KERNELS
 from workers.probe.dry.run import show_whole
 
+# one run of the program for all
+pytestmark = pytest.mark.xdist_group("dry_program")
+
 Answers = dict[str, Any]
 
 GPT2 = {

@@ -36,6 +36,7 @@ def options(tmp_path, monkeypatch):
     "name",
     ["cpu:2", *(pytest.param(name, marks=pytest.mark.long) for name in ("cpu:1", "2x1xcpu"))],
 )
+@pytest.mark.usefixtures("preloading")
 def test_cpu_ranks_are_calibrated(name, options):
     found = calibrate(parse_cluster(name), StopRequest(), options=options)
     links = {"cpu:1": set(), "2x1xcpu": {"inter"}, "cpu:2": {"intra"}}

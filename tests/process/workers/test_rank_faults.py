@@ -81,11 +81,12 @@ def measure(ranks, spec, deadline_s=600.0):
     ],
 )
 def test_a_rank_that_fails_while_the_other_waits(
-    tmp_path, spec, alive, fault, deadline_s, outcome, detail
+    tmp_path, spec, alive, preloaded, fault, deadline_s, outcome, detail
 ):
-    with WarmRanks(
-        argv=lambda place: in_place(series_argv(place), BREAKS.format(fault=fault)), folder=tmp_path
-    ) as ranks:
+    def argv(place):
+        return preloaded(in_place(series_argv(place), BREAKS.format(fault=fault)))
+
+    with WarmRanks(argv=argv, folder=tmp_path) as ranks:
         found = measure(ranks, spec, deadline_s).measurement
         assert found.outcome is outcome, found.detail
         assert detail in found.detail

@@ -47,7 +47,7 @@ HOPPER_WORKSPACE_BYTES = 32 * 2**20
 # torch's ``aten/src/ATen/cuda/CublasHandlePool.cpp``). What has none of these names counts as
 # older.
 _WORKSPACES: Mapping[re.Pattern[str], int] = {
-    re.compile(r"\b(g?[hb]\d|rtx-?50[5-9]0)"): HOPPER_WORKSPACE_BYTES,  # no RTX 5000
+    re.compile(r"\b(g?[hb]\d|rtx-?50[5-9]0|rtx-pro)"): HOPPER_WORKSPACE_BYTES,  # no RTX 5000
     re.compile(r"\bmi2"): 32 * 2**20,
     re.compile(r"\bmi3"): 128 * 2**20,
 }

@@ -9,7 +9,6 @@ tests hold the list against dry runs. Experts are never exchanged: they are gath
 replicated (tensor parallelism), so there is no all-to-all.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -84,11 +83,11 @@ def step_collectives(
     elif sizes.dp > 1:
         found += _of_ddp(workload, settings)
     if sizes.tp > 1:
-        sums = _of_partial_gradients(workload, settings, sizes)
         if workload.splits_sequence:
-            found += [*_of_activations(workload, settings), *sums]
+            found += _of_activations(workload, settings)
+            found += _of_partial_gradients(workload, settings, sizes)
         else:
-            found += _of_whole_activations(workload, settings, sums)
+            found += _of_whole_activations(workload, settings, sizes)
     return tuple(found)
 
 
@@ -207,14 +206,14 @@ def _of_activations(workload: Workload, settings: Settings) -> list[StepCollecti
 
 
 def _of_whole_activations(
-    workload: Workload, settings: Settings, sums: Sequence[StepCollective]
+    workload: Workload, settings: Settings, sizes: Sizes
 ) -> list[StepCollective]:
     """Without sequence parallelism: an all-reduce leads out of the embedding and of each block.
 
     Backward sums the gradient of the input of each linear that is split by output features: of
     queries, keys, values, gate and up, and of the head (``workers/probe/tensor_parallel``).
     What is computed again is summed again, up to the last tensor that backward needs, which is
-    before the MLP's sum. ``sums`` of gradients are all-reduces of backward too.
+    before the MLP's sum. Sums of gradients are all-reduces of backward too.
     """
     model, compute = workload.model, COMPUTE_BYTES[workload.precision]
     casts = workload.precision is Precision.BF16_MIXED and settings.sharding not in FSDP
@@ -231,10 +230,11 @@ def _of_whole_activations(
     reduce = Op.ALL_REDUCE
     found = [each(reduce, Phase.FORWARD, blocks + 1, (residual + blocks * compute) * elements)]
     if workload.gathers_logits:
-        padded = -(-model.vocab_size // settings.tp_size) * settings.tp_size
+        padded = -(-model.vocab_size // sizes.tp) * sizes.tp
         found.append(each(Op.ALL_GATHER, Phase.LOSS, 1, compute * tokens * padded))
     else:
         found.append(each(reduce, Phase.LOSS, 2, 3 * 4 * tokens))
+    sums = _of_partial_gradients(workload, settings, sizes)
     size = (split * residual + again * compute) * elements + sum(one.bytes for one in sums)
     count = passes * (split + again) + sum(one.count for one in sums)
     exposed = Overlap.EXPOSED

@@ -18,6 +18,8 @@ from workers.scripts.probe import ScriptRun, check_script_probe
 SCRIPTS = Path(__file__).parent
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
+pytestmark = pytest.mark.usefixtures("preloading")
+
 Probe = Callable[..., Measurement]
 
 
