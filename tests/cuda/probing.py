@@ -3,6 +3,7 @@
 import contextlib
 import time
 
+from tests.process.probe import specs
 from tuner.core.measurement import Fidelity
 from workers.measuring.ranks import Kind, WarmRanks
 
@@ -13,30 +14,16 @@ LLAMA = {
     "num_attention_heads": 16, "num_key_value_heads": 4, "intermediate_size": 2816,
     "vocab_size": 32_000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
 }  # fmt: skip
-FIELDS = (
-    "optimizer", "precision", "reduce_dtype", "sequence_length", "memory_limit_bytes", "model",
-    "fidelity", "tracked_steps",
-)  # fmt: skip
+USUAL = {
+    "precision": "bf16", "sequence_length": 512, "seed": 1, "warmup_steps": 2, "tracked_steps": 2,
+    "measured_steps": 1, "minimum_steps": 1, "time_budget_s": 1.0, "device": "cuda",
+}  # fmt: skip
 
 
-def spec(ranks, *, count=2, micro=2, **choices):
+def spec(ranks, *, count=2, micro=2, model=LLAMA, **choices):
     """A spec of the probe program: settings and fields by name, ``count`` micro-batches a step."""
-    settings = {
-        "sharding": "ddp", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
-        "micro_batch_size": micro, "gradient_accumulation_steps": count, "sync_each_batch": True,
-        "activation_checkpointing": "none", "cpu_offload": False,
-        **{name: value for name, value in choices.items() if name not in FIELDS},
-    }  # fmt: skip
-    fields = {"optimizer": "adamw", "precision": "bf16", "sequence_length": 512, "model": LLAMA}
-    fields |= {name: value for name, value in choices.items() if name in FIELDS}
-    fields.setdefault("reduce_dtype", "bf16" if fields["precision"] == "bf16" else "fp32")
-    return {
-        "format": 1, "settings": settings,
-        "global_batch_size": micro * count * ranks // settings["tp_size"], "world_size": ranks,
-        "gpus_per_node": max(1, ranks // 2) if ranks > 2 else ranks, "memory_limit_bytes": None,
-        "seed": 1, "accumulation_counts": [count], "warmup_steps": 2, "tracked_steps": 2,
-        "measured_steps": 1, "minimum_steps": 1, "time_budget_s": 1.0, "device": "cuda", **fields,
-    }  # fmt: skip
+    batch = {"micro_batch_size": micro, "gradient_accumulation_steps": count}
+    return specs.spec(model, ranks, **batch, **{**USUAL, **choices})
 
 
 @contextlib.contextmanager
@@ -46,10 +33,10 @@ def prober(folder, *, warm=True):
         yield lambda each: ranks.measure(_kind(each), each, deadline_s=DEADLINE_S, pause=_pause)
 
 
-def probe_all(specs, folder, *, warm=True):
+def probe_all(asked, folder, *, warm=True):
     """Run specs one after another; see :func:`prober`."""
     with prober(folder, warm=warm) as probe:
-        return [probe(each) for each in specs]
+        return [probe(each) for each in asked]
 
 
 def _kind(values):

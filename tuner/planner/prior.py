@@ -129,7 +129,7 @@ def prior_among(asked: Asked, candidates: Sequence[Settings]) -> Prior:
     seconds = [[log(step.value) if step.value else nan for step in each] for each in steps]
     return Prior(
         settings=candidates,
-        features=settings_features(candidates, question.cluster),
+        features=settings_features(candidates, question.workload, question.cluster),
         experts=np.array(seconds).T,
         log_need=np.array([mean for mean, _ in needs]),
         need_error=np.array([error for _, error in needs]),

@@ -72,7 +72,7 @@ def past_trials(
     measured = np.array([one.seconds or nan for one in found], dtype=float)
     return Past(
         study=np.full(len(found), float(number)),
-        features=settings_features([one.settings for one in found], cluster),
+        features=settings_features([one.settings for one in found], workload, cluster),
         workload=np.tile(workload_features(workload, cluster), (len(found), 1)),
         excess=np.log(measured[:, None] / np.array(predicted_s)),
         ran=np.array([float(one.ran) for one in found]),
@@ -308,7 +308,7 @@ def transferred(
     settings = timed or list(estimates)
     if past is None or not settings:
         return estimates
-    features = settings_features(settings, study.question.cluster)
+    features = settings_features(settings, study.question.workload, study.question.cluster)
     found = corrected_by(past, _workload(study), features, common=0.0 if timed else RATES)
     if not found:  # no study is near
         return estimates

@@ -13,10 +13,12 @@ from math import exp, inf, log2
 
 import numpy as np
 
+from tuner.core.adapter import AdapterMethod
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Loss, Optimizer, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.tensors import trained_elements
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
 
@@ -151,13 +153,16 @@ def joined(parts: Sequence[Past]) -> Past | None:
 RUNGS = tuple(Checkpointing)
 
 
-def settings_features(settings: Sequence[Settings], cluster: Cluster) -> Array:
-    """One row for each configuration, shape ``(len(settings), features)``, in length scales."""
-    rows = [_row(one, cluster) for one in settings]
-    return np.array(rows, dtype=float).reshape(len(rows), len(_row(Settings(), cluster)))
+def settings_features(settings: Sequence[Settings], workload: Workload, cluster: Cluster) -> Array:
+    """One row for each configuration, shape ``(len(settings), features)``, in length scales.
+
+    Of the workload there is the format of gradient reduction, which may depend on sharding.
+    """
+    rows = [_row(one, workload, cluster) for one in settings]
+    return np.array(rows, dtype=float).reshape(len(rows), len(_row(Settings(), workload, cluster)))
 
 
-def _row(settings: Settings, cluster: Cluster) -> list[float]:
+def _row(settings: Settings, workload: Workload, cluster: Cluster) -> list[float]:
     axes, pp = axis_sizes(settings, cluster), settings.pp_size
     tp, dp = axes.tp, axes.dp
     sizes = (tp, pp, settings.micro_batch_size, settings.gradient_accumulation_steps, max(dp, 1))
@@ -176,6 +181,7 @@ def _row(settings: Settings, cluster: Cluster) -> list[float]:
         *(log2(size) / DOUBLINGS for size in sizes),
         *(choice / CHOICES for choice in choices),
         *_one_hot(settings.sharding, Sharding),
+        *_one_hot(workload.reduced_in(sharded=axes.is_fsdp), ReduceDtype),
     ]
 
 
@@ -188,12 +194,13 @@ def _one_hot(value: object, kinds: Iterable[object]) -> list[float]:
 def workload_features(workload: Workload, cluster: Cluster) -> Array:
     """One point, shape ``(features,)``, in length scales: how alike two studies are.
 
-    The optimizer, the format of gradient reduction and the model's architecture are choices. They
-    change what a step does, and so where the cost model may be wrong about it.
+    The optimizer, the loss, the model's architecture, and what is trained in its place, are
+    choices. They change what a step does, and so where the cost model may be wrong about it.
     """
+    model, adapter = workload.model, workload.adapter
     sizes = (
         cluster.world_size,
-        workload.model.parameters,
+        model.parameters,
         workload.sequence_length,
         workload.global_batch_size,
     )
@@ -201,10 +208,14 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
         [
             *(log2(size) / WORKLOAD_DOUBLINGS for size in sizes),
             *_one_hot(workload.optimizer, Optimizer),
-            *_one_hot(workload.reduce_dtype, ReduceDtype),
             *_one_hot(workload.loss, Loss),
             *_one_hot(workload.tensor_parallel, TensorParallel),
-            log2(workload.adapter.rank + 1) / WORKLOAD_DOUBLINGS if workload.adapter else 0.0,
-            *_one_hot(workload.model.model_type, sorted(ARCHITECTURES)),
+            *_one_hot(adapter and adapter.method, (None, *AdapterMethod)),
+            # how many times fewer elements are trained than the model has
+            log2(model.parameters / trained_elements(model, adapter)) / WORKLOAD_DOUBLINGS
+            if adapter
+            else 0.0,
+            bool(adapter and adapter.dropout) / CHOICES,
+            *_one_hot(model.model_type, sorted(ARCHITECTURES)),
         ]
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "db90ad27806b8d617c02c98154a766b93ce6e26048f12a450f85f61a8d9c884f")
+PINNED = (3, "205250da7fb1042bcce2356e51c83c70b0b95b5b20d511ff36175f502ae450a9")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

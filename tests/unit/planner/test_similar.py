@@ -233,7 +233,7 @@ def test_intervals_cover_what_they_promise(lab, earlier):
         found = corrected_by(
             past_of(past, None),
             workload_features(question.workload, question.cluster),
-            settings_features(legal, question.cluster),
+            settings_features(legal, question.workload, question.cluster),
         )
         said = dict(zip(legal, found, strict=True))
         for settings in single.sample(list(legal), 5):

@@ -9,9 +9,12 @@ import pytest
 
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
+from tuner.core.workload import Workload
+from tuner.model import load_model
 from tuner.search.trials import Past, Prior, Result, Trial, settings_features
 
 GIB = 2**30
+WORKLOAD = Workload(model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64)
 KNOBBED = (
     *(Settings(micro_batch_size=n, gradient_accumulation_steps=8 // n) for n in (1, 2, 4, 8)),
     *(
@@ -41,7 +44,7 @@ def make_prior(
     count = len(seconds)
     return Prior(
         settings=settings,
-        features=settings_features(settings, parse_cluster("8xa100-80gb")),
+        features=settings_features(settings, WORKLOAD, parse_cluster("8xa100-80gb")),
         experts=np.log(np.array(seconds, dtype=float))[None],
         log_need=np.log(np.array(needs or [10.0] * count) * GIB),
         need_error=np.full(count, 0.02),
