@@ -1,4 +1,4 @@
-"""Full fine-tuning and LoRA against published runs: ``make bench-adapters``, some seconds.
+"""Full fine-tuning, LoRA and QLoRA against published runs: ``make bench-adapters``, some seconds.
 
 Mistral-7B on 1, 2 and 4 A100 (IBM's fms-acceleration), by arithmetic, as the tables' own releases
 and scripts say; nothing is fitted to a row. What those runs have and the product does not is
@@ -17,7 +17,7 @@ from typing import Any
 from common import Goal, report
 from judging import spearman
 
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import Framework, framework
@@ -39,7 +39,7 @@ VERSIONS = {
 # hides nothing in as many; torch's attention would take it as a mask.
 _MISTRAL = published_model("mistral-7b-v0.1")
 MODEL = read_model_config({**_MISTRAL.as_config(), "sliding_window": None}, name=_MISTRAL.name)
-METHODS = ("full", "lora")
+METHODS = ("full", "lora", "qlora")
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Run:
         """One GPU trains bf16 weights, with autocast too; FSDP1 makes fp32 of what it trains under
         autocast (``Accelerator.prepare_model``, 1.0.1), and peft of adapters in any case
         (``autocast_adapter_dtype``)."""
-        adapter = _adapter(self.row["lora"])
+        adapter = _adapter(self.row)
         wide = adapter is not None or (self.autocasts and self.gpus > 1)
         return Workload(
             model=MODEL,
@@ -129,7 +129,19 @@ class Run:
             # keeps no log-softmax, and writes the gradient over what it took, so that backward has
             # no more (kernels/unsloth/cross_entropy_loss.py)
             loss -= 4 * logits
-        return max(loss, layers, *rest.values())
+        return max(loss, layers, *rest.values()) + self._upcast()
+
+    def _upcast(self) -> float:
+        """Bytes of layers' inputs in fp32, and of what the last norm takes.
+
+        On one GPU TRL's ``SFTTrainer`` makes norms fp32 (``prepare_model_for_kbit_training``, then
+        ``peft_module_casting_to_bf16``), and what they give, and with it what is between layers, is
+        fp32 then. It does not where weights are on no GPU yet, as for FSDP, nor does the plugin of
+        fms-acceleration, whose runs have ``c_attn`` among their targets, or fused kernels.
+        """
+        plain = self.gpus == 1 and not self.fused and "c_attn" not in self.row["lora"]
+        upcasts = self.row["method"] == "qlora" and plain
+        return (4 - 2) * MODEL.hidden_size * MODEL.layers * self.tokens * upcasts
 
     def _kept_by_layers(self) -> float:
         """Bytes of a token that a layer's forward keeps more, or less, than the product's."""
@@ -221,14 +233,18 @@ def rows() -> list[dict[str, Any]]:
         return [Run(row).judged() for row in csv.DictReader(file) if row["method"] in METHODS]
 
 
-def _adapter(text: str) -> Adapter | None:
+def _adapter(row: Mapping[str, str]) -> Adapter | None:
     """The adapter of ``r=16 alpha=16 dropout=0.1 target=q_proj k_proj``; none of an empty text."""
+    text = row["lora"]
     if not text:
         return None
     numbers, targets = text.split(" target=")
     rank, alpha, dropout = (float(part.partition("=")[2]) for part in numbers.split())
-    names = tuple(targets.split())
-    return Adapter(rank=int(rank), alpha=alpha, dropout=dropout, target_modules=names)
+    names = tuple(name for name in targets.split() if name != "c_attn")  # Mistral has none
+    return Adapter(
+        method=AdapterMethod(row["method"]), rank=int(rank), alpha=alpha, dropout=dropout,
+        target_modules=names,
+    )  # fmt: skip
 
 
 def goals(found: list[dict[str, Any]]) -> list[Goal]:

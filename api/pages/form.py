@@ -303,7 +303,8 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
     if workload.adapter is not None:
         adapter = workload.adapter.as_dict()
         adapter["target_modules"] = ",".join(adapter["target_modules"])
-        texts |= {f"workload.adapter.{name}": f"{value}" for name, value in adapter.items()}
+        adapter.pop("quant_storage_dtype", None)  # follows from the precision
+        texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
     texts[FRAMEWORK] = str(question.framework.name)
     if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
         texts[MODEL] = model.name

@@ -7,10 +7,12 @@ from typer import Argument, Option
 
 from tuner.cli.options import (
     ADAPTERS,
+    DOUBLES,
     LORA_TARGETS,
     LOSSES,
     PLACE,
     PRECISIONS,
+    QUANTIZES,
     REDUCTIONS,
     SPACE,
     STYLES,
@@ -72,13 +74,15 @@ class CaseAsked:
     tensor_parallel: Annotated[
         str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
     ] = None
-    adapter: Annotated[str | None, option("lora", ADAPTERS, WORKLOAD)] = None
+    adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
     lora_rank: Annotated[str | None, option("N", "Its rank. By default 16.", WORKLOAD)] = None
     lora_alpha: Annotated[str | None, option("X", "Its alpha. By default 32.", WORKLOAD)] = None
     lora_dropout: Annotated[
         str | None, option("SHARE", "Of its inputs. By default 0.05.", WORKLOAD)
     ] = None
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
+    quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
+    double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
     cluster: Annotated[
         str | None,
         option(

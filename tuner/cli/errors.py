@@ -5,6 +5,7 @@ from typing import Any
 
 import typer
 
+from tuner.core.adapter import QUANTIZED
 from tuner.errors import TunerError, UsageError
 from tuner.text import json_text
 
@@ -45,7 +46,9 @@ def option_of(field: str) -> str:
     table, _, name = field.partition(".")
     if table != "adapter" or not name:
         return field
-    return {"method": "adapter", "target_modules": "lora_targets"}.get(name, f"lora_{name}")
+    own = {"method": "adapter", "target_modules": "lora_targets"}
+    own |= {one: one for one in QUANTIZED}
+    return own.get(name, f"lora_{name}")
 
 
 def print_json(value: Mapping[str, Any]) -> None:

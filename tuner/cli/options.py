@@ -40,6 +40,10 @@ ADAPTERS = (
     " default all of the model is trained."
 )
 LORA_TARGETS = "Linear layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
+QUANTIZES = (
+    "What qlora keeps linear layers in that are not trained, with bitsandbytes. By default nf4."
+)
+DOUBLES = "Whether qlora quantizes the scales of its blocks too. By default true."
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
@@ -106,7 +110,7 @@ class Asked:
         option("hf|fp32|own_dtype", LOSSES, WORKLOAD),
     ] = "hf"
     tensor_parallel: Annotated[str, option(STYLES, TENSORS, WORKLOAD)] = "sequence_parallel"
-    adapter: Annotated[str | None, option("lora", ADAPTERS, WORKLOAD)] = None
+    adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
     lora_rank: Annotated[
         str | None, option("N", "Channels between its two matrices. By default 16.", WORKLOAD)
     ] = None
@@ -120,6 +124,8 @@ class Asked:
         ),
     ] = None
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
+    quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
+    double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
     cluster: Annotated[
         str,
         option(

@@ -7,6 +7,7 @@ from tuner.cli.case_options import CaseAsked
 from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.client.request import RequestHere, read_here
+from tuner.core.adapter import QUANTIZED
 from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
@@ -43,12 +44,15 @@ class Texts:
             "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
             "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
             "target_modules": asked.lora_targets,
+            "quantize": asked.quantize,
+            "double_quant": asked.double_quant,
         }
         found = {name: value for name, value in given.items() if value is not None}
         if asked.adapter is None and found:
             name = next(iter(found))
+            wanted = "qlora" if name in QUANTIZED else "lora or qlora"
             self.wrong.append(
-                UsageError(option_of(f"adapter.{name}"), found[name], "needs --adapter lora")
+                UsageError(option_of(f"adapter.{name}"), found[name], f"needs --adapter {wanted}")
             )
         return None if asked.adapter is None else {"method": asked.adapter, **found}
 

@@ -20,7 +20,7 @@ from tuner.client.capabilities import (
 from tuner.client.request import RequestHere, TuneRequest
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
-    ADAPTER_PACKAGE,
+    OF_ADAPTERS,
     FrameworkName,
     installed_versions,
     missing_beside,
@@ -222,7 +222,7 @@ def _check_software(question: Question) -> None:
             " or leave it out",
         )
     if missing := missing_beside(question.workload):
-        adapter = question.workload.adapter if missing == ADAPTER_PACKAGE else None
+        adapter = question.workload.adapter if missing in OF_ADAPTERS else None
         field, given = ("adapter", adapter.method) if adapter else ("optimizer", "adamw_8bit")
         allowed = f"needs {missing}, which is not installed: pip install {missing}"
         raise UsageError(field, str(given), allowed)

@@ -65,6 +65,7 @@ from tuner.core.framework import (
     check_stated,
     framework,
     framework_name,
+    packages_beside,
     usual_precision,
 )
 from tuner.core.measurement import Fidelity
@@ -212,6 +213,10 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
         targets = value.get("target_modules")
         if isinstance(targets, str):
             value = {**value, "target_modules": targets.split(",")}
+        if value.get("quantize") == "int8":
+            raise wrong("quantize", "int8", "bitsandbytes' 8-bit layers are not probed: nf4 or fp4")
+        if (doubles := value.get("double_quant")) in ("true", "false"):
+            value = {**value, "double_quant": doubles == "true"}
     try:
         found: Adapter = handler(value)
     except UsageError as error:
@@ -261,8 +266,10 @@ class WorkloadGiven(Part):
         | None
     ) = Field(
         default=None,
-        description="What is trained in the place of the model, which is then frozen: lora, or an"
-        " object of method, rank, alpha, dropout and target_modules, as peft calls them.",
+        description="What is trained in the place of the model, which is then frozen: lora, or"
+        " qlora, which keeps that model in four bits, or an object of method, rank, alpha, dropout"
+        " and target_modules, as peft calls them, and with qlora quantize, double_quant and"
+        " quant_storage_dtype.",
     )
 
     tensor_parallel: TensorParallel = Field(
@@ -653,7 +660,7 @@ class TuneRequest(Common):
                 self.framework.name,
                 self.framework.versions,
                 installed,
-                adapts=workload.adapter is not None,
+                beside=packages_beside(workload),
             )
             question = Question(
                 workload=workload,

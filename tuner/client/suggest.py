@@ -81,8 +81,8 @@ def suggest(
         loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
         tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
             layers are split under tensor parallelism.
-        adapter: ``lora``, or its fields, such as ``{"method": "lora", "rank": 8}``: what is trained
-            in the place of the model; by default all of it is trained.
+        adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
+            what is trained in the place of the model; by default all of it is trained.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -253,8 +253,8 @@ def cost_model_sampler(
         loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
         tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
             layers are split under tensor parallelism.
-        adapter: ``lora``, or its fields, such as ``{"method": "lora", "rank": 8}``: what is trained
-            in the place of the model; by default all of it is trained.
+        adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
+            what is trained in the place of the model; by default all of it is trained.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.

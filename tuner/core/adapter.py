@@ -1,7 +1,7 @@
 """Adapters: small matrices that are trained beside a model that is frozen."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
@@ -23,6 +23,30 @@ class AdapterMethod(StrEnum):
     """The kind of an adapter."""
 
     LORA = "lora"  # Hu et al. 2021, https://arxiv.org/abs/2106.09685
+    QLORA = "qlora"  # the same beside a quantized model: Dettmers et al. 2023, arXiv 2305.14314
+
+
+class Quantize(StrEnum):
+    """Number formats of four bits, of which bitsandbytes packs eight weights in four bytes."""
+
+    NF4 = "nf4"
+    FP4 = "fp4"
+
+
+class StorageDtype(StrEnum):
+    """Number formats of the tensors that quantized weights are packed in."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+
+# Weights in a block with a scale of its own, and scales in a block of these where they are
+# quantized too (``quantize_4bit`` in bitsandbytes/functional.py, 0.50).
+BLOCK, SCALES = 64, 256
+# What only qlora has, and its defaults, as users' scripts have them.
+QUANTIZED: Mapping[str, object] = {
+    "quantize": Quantize.NF4, "double_quant": True, "quant_storage_dtype": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +71,11 @@ class Adapter:
     """Of the adapted layers' inputs."""
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Names of linear layers in each decoder layer, or ``all-linear``."""
+    quantize: Quantize = Quantize.NF4  # what the frozen model's linear layers are kept in by qlora
+    double_quant: bool = True  # whether the scales of blocks are quantized too
+    quant_storage_dtype: StorageDtype | None = None
+    """What quantized weights are packed in; with a workload the format of what is not quantized,
+    beside which FSDP gathers them."""
 
     def __post_init__(self) -> None:
         given = self.target_modules
@@ -57,11 +86,52 @@ class Adapter:
         if ALL_LINEAR in names and len(names) > 1:
             raise UsageError("target_modules", ",".join(names), "all-linear stands by itself")
         object.__setattr__(self, "target_modules", names)
+        if not self.quantizes:
+            for name, default in QUANTIZED.items():
+                value = getattr(self, name)
+                if value != default:
+                    raise UsageError(name, str(value), f"needs the method {AdapterMethod.QLORA}")
         check_bounds(self)
 
     def __str__(self) -> str:
         """Such as ``lora of rank 16 on all-linear``."""
-        return f"{self.method} of rank {self.rank} on {', '.join(self.target_modules)}"
+        kept = ""
+        if self.quantizes:
+            kept = f" beside {self.quantize}{' with double quantization' * self.double_quant}"
+        return f"{self.method} of rank {self.rank} on {', '.join(self.target_modules)}{kept}"
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether the frozen model's linear layers are kept in four bits."""
+        return self.method is AdapterMethod.QLORA
+
+    def beside(self, frozen: str) -> "Adapter":
+        """The same beside a model that is frozen in a number format, in which weights are packed.
+
+        Raises:
+            UsageError: they are to be packed in another.
+        """
+        if not self.quantizes:
+            return self
+        if self.quant_storage_dtype not in (None, frozen):
+            allowed = f"must be {frozen}, as what is not quantized: FSDP gathers both together"
+            raise UsageError("adapter.quant_storage_dtype", str(self.quant_storage_dtype), allowed)
+        return replace(self, quant_storage_dtype=StorageDtype(frozen))
+
+    def packed_elements(self, weights: int) -> int:
+        """Elements of the storage format that so many quantized weights are packed in."""
+        width = 4 if self.quant_storage_dtype is StorageDtype.FP32 else 2
+        return -(-weights // (2 * width))
+
+    def scale_bytes(self, weights: int) -> int:
+        """Bytes of what bitsandbytes keeps beside a quantized matrix, in the allocator's blocks of
+        512: the format's 16 values, and an fp32 for each block, or a byte where these are quantized
+        too, with 256 values, an fp32 for each block of them, and their mean (``QuantState``)."""
+        blocks = -(-weights // BLOCK)
+        parts: tuple[int, ...] = (64, 4 * blocks)
+        if self.double_quant:
+            parts = (64, blocks, 4 * 256, 4 * -(-blocks // SCALES), 4)
+        return sum(-(-part // 512) * 512 for part in parts)
 
     def check(self, model: ModelConfig) -> None:
         """Refuses names that no linear layer of the model has.
@@ -91,13 +161,23 @@ class Adapter:
         return tuple(one for one in linears(model) if self.targets(one.name))
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            **asdict(self), "method": str(self.method), "target_modules": [*self.target_modules],
-        }  # fmt: skip
+        """Plain JSON values; what only qlora has is left out of others."""
+        found = asdict(self) | {"method": str(self.method)}
+        found["target_modules"] = [*self.target_modules]
+        for name in QUANTIZED:
+            value = found.pop(name)
+            if self.quantizes:
+                found[name] = str(value) if isinstance(value, StrEnum) else value
+        return found
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Adapter":
         """The reverse of :meth:`as_dict`."""
         method = choice("method", AdapterMethod, values["method"])
-        targets = tuple(values["target_modules"])
-        return cls(**{**values, "method": method, "target_modules": targets})
+        given = {**values, "method": method, "target_modules": tuple(values["target_modules"])}
+        if "quantize" in given:
+            given["quantize"] = choice("quantize", Quantize, given["quantize"])
+        if given.get("quant_storage_dtype") is not None:
+            name = "quant_storage_dtype"
+            given[name] = choice(name, StorageDtype, given[name])
+        return cls(**given)

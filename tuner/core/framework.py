@@ -43,8 +43,10 @@ __all__ = [
     "version_notes",
 ]
 
-# The libraries that adapters and 8-bit optimizers are from.
-ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE = "peft", "torchao"
+# The libraries that adapters and 8-bit optimizers are from, and models in four bits.
+ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
+# Those of a framework's versions that only workloads with an adapter have.
+OF_ADAPTERS = frozenset({ADAPTER_PACKAGE, FOUR_BIT_PACKAGE})
 # No release has a number above it in its version; some are named by their year.
 LARGEST_NUMBER = 9999
 
@@ -134,12 +136,12 @@ def framework(
     stated: Mapping[str, str] | None = None,
     installed: Mapping[str, str] | None = None,
     *,
-    adapts: bool = False,
+    beside: Collection[str] = (),
 ) -> Framework:
     """The framework called ``name`` in the stated versions, and for the rest the installed ones.
 
     Versions that the user ``stated`` win; ``installed`` are by default those of this Python. The
-    library of adapters is one of them where one is trained (``adapts``).
+    libraries of adapters are some of them where a workload needs them (``beside``).
 
     Raises:
         UsageError: an unknown name or package, or a version as in :class:`Framework`.
@@ -147,7 +149,7 @@ def framework(
     known = framework_name(name)
     stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
-    needed = version_table().frameworks[known].oldest.keys() - (() if adapts else {ADAPTER_PACKAGE})
+    needed = version_table().frameworks[known].oldest.keys() - (OF_ADAPTERS - set(beside))
     fallback = {package: found[package] for package in needed if package in found}
     return Framework(name=known, versions={**fallback, **stated})
 
@@ -187,7 +189,12 @@ def not_installed(
 def packages_beside(workload: Workload) -> tuple[str, ...]:
     """The packages that training a workload needs beside its framework's own."""
     eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
-    wanted = {EIGHT_BIT_PACKAGE: eight_bit, ADAPTER_PACKAGE: workload.adapter is not None}
+    adapter = workload.adapter
+    wanted = {
+        EIGHT_BIT_PACKAGE: eight_bit,
+        ADAPTER_PACKAGE: adapter is not None,
+        FOUR_BIT_PACKAGE: adapter is not None and adapter.quantizes,
+    }
     return tuple(package for package, is_needed in wanted.items() if is_needed)
 
 

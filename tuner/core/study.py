@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, knob_value
-from tuner.core.framework import ADAPTER_PACKAGE, Framework
+from tuner.core.framework import OF_ADAPTERS, Framework
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Workload
@@ -207,7 +207,7 @@ class Question:
         precision = values["workload"]["precision"]
         own = {"script": values["script"]} if self.script is not None else {}
         framework = values["framework"]
-        stack = {p: v for p, v in framework["versions"].items() if p != ADAPTER_PACKAGE}
+        stack = {p: v for p, v in framework["versions"].items() if p not in OF_ADAPTERS}
         same = {
             "framework": {**framework, "versions": stack},
             "cluster": cluster,

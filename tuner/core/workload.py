@@ -96,6 +96,9 @@ class Workload:
             )
         if self.adapter is not None:
             self.adapter.check(self.model)
+            # what is frozen needs no fp32 where precision is mixed
+            frozen = "fp32" if self.precision is Precision.FP32 else "bf16"
+            object.__setattr__(self, "adapter", self.adapter.beside(frozen))
         mixed = self.precision is Precision.BF16_MIXED
         unasked = self.reduce_dtype is ReduceDtype.FRAMEWORK and not mixed
         if self.reduce_dtype is None or unasked:

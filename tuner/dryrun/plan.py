@@ -12,6 +12,7 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     ADAPTER_PACKAGE,
     EIGHT_BIT_PACKAGE,
+    FOUR_BIT_PACKAGE,
     Framework,
     FrameworkName,
     packages_beside,
@@ -181,7 +182,7 @@ ACCUMULATION_COUNTS = (1, 2)
 # Packages that a dry run runs; their releases decide what it shows.
 PACKAGES = ("torch", "transformers", "accelerate")
 # All that any dry run runs.
-ALL_PACKAGES = (*PACKAGES, EIGHT_BIT_PACKAGE, ADAPTER_PACKAGE)
+ALL_PACKAGES = (*PACKAGES, EIGHT_BIT_PACKAGE, ADAPTER_PACKAGE, FOUR_BIT_PACKAGE)
 
 
 class NotDryRunError(Exception):

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import ADAPTER_PACKAGE, FrameworkName, same_release
+from tuner.core.framework import OF_ADAPTERS, FrameworkName, same_release
 from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, Measurement, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
@@ -127,7 +127,7 @@ def bears_on(question: Question, check: GuardCheck) -> bool:
     """Says if a check says something of a question's settings: the program that was run is the
     same, in the same versions, in a number format that the question has, or in fp32."""
     versions, theirs = question.framework.versions, check.versions
-    compared = {*STACK, *({ADAPTER_PACKAGE} & versions.keys() & theirs.keys())}
+    compared = {*STACK, *(OF_ADAPTERS & versions.keys() & theirs.keys())}
     return (
         question.framework.name is not FrameworkName.NANOTRON
         and check.program == question.program

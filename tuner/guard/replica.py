@@ -11,7 +11,13 @@ from typing import Any
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.framework import ADAPTER_PACKAGE, FrameworkName, framework, usual_loss_kernel
+from tuner.core.framework import (
+    OF_ADAPTERS,
+    FrameworkName,
+    framework,
+    packages_beside,
+    usual_loss_kernel,
+)
 from tuner.core.study import Question
 from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel, Workload
 from tuner.dryrun.plan import at_depth, depths_of, rank_spec
@@ -315,7 +321,7 @@ def family_of(question: Question) -> str:
 
 def stack_of(versions: Mapping[str, str], workload: Workload) -> dict[str, str]:
     """Of ``versions`` those of the packages that a check of a workload is about."""
-    wanted = STACK if workload.adapter is None else (*STACK, ADAPTER_PACKAGE)
+    wanted = (*STACK, *OF_ADAPTERS.intersection(packages_beside(workload)))
     return {package: versions[package] for package in wanted if package in versions}
 
 
@@ -331,7 +337,9 @@ def _replica_adapter(workload: Workload) -> Adapter | None:
     if workload.adapter is None:
         return None
     rank = min(workload.adapter.rank, RANK)
-    return replace(workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0)
+    return replace(
+        workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0, quant_storage_dtype=None
+    )
 
 
 def _optimizer(workload: Workload) -> Optimizer:

@@ -21,7 +21,13 @@ from tuner.launchfiles.fsdp import (
     loaded,
     policy,
 )
-from tuner.launchfiles.model_code import IMPORT_PEFT, adapter_code, loss_code, use_loss
+from tuner.launchfiles.model_code import (
+    IMPORT_PEFT,
+    adapter_code,
+    loss_code,
+    quantization_code,
+    use_loss,
+)
 
 _PLUGIN = """\
     fsdp_plugin=FullyShardedDataParallelPlugin(  # the rest is the file's
@@ -62,6 +68,7 @@ def script(question: Question, settings: Settings) -> str:
     size, dtype = question.cluster.world_size, DTYPES[loaded(question)]
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
+    quantized = quantization_code(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
     functions = list(filter(None, (reduces, loss_code(question, settings))))
@@ -74,7 +81,7 @@ def script(question: Question, settings: Settings) -> str:
         "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
         "from torch.utils.data import DataLoader",
         "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
-        "from transformers import AutoModelForCausalLM",
+        f"from transformers import AutoModelForCausalLM{quantized and ', BitsAndBytesConfig'}",
         *(checkpointing_imports(settings) if in_script else ()),
         "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
         "",
@@ -93,7 +100,9 @@ def script(question: Question, settings: Settings) -> str:
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         "model = AutoModelForCausalLM.from_pretrained(",
-        f'    MODEL, {dtype_argument(question)}={dtype}, attn_implementation="sdpa"',
+        f'    MODEL, {dtype_argument(question)}={dtype}, attn_implementation="sdpa"'
+        + ("," if quantized else ""),
+        quantized or None,
         ")",
         "model.config.use_cache = False",
         "model.train()",

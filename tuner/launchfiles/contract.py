@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tuner.core.adapter import QUANTIZED
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import FrameworkName, usual_loss_kernel
@@ -267,6 +268,7 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
             names = ("rank", "alpha", "dropout")
             values |= {f"lora_{name}": adapter[name] for name in names}
             values["lora_targets"] = ",".join(adapter["target_modules"])
+            values |= {name: adapter[name] for name in QUANTIZED if name in adapter}
         if settings.fused_loss:
             values["loss_kernel"] = usual_loss_kernel(question.framework.name)
     return {

@@ -8,6 +8,7 @@ from tuner.core.adapter import ALL_LINEAR
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Precision
+from tuner.launchfiles.fsdp import DTYPES, loaded
 
 IMPORT_PEFT = "from peft import LoraConfig, get_peft_model"
 
@@ -51,6 +52,26 @@ def loss_code(question: Question, settings: Settings) -> str:
     )
 
 
+def quantization_code(question: Question) -> str:
+    """The argument by which a model is loaded in four bits; empty where it is not.
+
+    All but linear layers, and the output head, is loaded in the format that weights are packed in,
+    in which they are multiplied too; by default bitsandbytes' format of computing is fp32.
+    """
+    adapter = question.workload.adapter
+    if adapter is None or not adapter.quantizes:
+        return ""
+    dtype = DTYPES[loaded(question)]
+    return f"""\
+    quantization_config=BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="{adapter.quantize}",
+        bnb_4bit_use_double_quant={adapter.double_quant},
+        bnb_4bit_quant_storage={dtype},
+        bnb_4bit_compute_dtype={dtype},
+    ),"""
+
+
 def adapter_code(question: Question) -> str:
     """The line that wraps a model, whose layers are checkpointed already where the script does it.
 
@@ -74,6 +95,9 @@ def adapter_code(question: Question) -> str:
     narrow = question.workload.precision is Precision.BF16
     more = ["    autocast_adapter_dtype=False,"] if narrow else []
     lines = ["model = get_peft_model(", "    model,", "    LoraConfig(", *fields, "    ),", *more]
+    if adapter.quantizes:  # peft leaves it to ``prepare_model_for_kbit_training``
+        asks = "    model.enable_input_require_grads()"
+        lines = ["if model.is_gradient_checkpointing:", asks, *lines]
     return "\n".join([*lines, ")"])
 
 

@@ -51,7 +51,7 @@ from tuner.launchfiles.header import (
     provenance,
     versions_text,
 )
-from tuner.launchfiles.model_code import adapter_code
+from tuner.launchfiles.model_code import adapter_code, quantization_code
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
@@ -243,6 +243,11 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
     wrap = " ".join(adapter_code(question).split())
+    if kept := " ".join(quantization_code(question).split()).rstrip(","):
+        load += (
+            f" Load it after TrainingArguments, which choose this rank's device, with {kept} of"
+            " transformers'."
+        )
     return (
         load if question.script is None else own,
         *([f"Then {wrap} of peft's."] if wrap and question.script is None else []),

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workers.probe.errors import AdapterUnavailableError
+from workers.probe.quantized import quantize, quantize_layers, quantized_linears
 from workers.probe.spec import Spec
 
 # Elements from which what ``zeros`` or ``empty`` make is a parameter: such buffers are smaller.
@@ -144,10 +145,13 @@ class WeightFiller:
         self._shard_rank, self._shard_size = shard_rank, shard_size
         self._own_parts = {n: _tensor_parallel_part(p) for n, p in model.named_parameters()}
         self._shapes = {name: p.shape for name, p in model.named_parameters()}
+        for name, linear in quantized_linears(model).items():
+            self._shapes[name] = torch.Size((linear.out_features, linear.in_features))
 
     @torch.no_grad()
     def fill(self, model: nn.Module, *, sharded: bool) -> None:
         """Fill all parameters in place; they are on their device, with undefined values."""
+        quantized = quantized_linears(model)
         for name, parameter in model.named_parameters():
             local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             full = torch.empty(self._shapes[name], device=self._device)
@@ -159,6 +163,8 @@ class WeightFiller:
                 generator = torch.Generator(self._device)
                 generator.manual_seed(mixed_seed(self._seed, name))
                 full.normal_(0, self._std, generator=generator)
+            if name in quantized:
+                full = quantize(quantized[name], full)
             part = self._own_parts[name](full)
             if sharded:
                 # FSDP2's part: chunks of dim 0, of which the last may be short or missing
@@ -213,7 +219,8 @@ def mixed_seed(seed: int, what: object) -> int:
 
 
 def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp32: bool) -> Any:
-    """The model with peft's LoRA in its linear layers, on its own device; all else is frozen.
+    """The model with peft's LoRA in its linear layers, on its own device; all else is frozen, and
+    with QLoRA quantized.
 
     As ``get_peft_model`` in a training script: a model whose layers are checkpointed has its
     embedded tokens ask for a gradient. peft itself makes adapters fp32 wherever the model is
@@ -221,13 +228,15 @@ def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp
     are bf16, as all that is trained.
 
     Raises:
-        AdapterUnavailableError: peft is not installed.
+        AdapterUnavailableError: peft is not installed, or bitsandbytes.
         ValueError: peft refuses it.
     """
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise AdapterUnavailableError("adapters need peft: pip install 'tuner[peft]'") from error
+    if adapter["method"] == "qlora":
+        quantize_layers(model, decoder_layers(model), adapter)
     targets = adapter["target_modules"]
     config = LoraConfig(
         r=adapter["rank"],
@@ -239,6 +248,10 @@ def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp
     wrapped = get_peft_model(
         model, config, autocast_adapter_dtype=trains_fp32, low_cpu_mem_usage=True
     )
+    if model.is_gradient_checkpointing and adapter["method"] == "qlora":
+        # peft leaves it to ``prepare_model_for_kbit_training``, which also makes fp32 of what is
+        # not quantized; TRL does without that
+        model.enable_input_require_grads()
     if not trains_fp32:  # as peft does where weights are on a device, and on the meta device not
         for parameter in wrapped.parameters():
             if parameter.requires_grad:

@@ -17,7 +17,7 @@ from workers.probe.errors import outcome_of
 from workers.probe.tracker import Phase
 
 FORMAT = 1
-PACKAGES = ("torch", "transformers", "accelerate", "torchao", "peft")
+PACKAGES = ("torch", "transformers", "accelerate", "torchao", "peft", "bitsandbytes")
 
 
 @dataclass(slots=True, kw_only=True)

@@ -29,6 +29,7 @@ from workers.probe.group import (
 )
 from workers.probe.instruments import recomputing, total_gradient_norm, watching
 from workers.probe.model import micro_batches
+from workers.probe.quantized import scales
 from workers.probe.record import Record, recording
 from workers.probe.spec import Spec, read_spec
 from workers.probe.stack import DATA_AXES, Stack, build_stack
@@ -92,7 +93,8 @@ class Rank:
         with self.device.tracker:
             self._enter("build")
             stack = build_stack(self.spec, self.device)
-            for tensor in (*stack.model.parameters(), *stack.model.buffers()):
+            model = stack.model
+            for tensor in (*model.parameters(), *model.buffers(), *scales(model)):
                 self.device.tracker.add(tensor)
             if self.spec.is_emulated:
                 self._alone = Alone(device=self.device, axes=stack.axis_names())
@@ -186,8 +188,10 @@ class Rank:
 
     def _memory(self, stack: Stack) -> dict[str, object]:
         peaks, kind = self.device.peaks, self.device.type
+        model = stack.model
+        own = [*model.parameters(), *model.buffers(), *scales(model)]
         held = {
-            "parameters": local_bytes([*stack.model.parameters(), *stack.model.buffers()], kind),
+            "parameters": local_bytes(own, kind),
             "optimizer": local_bytes(stack.state_tensors(), kind),
             "gradients": self._gradient_bytes,
         }

@@ -62,7 +62,8 @@ class Spec:
     above 1."""
 
     adapter: dict[str, Any] | None = None
-    """What is trained in the model's place: method (lora), rank, alpha, dropout, target_modules."""
+    """What is trained in the model's place: method (lora or qlora), rank, alpha, dropout and
+    target_modules; with qlora also quantize (nf4, fp4) and double_quant."""
 
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,

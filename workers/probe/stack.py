@@ -43,6 +43,7 @@ from workers.probe.model import (
     move_buffers,
 )
 from workers.probe.optimizers import make_optimizer
+from workers.probe.quantized import add_empty_scales, shape_only
 from workers.probe.spec import Spec
 
 # Mesh axes whose ranks see different data.
@@ -159,6 +160,8 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
         set_loss(model, spec.loss, fused_by=spec.fused_by)
     if spec.adapter is not None:
         model = add_adapter(model, spec.adapter, trains_fp32=mixed)
+        if place.is_fake:
+            shape_only(model)
     shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0
     filler = WeightFiller(
         model,
@@ -185,7 +188,9 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
         )
         if not spec.is_sharded and spec.settings.tp_size == 1:
             model.tie_weights()  # new memory for plain tensors unties them
-        if not place.is_fake:
+        if place.is_fake:
+            add_empty_scales(model)
+        else:
             filler.fill(model, sharded=spec.is_sharded)
         optimizer = make_optimizer(
             spec.optimizer, model, foreach=place.foreach, updates=not place.is_fake

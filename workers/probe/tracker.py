@@ -5,6 +5,7 @@ collectives are recorded with the phase they happen in. It slows the step down, 
 during warm-up and off while time is taken.
 """
 
+import math
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -36,6 +37,11 @@ ATTENTION: Mapping[Any, str] = {
     _ATEN._scaled_dot_product_efficient_attention.default: "efficient",
     _ATEN._safe_softmax.default: "math",
 }
+
+
+# bitsandbytes' product, which makes a whole weight of a packed one for itself
+# (``_dequant_linear_fallback`` in backends/cuda/ops.py, and the default's, 0.50.2).
+UNPACKS = "bitsandbytes::gemm_4bit"
 
 
 class MemoryLimitError(RuntimeError):
@@ -191,6 +197,11 @@ class StorageTracker(TorchDispatchMode):
             for leaf in tensors_of(out):
                 self.add(leaf)
         self._note(func, args, kwargs, out)
+        if getattr(func, "_name", "") == UNPACKS and self._count_storages:
+            scales = kwargs.get("absmax_8bit")  # in bytes, of which it makes fp32 twice
+            size = math.prod(args[2]) * out.element_size()
+            size += 0 if scales is None else 8 * scales.numel()
+            self.add(torch.empty(size, dtype=torch.uint8, device=out.device))
         if kind == "reduce_scatter" and self._over_gloo:
             # gloo would scatter a copy of what it reduces (``reduce_scatter`` in
             # torch/csrc/distributed/c10d/ProcessGroupGloo.cpp)

@@ -3,20 +3,24 @@
 import itertools
 import sys
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, CASES, STATED, Case
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Precision, ReduceDtype
 from tuner.launchfiles import export
 from tuner.launchfiles.accelerate import script
 from tuner.launchfiles.model_code import IMPORT_PEFT
+from workers.probe.quantized import quantized_linears
 
+QLORA = Adapter(rank=2, method=AdapterMethod.QLORA)
 ACCELERATE = FrameworkName.ACCELERATE
 SCRIPT = Path(__file__).parent / "launched.py"
 
@@ -45,24 +49,25 @@ def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str
 
 def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
     """Code that is written gives a model on a device what the probe program gives one on none."""
-    from transformers import AutoModelForCausalLM
-
     from workers.probe.model import add_adapter, build_on_meta
 
     path = save_tiny_llama(tmp_path / "model", tied=False)
-    adapter = Adapter(rank=2, alpha=12.0, dropout=0.3, target_modules=("q_proj", "down_proj"))
-    for precision in (Precision.BF16, Precision.BF16_MIXED):
+    lora = Adapter(rank=2, alpha=12.0, dropout=0.3, target_modules=("q_proj", "down_proj"))
+    qlora = replace(lora, method=AdapterMethod.QLORA)
+    for precision, adapter in product((Precision.BF16, Precision.BF16_MIXED), (lora, qlora)):
         workload = {"precision": precision, "adapter": adapter}
         code = script(*Case(settings="sharding=full_shard", workload=workload).parts())
         assert "dtype=torch.bfloat16, attn" in code
-        wrap = code[code.index("model = get_peft_model(") : code.index("\noptimizer = ")]
-        model = AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")
+        imports = code[code.index("from transformers import") :].splitlines()[0]
+        load = code[code.index("model = AutoModel") : code.index("\noptimizer = ")]
+        known: dict[str, Any] = {"MODEL": path, "torch": torch}
+        exec(f"{IMPORT_PEFT}\n{imports}\n{load}", known)
+        model = known["model"]
         config = model.config.to_dict() | {"model_type": "llama"}
-        known: dict[str, Any] = {"model": model}
-        exec(f"{IMPORT_PEFT}\n{wrap}", known)
         bare = build_on_meta({k: config[k] for k in TINY_FIELDS}, model.dtype)
         mixed = precision is Precision.BF16_MIXED
         probed = add_adapter(bare, adapter.as_dict(), trains_fp32=mixed)
+        assert scales_of(known["model"]) == (2 * 7 if adapter is qlora else 0)
         assert described(known["model"]) == described(probed)
         assert fields_of(known["model"]) == fields_of(probed)
         assert fields_of(probed)["lora_alpha"] == adapter.alpha
@@ -73,6 +78,16 @@ TINY_FIELDS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "vocab_size", "tie_word_embeddings",
 )  # fmt: skip
+
+
+def scales_of(model: Any) -> int:
+    """Layers whose packed weights have scales as the probe's."""
+    kinds = {"quant_type": "nf4", "blocksize": 64, "nested": True, "dtype": torch.bfloat16}
+    layers = quantized_linears(model).values()
+    for layer in layers:
+        assert {name: getattr(layer.quant_state, name) for name in kinds} == kinds
+        assert layer.compute_dtype is torch.bfloat16
+    return len(layers)
 
 
 def described(model: Any) -> list[tuple[str, Any, Any, bool]]:
@@ -153,11 +168,14 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
         "by_script": replace(own, framework=Framework(name=ACCELERATE, versions=before)),
         "nothing": replace(own, settings=own.settings.replace("pointing=full", "pointing=none")),
         "adapter": replace(own, workload={**own.workload, "adapter": Adapter(rank=2)}),
+        "quantized": replace(own, workload={**own.workload, "adapter": QLORA}),
     }
     files = [tmp_path / f"{name}.yaml" for name in cases]
     for file, case in zip(files, cases.values(), strict=True):
         file.write_text(export("accelerate", *case.parts(), ABOUT))
-    found, by_script, nothing, adapter = _launch(files[0], tiny_model, "--fsdp-on-cpu", *files)
+    found, by_script, nothing, adapter, quantized = _launch(
+        files[0], tiny_model, "--fsdp-on-cpu", *files
+    )
     assert ("fsdp_activation_checkpointing: true" in files[0].read_text()) is True
     assert ("fsdp_activation_checkpointing: true" in files[1].read_text()) is False
     assert by_script["checkpointed"] == 2
@@ -186,6 +204,10 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
     assert {key: adapter[key] for key in same} == {key: found[key] for key in same}
     # adapters alone, and no unit of the embedding, the last norm and the head
     assert adapter["collectives"]["reduce_scatter_base torch.float32"] == 2 * 2
+    assert quantized["moved"] == adapter["moved"]
+    assert quantized["collectives"] == adapter["collectives"]
+    assert quantized["loss"] == pytest.approx(adapter["loss"], rel=0.01)
+    assert quantized["loss"] != adapter["loss"]
 
 
 def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any]]:

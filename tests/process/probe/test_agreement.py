@@ -244,6 +244,8 @@ LORA: dict[str, Any] = {
     "method": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "target_modules": ["all-linear"],
 }  # fmt: skip
 DROPS = {**LORA, "dropout": 0.1}
+QLORA = {**LORA, "method": "qlora", "quantize": "nf4", "double_quant": True}
+QUANTIZED = {**QLORA, "dropout": 0.1}
 
 
 def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: Path) -> None:
@@ -251,21 +253,29 @@ def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: 
 
     Under FSDP2 layers alone are reduced: the embedding, the last norm and the head are frozen.
     """
-    (alone,) = measure(preloaded, tmp_path / "1", [training_spec("qwen3", 1, adapter=LORA)])
-    cases = {
-        "ddp": {"sync_each_batch": False},
-        "full_shard": {"sharding": "full_shard", "activation_checkpointing": "full"},
-    }
-    specs = [training_spec("qwen3", 2, adapter=LORA, **knobs) for knobs in cases.values()]
-    specs = [{**one, "moved": True} for one in specs]
+    kinds = (LORA, QLORA)
+    alone = measure(
+        preloaded, tmp_path / "1", [training_spec("qwen3", 1, adapter=kind) for kind in kinds]
+    )
+    cases: list[dict[str, Any]] = [
+        {"adapter": LORA, "sync_each_batch": False},
+        {"adapter": LORA, "sharding": "full_shard", "activation_checkpointing": "full"},
+        {"adapter": QLORA, "sharding": "full_shard", "activation_checkpointing": "full"},
+    ]
+    specs = [{**training_spec("qwen3", 2, **case), "moved": True} for case in cases]
     records = measure(preloaded, tmp_path / "2", specs)
-    for record in records:
-        assert difference(record, alone) <= SAME
+    # four bits are another model's
+    assert difference(alone[0], alone[1]) > 50 * SAME
+    for case, record in zip(cases, records, strict=True):
+        assert difference(record, alone[kinds.index(case["adapter"])]) <= SAME
         assert record["optimizer_steps"] == record["expected_optimizer_steps"]
         trained, frozen = record["moved"]["trained"], record["moved"]["frozen"]
         assert trained == [LAYERS * 7 * 2] * 2  # two matrices beside each linear
         assert frozen == [0, LAYERS * 11 + 3]  # those linears, norms, also of q and k, and the rest
-    assert calls(records[1], "reduce_scatter", "dp_shard") == LAYERS * ACCUMULATION
+    for record in records[1:]:
+        assert calls(record, "reduce_scatter", "dp_shard") == LAYERS * ACCUMULATION
+    gathered = [row_bytes(record, "all_gather") for record in records[1:]]
+    assert gathered[1] < 0.5 * gathered[0]  # packed weights, beside adapters and ends
 
 
 # Those that differ most from one another in memory, on two ranks.
@@ -290,6 +300,11 @@ CASES: dict[str, dict[str, Any]] = {
         "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",
         "adapter": DROPS,
     },
+    "quantized": {"precision": "bf16_mixed", "adapter": QUANTIZED},
+    "sharded quantized": {
+        "model": "tied", "sharding": "full_shard", "precision": "bf16",
+        "activation_checkpointing": "full", "adapter": {**QUANTIZED, "double_quant": False},
+    },
 }  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
@@ -301,10 +316,11 @@ MORE: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 ADAPTERS: dict[str, dict[str, Any]] = {
-    f"{model} {sharding} {how} {sync} {precision} {reduce}": {
+    f"{kind['method']} {model} {sharding} {how} {sync} {precision} {reduce}": {
         "model": model, "sharding": sharding, "activation_checkpointing": how,
-        "sync_each_batch": sync, "precision": precision, "reduce_dtype": reduce, "adapter": DROPS,
+        "sync_each_batch": sync, "precision": precision, "reduce_dtype": reduce, "adapter": kind,
     }
+    for kind in (DROPS, QUANTIZED)
     for model, precision in (("llama", "bf16_mixed"), ("tied", "bf16"))
     for reduce in (["bf16", "fp32"] if precision == "bf16_mixed" else ["bf16"])
     for sharding in ("ddp", "full_shard")
@@ -404,6 +420,10 @@ def by_operator(rows: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[int, 
         count, total = found.get(key, (0, 0))
         found[key] = (count + row["count"], total + size)
     return found
+
+
+def row_bytes(record: Record, op: str) -> int:
+    return sum(row["bytes"] for row in record["collectives"] if row["op"] == op)
 
 
 def calls(record: Record, op: str, axis: str, phase: str | None = None) -> int:

@@ -166,6 +166,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"workload.adapter": {}}, "workload.adapter.method", "is required in an object: lora"),
     ({"workload.adapter": {"rank": 8}}, "workload.adapter.method", "is required in an object"),
     ({"workload.adapter": {"method": "lora", "rank": 0}}, "workload.adapter.rank", "from 1 to"),
+    (
+        {"workload.adapter": {"method": "lora", "quantize": "fp4"}},
+        "workload.adapter.quantize",
+        "needs the method qlora",
+    ),
+    (
+        {"workload.adapter": {"method": "qlora", "quantize": "int8"}},
+        "workload.adapter.quantize",
+        "8-bit layers are not probed",
+    ),
+    (
+        {"workload.adapter": {"method": "qlora", "quant_storage_dtype": "fp32"}},
+        "workload.adapter.quant_storage_dtype",
+        "must be bf16",
+    ),
     ({"cluster": ...}, "cluster", "is required"),
     ({"cluster": " LOCAL "}, "cluster", "is the machine that asks"),
     ({"cluster": "my.toml"}, "cluster", "no file is read"),

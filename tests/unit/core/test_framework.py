@@ -159,5 +159,5 @@ def test_the_library_of_adapters_counts_where_one_is_trained():
     here = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0", "peft": "0.21.0"}
     for name in ("torch", "accelerate", "trainer"):
         assert "peft" not in framework(name, {}, here).versions
-        assert framework(name, {}, here, adapts=True).versions["peft"] == "0.21.0"
-    assert framework("torch", {"peft": "0.10"}, here, adapts=True).versions["peft"] == "0.10.0"
+        assert framework(name, {}, here, beside=["peft"]).versions["peft"] == "0.21.0"
+    assert framework("torch", {"peft": "0.10"}, here, beside=["peft"]).versions["peft"] == "0.10.0"

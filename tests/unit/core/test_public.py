@@ -38,7 +38,9 @@ RENAMED = {
     "probe_deadline": "probe_deadline_s",
 }  # fmt: skip
 """Arguments that say in their name that they are not text, by the command's option."""
-OF_AN_ADAPTER = {"lora_rank", "lora_alpha", "lora_dropout", "lora_targets"}
+OF_AN_ADAPTER = {
+    "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "quantize", "double_quant",
+}  # fmt: skip
 """Options that are fields of the argument ``adapter``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""

@@ -125,6 +125,7 @@ def test_all_that_make_keys_make_the_same(monkeypatch):
         "accelerate": "1.15",
         "torchao": "0.15",
         "peft": "0.21.0",
+        "bitsandbytes": "0.50.2",
     }
     monkeypatch.setattr("tuner.core.framework.metadata.version", written.__getitem__)
     monkeypatch.setattr(
@@ -132,7 +133,8 @@ def test_all_that_make_keys_make_the_same(monkeypatch):
     )
     monkeypatch.setattr("tuner.client.cases.reading._installed", dict)
     releases = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
-    assert dry_run_versions() == {**releases, "torchao": "0.15.0", "peft": "0.21.0"}
+    beside = {"torchao": "0.15.0", "peft": "0.21.0", "bitsandbytes": "0.50.2"}
+    assert dry_run_versions() == {**releases, **beside}
     asked: dict[str, Any] = {
         "workload": {
             "model": "stories15m",

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.unit.launchfiles.cases import ABOUT, CASES, EXAMPLES, STATED, TORCH, Case, grid, trainer
 from tests.unit.launchfiles.readers import READERS, header_of, settings_in
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Provenance
@@ -194,6 +194,8 @@ def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path: Path) -> None:
 def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:
     adapter = Adapter(rank=8, target_modules=("q_proj",))
     question, settings = Case(settings="sharding=ddp", workload={"adapter": adapter}).parts()
+    quantized = replace(adapter, method=AdapterMethod.QLORA, double_quant=False)
+    work = replace(question.workload, adapter=quantized)
     for name in ("torch", "deepspeed", "torchtitan"):
         assert "no adapter is written" in (why_not(name, question, settings) or ""), name
     for name in ("accelerate", "trainer-flags"):
@@ -202,7 +204,14 @@ def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:
         text = export(name, asked, settings, ABOUT)
         assert "LoraConfig(" in text
         assert "lora of rank 8 on q_proj" in text
+        assert "quantization_config" not in text
+        text = export(name, replace(asked, workload=work), settings, ABOUT)
+        assert 'bnb_4bit_quant_type="nf4"' in text
+        assert "bnb_4bit_use_double_quant=False" in text
+        assert "qlora of rank 8 on q_proj beside nf4" in text
     assert "TUNED_LORA_RANK=8" in export("env", question, settings, ABOUT)
+    told = export("env", replace(question, workload=work), settings, ABOUT)
+    assert "TUNED_DOUBLE_QUANT=false" in told
     for sharding, by in product(("full_shard", "shard_grad_op"), (TORCH, trainer())):
         case = Case(settings=f"sharding={sharding}", framework=by, workload={"adapter": adapter})
         for name in ("trainer", "trainer-flags"):

@@ -48,6 +48,8 @@ WRONG = {
     "workload.adapter.rank": "0",
     "workload.adapter.alpha": "x",
     "workload.adapter.dropout": "1",
+    "workload.adapter.quantize": "nf3",
+    "workload.adapter.double_quant": "perhaps",
     MODEL: "lama-3.1-8b",
     GPU: "h10",
     NODES: "0",
@@ -181,7 +183,7 @@ def test_every_wrong_field_is_told_beside_it_at_once():
     lora = {"workload.adapter.method": "lora"}
     assert set(_said(**lora, **{targets: "q_proj, query"})) == {targets}  # once there is a model
     assert _said(**{"workload.adapter.rank": "8"}) == {
-        "workload.adapter.method": "Is required in an object: lora"
+        "workload.adapter.method": "Is required in an object: lora, qlora"
     }
 
 

@@ -15,7 +15,7 @@ from tuner.client.request import Common, Kept, cluster_of, json_knob, read, shor
 from tuner.client.values import NotCoveredError, telling
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, parse_settings
-from tuner.core.framework import framework, installed_versions
+from tuner.core.framework import framework, installed_versions, packages_beside
 from tuner.core.study import HEADROOM, Question
 from tuner.core.workload import LossKernel
 from tuner.cost.prediction import uncovered
@@ -121,9 +121,10 @@ def read_case(
         raise NotCoveredError(error.field, error.given, reasons) from error
     workload = given.workload.workload
     try:
-        adapts = workload.adapter is not None
         asked = given.framework
-        stack = framework(asked.name, asked.versions, _installed(), adapts=adapts)
+        stack = framework(
+            asked.name, asked.versions, _installed(), beside=packages_beside(workload)
+        )
         if reason := uncovered(workload, stack):
             raise NotCoveredError("workload", workload.model.name, reason)
         question = Question(workload=workload, cluster=given.cluster, framework=stack)

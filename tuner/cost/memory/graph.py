@@ -59,6 +59,7 @@ class _Op:
     backward_work: float
     weights: tuple[float, ...]
     casts: bool
+    unpacks: tuple[float, float]
 
 
 @dataclass(slots=True)
@@ -98,18 +99,21 @@ class Graph:
         backward_work: float = 0.0,
         weight: float = 0.0,
         casts: bool = True,
+        unpacks: tuple[float, float] = (0.0, 0.0),
     ) -> int:
         """One operator with one output.
 
         Inputs get a gradient; ``saves``, and the output if ``output_saved``, are kept for its
         backward. With ``passes`` the output's gradient is the inputs' as it is (a sum, a view).
         Work is of buffers that die before it returns. It computes with a weight of so many
-        elements, which autocast ``casts`` where it knows the operator.
+        elements, which autocast ``casts`` where it knows the operator; or with one that it
+        ``unpacks`` for itself, as forward does so backward: its elements, and those of its scales.
         """
         kept = (*saves, len(self._sizes)) if output_saved else tuple(saves)
         return self.ops(
             (size,), *inputs, saves=kept, passes=passes, forward_work=forward_work,
             backward_work=backward_work, weights=(weight,) if weight else (), casts=casts,
+            unpacks=unpacks,
         )[0]  # fmt: skip
 
     def ops(
@@ -123,6 +127,7 @@ class Graph:
         weights: Sequence[float] = (),
         casts: bool = True,
         views: bool = False,
+        unpacks: tuple[float, float] = (0.0, 0.0),
     ) -> tuple[int, ...]:
         """One operator with an output of each size; see :meth:`op`.
 
@@ -138,7 +143,7 @@ class Graph:
             _Op(
                 inputs=inputs, outputs=outputs, saves=tuple(saves), passes=passes,
                 forward_work=forward_work, backward_work=backward_work, weights=tuple(weights),
-                casts=self.casts_weights and casts,
+                casts=self.casts_weights and casts, unpacks=unpacks,
             )
         )  # fmt: skip
         return outputs
@@ -248,6 +253,8 @@ def _forward(
             kind = EventKind.KEPT if tensor in saved else EventKind.PASSING
             events.append((kind, sizes[tensor]))
         events += [(EventKind.PASSING, op.forward_work), (EventKind.PASSING, -op.forward_work)]
+        if whole := op.unpacks[0] + 2 * op.unpacks[1]:  # scales, and these about their mean
+            events += [(EventKind.CAST, whole), (EventKind.CAST, -whole)]
         for tensor in dying.get(index, ()):
             if tensor not in saved:
                 events.append((EventKind.PASSING, -sizes[tensor]))
@@ -332,11 +339,15 @@ def _backward(
     for op in reversed([op for op in ops if needs & set(op.outputs)]):
         given = [g for g in map(gradients.take, op.outputs) if g is not None]
         events.append((EventKind.PASSING, op.backward_work))
+        weight, scales = op.unpacks
+        if weight:
+            events += [(EventKind.CAST, weight + scales), (EventKind.CAST, -scales)]
         for tensor in (tensor for tensor in op.inputs if tensor in needs):
             own = given[0] if op.passes else gradients.new(gradient_sizes[tensor])
             gradients.give(tensor, own)
         kind = EventKind.GRADIENT if op.casts or not casts_any else EventKind.UNCAST_GRADIENT
         events += [(kind, weight) for weight in op.weights]
+        events += [(EventKind.CAST, -op.unpacks[0])] if op.unpacks[0] else []
         events.append((EventKind.PASSING, -op.backward_work))
         for tensor in op.saves:
             users[tensor] -= 1

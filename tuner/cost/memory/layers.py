@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from math import ceil
 from typing import NamedTuple
 
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import BLOCK, Adapter
 from tuner.core.cluster import Device
 from tuner.cost.memory.attention import Attention, Backend, leaves_groups
 from tuner.cost.memory.graph import Graph, Program
@@ -223,30 +224,45 @@ class _Layer:
         size = self.c * self.tokens * out
         adapter = self.key.adapter
         if adapter is not None:
-            product = self._product(self.graph.op(size, x))
+            if adapter.quantizes:
+                product = self.graph.op(size, x, unpacks=self._unpacked(adapter, into * out))
+            else:
+                product = self._product(self.graph.op(size, x))
             return self._adapted(x, product, into, out) if adapter.targets(name) else product
         cast = self._cast(x, self.tokens * into) if wide else x
         weight = (into + self._has(bias)) * out
         kept = self.memory.get(cast, cast)
         return self._product(self.graph.op(size, cast, saves=(kept,), weight=weight))
 
+    def _unpacked(self, adapter: Adapter, weights: float) -> tuple[float, float]:
+        """Elements of a quantized weight once it is whole, and of the fp32 that is made of its
+        scales where they are quantized too."""
+        return weights, adapter.double_quant * 4 * ceil(weights / BLOCK) / self.c
+
     def _adapted(self, x: int, product: int, into: float, out: float) -> int:
         """LoRA beside a product (``Linear.forward`` in peft/tuners/lora/layer.py, 0.21).
 
         Its input is cast to the adapter's format, dropped out, and multiplied twice, under autocast
-        in the narrow format again; what comes of it is scaled, and added.
+        in the narrow format again; what comes of it is scaled, and added. Of quantized layers
+        (``Linear4bit.forward`` in bnb.py) the product is copied first, and autocast's input is not
+        cast, for which peft asks of CUDA's autocast alone.
         """
         graph, adapter = self.graph, self.key.adapter
         assert adapter is not None
-        narrow, wide = self.c * self.tokens * into, self.key.adapter_bytes * self.tokens * into
+        copies = adapter.quantizes
+        widens = self.widens and not (copies and self.key.device is Device.CUDA)
+        width = self.key.adapter_bytes if widens else self.c
+        narrow, wide = self.c * self.tokens * into, width * self.tokens * into
         size, inner, given = self.c * self.tokens * out, self.c * self.tokens * adapter.rank, x
-        if self.widens:
+        if copies:
+            product = graph.op(size, product, passes=True)
+        if widens:
             x = given = graph.op(wide, x)
         if adapter.dropout:
-            mask = dropout_mask(wide, self.key.adapter_bytes, self.key.device)
+            mask = dropout_mask(wide, width, self.key.device)
             index = graph.next + 1
             x = graph.ops((wide, mask), x, saves=(index,))[0]
-        if self.widens:
+        if widens:
             x = graph.op(narrow, x)
         down = self._product(graph.op(inner, x, saves=(x,), weight=into * adapter.rank))
         up = self._product(graph.op(size, down, saves=(down,), weight=out * adapter.rank))

@@ -284,6 +284,15 @@ def adapter_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> i
     return 4 if autocasts(workload, settings, cluster) else COMPUTE_BYTES[workload.precision]
 
 
+def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
+    """Bytes of an element of what they take: beside quantized layers peft casts nothing where
+    autocast does, for which it asks of CUDA's alone (``Linear4bit.forward`` in bnb.py)."""
+    adapter = workload.adapter
+    if adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA:
+        return COMPUTE_BYTES[workload.precision]
+    return adapter_bytes(workload, settings, cluster)
+
+
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
     """Bytes of so many parameters, of which some are trained."""
     wide = WEIGHT_BYTES[workload.precision]

@@ -34,7 +34,7 @@ from tuner.cost.memory.shards import (
     shards,
     state_bytes,
 )
-from tuner.cost.memory.tensors import buffer_bytes
+from tuner.cost.memory.tensors import buffer_bytes, scales_bytes
 from tuner.cost.memory.wrapping import (
     ACTIVATIONS,
     DDP_BUCKETS,
@@ -157,6 +157,7 @@ class _Step(Wrapping):
             state = parts.trained_shard
         if not self.turns:  # rotary frequencies are too few to count
             tape.fixed(PARAMETERS, buffer_bytes(self.model))
+        tape.fixed(PARAMETERS, scales_bytes(self.model, self.workload.adapter))
         tape.fixed(OPTIMIZER_STATE, self.on_device * state_bytes(self.workload) * state)
         if not self.fsdp and self.replicas > 1:
             tape.fixed(DDP_BUCKETS, self.w * own)

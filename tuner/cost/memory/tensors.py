@@ -14,6 +14,7 @@ from typing import NamedTuple
 from tuner.core.adapter import Adapter
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
+from tuner.model.linears import linears
 from tuner.model.shape import layer_kinds
 
 
@@ -129,18 +130,26 @@ def model_tensors(model: ModelConfig, adapter: Adapter | None = None) -> ModelTe
 
 
 def _adapted(model: ModelConfig, adapter: Adapter) -> ModelTensors:
-    """The model's parameters, all frozen, and after each layer's those of its adapters."""
+    """The model's parameters, all frozen, and after each layer's those of its adapters.
+
+    Quantized weights are as many elements of the frozen model's format as they are packed in.
+    """
     whole = model_tensors(model)
 
     def frozen(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(tensor._replace(trained=False) for tensor in tensors)
+
+    def kept(tensor: Tensor) -> Tensor:
+        if adapter.quantizes and tensor.columns > 1:  # of layers all but norms and biases
+            return Tensor(adapter.packed_elements(tensor.elements), trained=False)
+        return tensor._replace(trained=False)
 
     def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         pairs = (
             (Tensor(adapter.rank, one.inputs), Tensor(one.outputs, adapter.rank))
             for one in adapter.adapted(model)
         )
-        return (*frozen(tensors), *(matrix for pair in pairs for matrix in pair))
+        return (*map(kept, tensors), *(matrix for pair in pairs for matrix in pair))
 
     return ModelTensors(
         embedding=frozen(whole.embedding),
@@ -157,6 +166,15 @@ def _adapted(model: ModelConfig, adapter: Adapter) -> ModelTensors:
 def trained_elements(model: ModelConfig, adapter: Adapter | None) -> int:
     """Counts the parameters that have gradients."""
     return sum(tensor.elements for tensor in model_tensors(model, adapter).trained)
+
+
+@lru_cache(maxsize=64)
+def scales_bytes(model: ModelConfig, adapter: Adapter | None) -> int:
+    """Bytes that each rank holds beside quantized weights, of which it may have a shard alone."""
+    if adapter is None or not adapter.quantizes:
+        return 0
+    each = (adapter.scale_bytes(one.inputs * one.outputs) for one in linears(model))
+    return model.layers * sum(each)
 
 
 @lru_cache(maxsize=64)

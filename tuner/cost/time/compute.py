@@ -16,6 +16,7 @@ from tuner.cost.memory.pipeline import Stage, counts
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     adapter_bytes,
+    adapter_input_bytes,
     axis_sizes,
     layer_variants,
     logit_ranks,
@@ -24,6 +25,7 @@ from tuner.cost.memory.shards import (
 from tuner.cost.memory.step import LOSS_PARTS
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
+from tuner.model.linears import linears
 from tuner.model.shape import has_biased_scores
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
@@ -165,7 +167,8 @@ def adapter_work(workload: Workload, wide: int, t: TorchCosts) -> tuple[float, f
 
     As ``Linear.forward`` in peft/tuners/lora/layer.py: the input is cast to the matrices' format,
     of ``wide`` bytes an element, and by autocast back; dropout reads it, writes it and a mask; what
-    the matrices make is read and written scaled, and then added to the layer's own.
+    the matrices make is read and written scaled, and then added to the layer's own, of which
+    ``Linear4bit.forward`` in bnb.py makes a copy first.
     """
     model, adapter = workload.model, workload.adapter
     assert adapter is not None
@@ -175,7 +178,7 @@ def adapter_work(workload: Workload, wide: int, t: TorchCosts) -> tuple[float, f
         work += 2 * (adapter.rank * (one.inputs + one.outputs) + t.small_dim * sides)
         moved += 2 * (width + wide) * one.inputs * (wide > width)
         moved += (2 * wide + 1) * one.inputs * bool(adapter.dropout)
-        moved += (2 + 3) * width * one.outputs
+        moved += (2 + 3 + 2 * adapter.quantizes) * width * one.outputs
     return work, moved
 
 
@@ -187,14 +190,20 @@ def launched(workload: Workload, settings: Settings, cluster: Cluster) -> float:
     """Kernels of a layer's forward over those of a layer without adapters.
 
     Each adapted linear has two products more, a scaling and an addition, one for dropout; and where
-    autocast finds fp32 matrices, casts of the input there and back, and of both.
+    autocast finds fp32 matrices, casts of the input there and back, and of both. Of a quantized one
+    the product is copied; and each is unpacked, its scales first where they are quantized too.
     """
     adapter = workload.adapter
     if adapter is None:
         return 1.0
-    casts = adapter_bytes(workload, settings, cluster) > COMPUTE_BYTES[workload.precision]
-    each = 4 + bool(adapter.dropout) + 4 * casts
-    return 1 + each * len(adapter.adapted(workload.model)) / LAYER_KERNELS
+    width = COMPUTE_BYTES[workload.precision]
+    casts = 2 * (adapter_bytes(workload, settings, cluster) > width)
+    casts += 2 * (adapter_input_bytes(workload, settings, cluster) > width)
+    each = 4 + bool(adapter.dropout) + casts + adapter.quantizes
+    more = each * len(adapter.adapted(workload.model))
+    if adapter.quantizes:
+        more += (1 + 2 * adapter.double_quant) * len(linears(workload.model))
+    return 1 + more / LAYER_KERNELS
 
 
 def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> float:
@@ -283,12 +292,19 @@ def _layer(
         read += reached * found.expert
         # grouped products compute half a tile of each expert in vain
         forward += 2 * (TILE_ROWS / 2 * reached / tokens) * found.expert
-    products, passes = (3 + products_again) * forward, 3.0
+    products, passes, unpacked = (3 + products_again) * forward, 3.0, 0.0
     if workload.adapter is not None:
         products, passes = (2 + products_again) * forward, 2.0
-        work, traffic = adapter_work(workload, adapter_bytes(workload, settings, cluster), t)
+        taken = adapter_input_bytes(workload, settings, cluster)
+        work, traffic = adapter_work(workload, taken, t)
         products += (3 + products_again) * work
-    moved = (passes + products_again) * width * read
+        if workload.adapter.quantizes:
+            # read packed and written whole, each time before it is read: selective checkpointing
+            # does not know the product, which is computed again
+            products += (again - products_again) * forward
+            unpacked = (passes + again) * (0.5 + width)
+            passes += again - products_again
+    moved = (passes + products_again) * width * read + unpacked * read
     moved += (3 + again) * t.traffic_factor * moved_bytes(model, width, whole) * tokens
     if workload.adapter is not None:
         moved += (3 + again) * traffic * tokens

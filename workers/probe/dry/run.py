@@ -21,6 +21,7 @@ from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
 from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
+from workers.probe.quantized import scales
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
 from workers.probe.step import optimizer_step
@@ -134,7 +135,8 @@ class DryRun:
         substitutes = substituted(spec.device, spec.attention_backends)
         with substitutes, self.device.memory(), ledger:
             model: Any = stack.model
-            self._own([*model.parameters(), *model.buffers()], Category.PARAMETERS)
+            held = [*model.parameters(), *model.buffers(), *scales(model)]
+            self._own(held, Category.PARAMETERS)
             # what the ledger cannot see: the vocabulary, groups, and the model's parts
             rows = vocabulary(spec.model)
             ledger.vocabulary = frozenset({rows, -(-rows // spec.settings.tp_size)})

@@ -1,6 +1,7 @@
 """Substitutes for code that asks fake CPU tensors for what they do not have."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -60,7 +61,12 @@ def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
             detection(position_ids)
 
         replaced.append((masking_utils, _DETECTION, none_found))
+    layers: Any = sys.modules.get("bitsandbytes.nn.modules")
+    if layers is not None:  # it would make a class of its own of a parameter, which is fake here
+        replaced.append((layers, "fix_4bit_weight_quant_state_from_module", _give_scales))
     if kind == "cuda":
+        asked = torch.is_autocast_enabled  # peft asks about CUDA, where here all is CPU's
+        replaced.append((torch, "is_autocast_enabled", lambda *_: asked("cpu")))
         replaced.append((checkpointing, "save_on_cpu", _OnHost))
         attention = cuda_attention(module.scaled_dot_product_attention, backends)
         replaced.append((module, "dropout", cuda_dropout(module.dropout)))
@@ -73,6 +79,10 @@ def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
     finally:
         for where, name, original in originals:
             setattr(where, name, original)
+
+
+def _give_scales(linear: Any) -> None:
+    linear.weight.quant_state = linear.quant_state
 
 
 class _OnHost(torch.autograd.graph.saved_tensors_hooks):
