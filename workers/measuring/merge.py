@@ -199,6 +199,9 @@ def _agreed(records: Sequence[RankRecord]) -> tuple[Outcome, str, int]:
         if did != had:
             detail = f"rank {record.rank}: the optimizer stepped {did} times instead of {had}"
             return Outcome.WRONG_RESULT, detail, record.rank
+        if record.moved_frozen:
+            detail = f"rank {record.rank}: {record.moved_frozen} frozen parameters have changed"
+            return Outcome.WRONG_RESULT, detail, record.rank
     return records[0].outcome, "", 0
 
 

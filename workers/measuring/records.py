@@ -248,6 +248,8 @@ class RankRecord:
     gradient_norms: tuple[float, ...] = ()  # one per tracked step
     optimizer_steps: Count = 0  # times that the optimizer stepped
     expected_optimizer_steps: Count = 0  # times that it had to
+    moved_frozen: Count | None = None
+    """Frozen parameters that the steps have changed; ``None`` where there are none."""
     versions: Mapping[str, str] = field(default_factory=dict)
     hardware: Annotated[Mapping[str, Any], AfterValidator(_with_clocks)] = field(
         default_factory=dict
@@ -260,7 +262,7 @@ class RankRecord:
 
 OLDER_RECORDS_LACK = {
     "recomputed_layers", "recomputed_products", "host_bytes", "whole_logits", "loss_kernel",
-    "attention", "sequences",
+    "attention", "sequences", "moved_frozen",
 }  # fmt: skip
 _NEEDED = {"format", *(one.name for one in fields(RankRecord))} - OLDER_RECORDS_LACK
 _RECORD = TypeAdapter(RankRecord)

@@ -13,6 +13,17 @@ from torch.distributed.tensor import DTensor
 
 from workers.probe.tracker import Phase
 
+# Integers of as many bytes as a parameter's elements have.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def frozen_sums(model: nn.Module) -> list[int]:
+    """The sum of the bits of this rank's part of each frozen parameter, read as integers."""
+    frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
+    parts = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
+    sums = [part.view(_BITS[part.element_size()]).sum(dtype=torch.int64) for part in parts]
+    return [int(one) for one in torch.stack(sums).tolist()] if sums else []
+
 
 def total_gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """The Euclidean norm of the whole model's gradient, the same on all ranks.

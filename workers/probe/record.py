@@ -44,6 +44,7 @@ class Record:
     gradient_norms: list[float] = field(default_factory=list)
     optimizer_steps: int = 0
     expected_optimizer_steps: int = 0
+    moved_frozen: int | None = None  # frozen parameters that steps have changed
     versions: dict[str, str] = field(default_factory=dict)
     hardware: dict[str, Any] = field(default_factory=dict)
     emulation: dict[str, Any] | None = None

@@ -27,7 +27,7 @@ from workers.probe.group import (
     one_copy_gathers,
     wait_for_watchdog,
 )
-from workers.probe.instruments import recomputing, total_gradient_norm, watching
+from workers.probe.instruments import frozen_sums, recomputing, total_gradient_norm, watching
 from workers.probe.model import micro_batches
 from workers.probe.quantized import scales
 from workers.probe.record import Record, recording
@@ -98,6 +98,7 @@ class Rank:
                 self.device.tracker.add(tensor)
             if self.spec.is_emulated:
                 self._alone = Alone(device=self.device, axes=stack.axis_names())
+            frozen = frozen_sums(stack.model)
             self._track(stack)
         with one_copy_gathers() if self._alone is not None else contextlib.nullcontext():
             self._time(stack)
@@ -108,6 +109,9 @@ class Rank:
             if self._alone is not None:
                 self.record.emulation = self._alone.values()
         self.phase.name = self.record.phase = "finish"
+        if frozen:
+            after = frozen_sums(stack.model)
+            self.record.moved_frozen = sum(a != b for a, b in zip(frozen, after, strict=True))
         self.record.optimizer_steps = stack.optimizer_steps
         self.record.expected_optimizer_steps = self._step
         self.record.outcome = "stopped_early" if self._gave_up else "ok"

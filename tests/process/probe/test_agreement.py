@@ -269,6 +269,7 @@ def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: 
     for case, record in zip(cases, records, strict=True):
         assert difference(record, alone[kinds.index(case["adapter"])]) <= SAME
         assert record["optimizer_steps"] == record["expected_optimizer_steps"]
+        assert record["moved_frozen"] == 0
         trained, frozen = record["moved"]["trained"], record["moved"]["frozen"]
         assert trained == [LAYERS * 7 * 2] * 2  # two matrices beside each linear
         assert frozen == [0, LAYERS * 11 + 3]  # those linears, norms, also of q and k, and the rest

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from workers.probe.checkpointing import checkpoint_layers, host_bytes
 from workers.probe.collectives import Call, overlaps
-from workers.probe.instruments import Recomputed, recomputing, total_gradient_norm
+from workers.probe.instruments import Recomputed, frozen_sums, recomputing, total_gradient_norm
 from workers.probe.model import build_on_meta, decoder_layers
 from workers.probe.tracker import Phase, StorageTracker
 
@@ -121,3 +121,15 @@ def test_what_hides_collectives(calls: list[tuple[str, str, int, str]], hidden: 
     planted = [Call(op, group, phase, number, 1) for op, phase, number, group in calls]
     found = overlaps(planted, {SHARD: "dp_shard", TENSOR: "tp", DATA: "dp"})
     assert [str(overlap) for overlap in found] == hidden
+
+
+def test_a_frozen_parameter_that_moved_is_seen_by_its_bits() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False, dtype=torch.bfloat16) for _ in range(3)))
+    model[2].requires_grad_(False)
+    model[1].requires_grad_(False)
+    before = frozen_sums(model)
+    with torch.no_grad():
+        model[0].weight.add_(1)  # trained
+        assert frozen_sums(model) == before
+        model[1].weight[0, 0] *= 1.0078125  # by one unit in the last place
+    assert [a == b for a, b in zip(before, frozen_sums(model), strict=True)] == [False, True]

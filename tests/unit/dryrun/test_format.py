@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "205250da7fb1042bcce2356e51c83c70b0b95b5b20d511ff36175f502ae450a9")
+PINNED = (3, "cb24e0b66ad1cf90bd6e0b9f373e6a58a118e5c3781c99b2e29222f308531b4c")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

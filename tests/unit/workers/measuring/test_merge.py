@@ -166,6 +166,9 @@ CASES = {
     "too few optimizer steps": (
         DONE, [ok(0), ok(1, optimizer_steps=4)], Why.ENDED, 0, Outcome.WRONG_RESULT,
         "rank 1: the optimizer stepped 4 times instead of 5"),
+    "frozen weights that moved": (
+        DONE, [ok(0, moved_frozen=0), ok(1, moved_frozen=2)], Why.ENDED, 0, Outcome.WRONG_RESULT,
+        "rank 1: 2 frozen parameters have changed"),
     "ranks timed different steps": (
         DONE, [ok(0), ok(1, step_times_s={1: (0.3,), 2: (0.5, 0.6)})], Why.ENDED, 0, CRASHED,
         "rank 1 timed other steps than rank 0"),
