@@ -58,7 +58,8 @@ class CaseAsked:
     ] = None
     sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
     optimizer: Annotated[
-        str | None, option("adamw|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD)
+        str | None,
+        option("adamw|adamw_fused|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
     ] = None
     precision: Annotated[
         str | None,

@@ -95,7 +95,9 @@ class Asked:
         ),
     ]
     sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
-    optimizer: Annotated[str, option("adamw|adamw_8bit|sgd", "The optimizer.", WORKLOAD)] = "adamw"
+    optimizer: Annotated[
+        str, option("adamw|adamw_fused|adamw_8bit|sgd", "The optimizer.", WORKLOAD)
+    ] = "adamw"
     precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
     reduce_dtype: Annotated[
         str | None,

@@ -23,6 +23,7 @@ class Optimizer(StrEnum):
     """The optimizer, which decides the bytes of state per parameter."""
 
     ADAMW = "adamw"  # two moments in the parameters' precision
+    ADAMW_FUSED = "adamw_fused"  # the same, in one kernel that makes no copies
     ADAMW_8BIT = "adamw_8bit"  # two moments of one byte each, by torchao
     SGD = "sgd"  # no state: momentum is off
 

@@ -159,9 +159,11 @@ def memory_changes(
         )
     # The other of AdamW's two precisions of state: by arithmetic, for it is another workload.
     workload = question.workload
-    optimizer = {Optimizer.ADAMW: Optimizer.ADAMW_8BIT, Optimizer.ADAMW_8BIT: Optimizer.ADAMW}.get(
-        workload.optimizer
-    )
+    optimizer = {
+        Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
+        Optimizer.ADAMW_FUSED: Optimizer.ADAMW_8BIT,
+        Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
+    }.get(workload.optimizer)
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
         return
     if workload.model.is_traced:

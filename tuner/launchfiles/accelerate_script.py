@@ -12,13 +12,13 @@ from tuner.core.workload import Optimizer
 from tuner.launchfiles.contract import batch_text
 from tuner.launchfiles.fsdp import (
     DTYPES,
-    OPTIMIZERS,
     REDUCE_HOOK,
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
     dtype_argument,
     loaded,
+    optimizer_call,
     policy,
 )
 from tuner.launchfiles.model_code import (
@@ -109,7 +109,7 @@ def script(question: Question, settings: Settings) -> str:
         use_loss(question, settings) or None,
         *(_checkpointing(settings) if in_script else ()),
         adapter_code(question) or None,
-        f"optimizer = {OPTIMIZERS[work.optimizer]}(model.parameters(), lr=LEARNING_RATE)",
+        f"optimizer = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
         f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size})",

@@ -59,7 +59,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         values["bf16"] = {"enabled": True, **both}
     elif question.workload.precision is Precision.BF16_MIXED:
         values["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-    if question.workload.optimizer is not Optimizer.ADAMW:
+    if question.workload.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
         values["zero_allow_untested_optimizer"] = True
     if settings.cpu_offload:  # torch's own optimizer then steps on the CPU, as it was probed
         values["zero_force_ds_cpu_optimizer"] = False
@@ -116,6 +116,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 def _render(question: Question, settings: Settings, about: About) -> str:
     work, nanotron = question.workload, question.framework.name is FrameworkName.NANOTRON
     optimizer = "SGD" if work.optimizer is Optimizer.SGD else "AdamW"
+    optimizer += " with fused=True" if work.optimizer is Optimizer.ADAMW_FUSED else ""
     notes = [
         about.other_stack,
         f"Load the model with dtype={DTYPES[weights(question)]}, and hand torch.optim.{optimizer}"

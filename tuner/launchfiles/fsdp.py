@@ -46,9 +46,18 @@ DTYPES: Mapping[ReduceDtype, str] = {
 # torch's own optimizers, as Python names them.
 OPTIMIZERS: Mapping[Optimizer, str] = {
     Optimizer.ADAMW: "torch.optim.AdamW",
+    Optimizer.ADAMW_FUSED: "torch.optim.AdamW",
     Optimizer.ADAMW_8BIT: "AdamW8bit",
     Optimizer.SGD: "torch.optim.SGD",
 }
+
+
+def optimizer_call(optimizer: Optimizer, rate: str) -> str:
+    """The expression that makes a model's optimizer."""
+    fused = ", fused=True" if optimizer is Optimizer.ADAMW_FUSED else ""
+    return f"{OPTIMIZERS[optimizer]}(model.parameters(), lr={rate}{fused})"
+
+
 # What selective checkpointing keeps, as in the probe program (workers/probe/checkpointing.py).
 _KEPT_OPERATORS = (
     "mm.default",

@@ -27,11 +27,11 @@ from tuner.launchfiles.contract import (
 from tuner.launchfiles.fsdp import (
     DTYPES,
     LAYER_CLASSES,
-    OPTIMIZERS,
     REDUCE_HOOK,
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
+    optimizer_call,
     policy,
     reshards,
     weights,
@@ -194,7 +194,7 @@ def _shard(question: Question, settings: Settings) -> Iterator[str]:
 
 def _optimizer(question: Question, settings: Settings) -> Iterator[str]:
     yield "def make_optimizer(model, lr):"
-    yield f"    return {OPTIMIZERS[question.workload.optimizer]}(model.parameters(), lr=lr)"
+    yield f"    return {optimizer_call(question.workload.optimizer, 'lr')}"
 
 
 def _step(question: Question, settings: Settings) -> Iterator[str]:

@@ -64,6 +64,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
     fp32 = work.precision is Precision.FP32
     ranks = settings.data_parallel_size(cluster.world_size)
     hybrid = settings.sharding is Sharding.HYBRID_SHARD
+    kernels = "fused" if work.optimizer is Optimizer.ADAMW_FUSED else "foreach"
     replicas = ranks if not sharded else cluster.nodes if hybrid else 1
     return {
         "model": {"name": name, "flavor": flavor},
@@ -85,7 +86,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
             "context_parallel_degree": 1,
         },
         "activation_checkpoint": _checkpointing(settings),
-        "optimizer": {"name": "AdamW", "implementation": "foreach"},
+        "optimizer": {"name": "AdamW", "implementation": kernels},
         "compile": {"enable": False},
     }
 
@@ -152,7 +153,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"
-        if optimizer is not Optimizer.ADAMW
+        if optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
         else None,
         "torchtitan trains on GPUs; ask again with --cluster of GPUs"
         if device is not Device.CUDA

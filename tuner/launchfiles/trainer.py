@@ -65,6 +65,7 @@ LONGEST_RUN_NAME = 128
 
 _OPTIMIZERS = {
     Optimizer.ADAMW: "adamw_torch",
+    Optimizer.ADAMW_FUSED: "adamw_torch_fused",
     Optimizer.ADAMW_8BIT: "adamw_torch_8bit",
     Optimizer.SGD: "sgd",
 }
@@ -340,7 +341,7 @@ NAME = "trainer"
 MARKS = frozenset({"per_device_train_batch_size", "accelerator_config", "fsdp", "output_dir"})
 OPTIMIZERS = {
     "adamw_torch": Optimizer.ADAMW,
-    "adamw_torch_fused": Optimizer.ADAMW,
+    "adamw_torch_fused": Optimizer.ADAMW_FUSED,
     "adamw_torch_8bit": Optimizer.ADAMW_8BIT,
     "sgd": Optimizer.SGD,
 }

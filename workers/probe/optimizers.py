@@ -21,7 +21,7 @@ def make_optimizer(
     """The optimizer over what is trained of ``model``, with torch's own defaults.
 
     Args:
-        name: adamw, adamw_8bit or sgd.
+        name: adamw, adamw_fused, adamw_8bit or sgd.
         model: with its parameters in their final, sharded form.
         foreach: torch's own choice, if ``None``: true on CUDA, false on a CPU.
         updates: off where there are no values to update; the 8-bit optimizer then only makes
@@ -33,8 +33,10 @@ def make_optimizer(
             raises the same where it cannot be compiled.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
-    if name == "adamw":
-        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=foreach)
+    if name in ("adamw", "adamw_fused"):
+        fused = name == "adamw_fused"
+        kernels: dict[str, Any] = {"fused": True} if fused else {"foreach": foreach}
+        return torch.optim.AdamW(parameters, lr=LEARNING_RATE, **kernels)
     if name == "sgd":
         return torch.optim.SGD(parameters, lr=LEARNING_RATE, foreach=foreach)
     assert name == "adamw_8bit", name

@@ -145,5 +145,8 @@ def test_the_trainers_optimizers_are_those_of_the_probes() -> None:
     for optimizer in Optimizer:
         case = Case(settings=FULL, framework=trainer(), workload={"optimizer": optimizer})
         names[str(optimizer)] = json.loads(export("trainer", *case.parts(), ABOUT))["optim"]
-    assert names == {"adamw": "adamw_torch", "adamw_8bit": "adamw_torch_8bit", "sgd": "sgd"}
+    assert names == {
+        "adamw": "adamw_torch", "adamw_fused": "adamw_torch_fused",
+        "adamw_8bit": "adamw_torch_8bit", "sgd": "sgd",
+    }  # fmt: skip
     assert set(names.values()) <= {str(name.value) for name in OptimizerNames}

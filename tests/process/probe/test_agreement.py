@@ -286,7 +286,9 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": {
         "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
     },
-    "every_2": {"model": "tied", "activation_checkpointing": "every_2"},
+    "every_2": {
+        "model": "tied", "activation_checkpointing": "every_2", "optimizer": "adamw_fused",
+    },
     "tp": {"model": "tied", **SPLIT},
     "sharded logits": {"model": "qwen3", "tp_size": 2, "tensor_parallel": "sharded_logits"},
     "gathered logits": {
@@ -294,7 +296,10 @@ CASES: dict[str, dict[str, Any]] = {
         "activation_checkpointing": "full",
     },
     "own loss": {"sharding": "full_shard", "precision": "bf16", "loss": "own_dtype"},
-    "fused loss": {"sharding": "full_shard", "precision": "bf16", "fused_loss": True},
+    "fused loss": {
+        "sharding": "full_shard", "precision": "bf16", "fused_loss": True,
+        "optimizer": "adamw_fused",
+    },
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
     "adapter": {"precision": "bf16_mixed", "sync_each_batch": False, "adapter": DROPS},
     "sharded adapter": {

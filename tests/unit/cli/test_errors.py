@@ -68,7 +68,7 @@ def assert_usage_error(result, message):
 
 def test_with_json_an_error_is_an_object_too(cli, tiny):
     result = cli("suggest", *asked(tiny, "--optimizer", "lion"), "--json")
-    message = "optimizer: got 'lion'; must be one of adamw, adamw_8bit, sgd"
+    message = "optimizer: got 'lion'; must be one of adamw, adamw_fused, adamw_8bit, sgd"
     assert result.code == 2
     wrong = {"field": "optimizer", "value": "lion", "allowed": message.partition("; ")[2]}
     error = {"field": "optimizer", "message": message, "exit_code": 2, "errors": [wrong]}

@@ -19,7 +19,7 @@ from tuner.cost.prediction import Prediction, predict
 from tuner.errors import UsageError
 
 QUANTITY = {"value", "low", "high", "provenance"}
-UNCOVERED = {"cluster": "8xb300"}
+UNCOVERED = {"cluster": "8xr300"}
 
 
 def test_a_prediction(lab, desk):
@@ -77,7 +77,7 @@ def test_a_gpu_without_rates_has_memory_and_no_speed(lab, desk):
 def test_what_is_not_covered_is_unknown_with_the_reason(lab, desk):
     [answer] = desk.answer(lab.case(**UNCOVERED))
     assert answer["provenance"] == "unknown"
-    assert "b300" in answer["reason"]
+    assert "r300" in answer["reason"]
     assert answer["fits"] is None
     assert answer["memory"]["allocated_gib"]["value"] is None
     assert answer["canonical"] is None
@@ -204,7 +204,7 @@ def test_wrong_lines_are_answered_among_the_others(lab, desk):
 
 
 def test_answers_do_not_wait_for_dry_runs_of_later_cases(lab, desk):
-    cases = [lab.case(cluster="8xb300"), lab.case(settings={"tp_size": 3}), lab.case()]
+    cases = [lab.case(cluster="8xr300"), lab.case(settings={"tp_size": 3}), lab.case()]
     stream = io.BytesIO("\n".join(map(json.dumps, cases)).encode())
     with desk.dry_runs(Policy.AUTO) as dry_runs:
         answers = answer_cases(stream, dry_runs)

@@ -465,20 +465,20 @@ def test_what_is_not_covered_is_no_mistake(lab):
     one = {"nodes": 1, "gpus_per_node": 8}
     for change, why in (
         ({"workload__model": mamba}, "model type 'mamba9'"),
-        ({"cluster": "8xb300"}, "GPU 'b300'"),
-        ({"cluster": {**one, "gpu": "b300"}}, "GPU 'b300'"),
-        ({"cluster": {**one, "gpu": {"name": "b300"}}}, "GPU 'b300'"),
-        ({"workload__model": mamba, "cluster": "8xb300"}, r"'mamba9'.*'b300'"),
+        ({"cluster": "8xr300"}, "GPU 'r300'"),
+        ({"cluster": {**one, "gpu": "r300"}}, "GPU 'r300'"),
+        ({"cluster": {**one, "gpu": {"name": "r300"}}}, "GPU 'r300'"),
+        ({"workload__model": mamba, "cluster": "8xr300"}, r"'mamba9'.*'r300'"),
     ):
         with pytest.raises(NotCoveredError, match=why):
             read_case(lab.case(**change))
-    beside = lab.case(cluster="8xb300", settings={"tp_size": 0})
+    beside = lab.case(cluster="8xr300", settings={"tp_size": 0})
     assert list(wrong(read_case, beside)) == ["settings.tp_size"]
     assert "did you mean mixtral?" in uncovered_model_type("mixtrall")
     for covered in ("llama", "mamba", "", None, 5, ["llama"]):
         assert uncovered_model_type(covered) == ""
     for misspelled in ("h100-80bg", "a10080gb", "mi300"):
         assert uncovered_gpu(misspelled, ("h100-80gb", "a100-80gb", "mi300x")) == ""
-    for other in ("b300", "h800-80gb", "tpu-v5e", "x" * 5000):
+    for other in ("r300", "h800-80gb", "tpu-v5e", "x" * 5000):
         assert "is not in the catalogue" in uncovered_gpu(other, ("h100-80gb", "h200"))
         assert len(uncovered_gpu(other, ("h100-80gb",))) < 400

@@ -167,6 +167,7 @@ def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
 def test_the_optimizers_step() -> None:
     for optimizer, bytes_each, copies, of_one in [
         (Optimizer.ADAMW, 4, 1, 0),
+        (Optimizer.ADAMW_FUSED, 4, 0, 0),
         (Optimizer.ADAMW_8BIT, 2 + 8 / 256, 0, 8 + 8 / 256),  # of the largest parameter
         (Optimizer.SGD, 0, 0, 0),
     ]:

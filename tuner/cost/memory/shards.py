@@ -317,7 +317,7 @@ def logit_ranks(workload: Workload, settings: Settings) -> int:
 
 def state_bytes(workload: Workload) -> float:
     """Bytes of optimizer state per parameter: Adam has two moments."""
-    if workload.optimizer is Optimizer.ADAMW:
+    if workload.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
         return 2 * WEIGHT_BYTES[workload.precision]
     return STATE_BYTES_8BIT if workload.optimizer is Optimizer.ADAMW_8BIT else 0
 
@@ -415,7 +415,7 @@ def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVaria
 
 
 def copies_whole(workload: Workload, cluster: Cluster) -> bool:
-    """On CUDA torch's AdamW works on all parameters at once, through one copy of them."""
+    """On CUDA torch's AdamW, unless fused, works on all parameters at once, through one copy."""
     return workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
 
 

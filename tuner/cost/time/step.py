@@ -162,8 +162,13 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
 # AdamW of torch is ``foreach`` (``_multi_tensor_adam`` in torch/optim/adam.py): decay 2, first
 # moment 3, second 2 + 3, root 2, division 2, epsilon 2, update 4. torchao's 8-bit AdamW is one
 # kernel: it reads the gradient, reads and writes the weight and two moments of a byte. SGD is one
-# kernel.
-UPDATE_PASSES = {Optimizer.ADAMW: (20, 0), Optimizer.ADAMW_8BIT: (3, 4), Optimizer.SGD: (3, 0)}
+# kernel. So is the fused AdamW: it reads the gradient, reads and writes the weight and two moments.
+UPDATE_PASSES = {
+    Optimizer.ADAMW: (20, 0),
+    Optimizer.ADAMW_FUSED: (7, 0),
+    Optimizer.ADAMW_8BIT: (3, 4),
+    Optimizer.SGD: (3, 0),
+}
 
 
 def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:

@@ -12,7 +12,7 @@ MOST_SIZES = 2
 # Values of the fields that name one; each field's own name is its rule's.
 ALLOWED = {
     "settings.sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
-    "optimizer": ("adamw", "adamw_8bit", "sgd"),
+    "optimizer": ("adamw", "adamw_fused", "adamw_8bit", "sgd"),
     "precision": ("bf16", "bf16_mixed", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
     "loss": ("hf", "fp32", "own_dtype"),
