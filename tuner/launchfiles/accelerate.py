@@ -28,7 +28,7 @@ from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_para
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
-from tuner.launchfiles.model_code import use_loss
+from tuner.launchfiles.model_code import PEFT_NEEDED, use_loss
 from tuner.launchfiles.shell import in_force
 from tuner.model.shape import has_arithmetic
 from tuner.space.rules import (
@@ -154,7 +154,9 @@ def _needs(question: Question, settings: Settings) -> str:
     between = ", but not 1.8 to 1.14" if by_option and _is_early(question) else ""
     needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
     if is_sharded(question, settings) and _has_mixed_adapter(question):
-        needs += f", and torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
+        needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
+    if question.workload.adapter is not None:
+        needs += f", {PEFT_NEEDED}"
     return needs
 
 
@@ -170,7 +172,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     nodes = values["num_machines"]
     needs = f"{_needs(question, settings)}. Start it"
     command = f"#     accelerate launch --config_file {FILE_NAME}"
-    launch = [f"# {needs}:", f"{command} SCRIPT.py"]
+    launch = [*comment(f"{needs}:"), f"{command} SCRIPT.py"]
     if nodes > 1:
         launch = [
             *comment(

@@ -11,6 +11,8 @@ from tuner.core.workload import Loss, Precision
 from tuner.launchfiles.fsdp import DTYPES, loaded
 
 IMPORT_PEFT = "from peft import LoraConfig, get_peft_model"
+# The first whose ``get_peft_model`` takes ``autocast_adapter_dtype`` (wheels of 0.11.1 and 0.12.0).
+PEFT_NEEDED = "peft 0.12 or newer"
 
 _CROSS_ENTROPY = '''\
 def cross_entropy(logits, labels, vocab_size, **_):

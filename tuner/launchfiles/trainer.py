@@ -51,7 +51,7 @@ from tuner.launchfiles.header import (
     provenance,
     versions_text,
 )
-from tuner.launchfiles.model_code import adapter_code, quantization_code
+from tuner.launchfiles.model_code import PEFT_NEEDED, adapter_code, quantization_code
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
@@ -251,7 +251,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         )
     return (
         load if question.script is None else own,
-        *([f"Then {wrap} of peft's."] if wrap and question.script is None else []),
+        *([f"Then {wrap} of peft's ({PEFT_NEEDED})."] if wrap and question.script is None else []),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"

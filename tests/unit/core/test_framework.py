@@ -160,4 +160,4 @@ def test_the_library_of_adapters_counts_where_one_is_trained():
     for name in ("torch", "accelerate", "trainer"):
         assert "peft" not in framework(name, {}, here).versions
         assert framework(name, {}, here, beside=["peft"]).versions["peft"] == "0.21.0"
-    assert framework("torch", {"peft": "0.10"}, here, beside=["peft"]).versions["peft"] == "0.10.0"
+    assert framework("torch", {"peft": "0.13"}, here, beside=["peft"]).versions["peft"] == "0.13.0"

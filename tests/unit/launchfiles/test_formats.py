@@ -301,9 +301,9 @@ def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> 
     lora = {"adapter": Adapter(rank=8)}
     mixed, sharded = {**lora, "precision": Precision.BF16_MIXED}, "sharding=full_shard"
     for workload, settings, needed in (
-        (mixed, sharded, "1.13 or newer, and torch 2.8 or newer. Start"),
-        (mixed, "sharding=ddp", "0.31 or newer. Start"),
-        (lora, sharded, "1.6 or newer. Start"),
+        (mixed, sharded, "1.13 or newer, torch 2.8 or newer, peft 0.12 or newer. Start"),
+        (mixed, "sharding=ddp", "0.31 or newer, peft 0.12 or newer. Start"),
+        (lora, sharded, "1.6 or newer, peft 0.12 or newer. Start"),
     ):
         text = export("accelerate", *Case(settings=settings, workload=workload).parts(), ABOUT)
         assert f"Needs accelerate {needed}" in header_of(text)
