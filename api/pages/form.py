@@ -33,6 +33,7 @@ from tuner.client.request import read_request
 from tuner.core.cluster import Device, parse_cluster
 from tuner.core.framework import parse_stated_versions
 from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName, Study
+from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.model import published_model
 from tuner.space.rules import show
@@ -289,6 +290,21 @@ def form_of(texts: Texts | None, wrong: Sequence[Wrong] = ()) -> ShownForm:
 # -- a study, as it would be typed --------------------------------------------------------------
 
 
+def _parts_of(workload: Workload) -> dict[str, str]:
+    """The texts of an adapter and of packing, where there are any."""
+    texts: dict[str, str] = {}
+    if workload.adapter is not None:
+        adapter = workload.adapter.as_dict()
+        adapter["target_modules"] = ",".join(adapter["target_modules"])
+        adapter.pop("quant_storage_dtype", None)  # follows from the precision
+        texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
+    if workload.packing is not None:
+        texts["workload.packing.variant"] = str(workload.packing.variant)
+        if documents := workload.packing.as_dict().get("documents"):
+            texts["workload.packing.documents"] = json.dumps(documents)
+    return texts
+
+
 def texts_of_study(study: Study) -> dict[str, list[str]]:
     """The form as it would ask a study's question again, within its limits."""
     question, limits = study.question, study.limits
@@ -300,11 +316,7 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
             "loss", "tensor_parallel",
         )
     }  # fmt: skip
-    if workload.adapter is not None:
-        adapter = workload.adapter.as_dict()
-        adapter["target_modules"] = ",".join(adapter["target_modules"])
-        adapter.pop("quant_storage_dtype", None)  # follows from the precision
-        texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
+    texts |= _parts_of(workload)
     texts[FRAMEWORK] = str(question.framework.name)
     if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
         texts[MODEL] = model.name

@@ -44,7 +44,13 @@ class GroupedHelp(TyperCommand):
 
 def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app())
-    code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
+    given = list(arguments)
+    for index, one in enumerate(given):  # an option whose value may be left out
+        if one == "--":
+            break
+        if one == "--packing" and given[index + 1 : index + 2] < ["-~"]:
+            given[index] = "--packing=varlen"
+    code = command.main(given, prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 

@@ -7,9 +7,11 @@ from typer import Argument, Option
 
 from tuner.cli.options import (
     ADAPTERS,
+    DOCUMENTS,
     DOUBLES,
     LORA_TARGETS,
     LOSSES,
+    PACKINGS,
     PLACE,
     PRECISIONS,
     QUANTIZES,
@@ -17,6 +19,7 @@ from tuner.cli.options import (
     SPACE,
     STYLES,
     TENSORS,
+    VARIANTS,
     WORKLOAD,
     Database,
     Headroom,
@@ -84,6 +87,8 @@ class CaseAsked:
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
+    documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[
         str | None,
         option(

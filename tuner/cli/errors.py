@@ -42,8 +42,10 @@ def report(error: Exception, *, as_json: bool) -> int:
 
 
 def option_of(field: str) -> str:
-    """The option that a field of an adapter is given by; any other field as it is."""
+    """The option that a field of an adapter or packing is given by; any other field as it is."""
     table, _, name = field.partition(".")
+    if table == "packing":
+        return "documents" if name.startswith("documents") else "packing"
     if table != "adapter" or not name:
         return field
     own = {"method": "adapter", "target_modules": "lora_targets"}

@@ -44,6 +44,18 @@ QUANTIZES = (
     "What qlora keeps linear layers in that are not trained, with bitsandbytes. By default nf4."
 )
 DOUBLES = "Whether qlora quantizes the scales of its blocks too. By default true."
+VARIANTS = "varlen|position_ids|block_diagonal|padded"
+PACKINGS = (
+    "How documents lie in a sequence: a row without a mask, for FlashAttention's kernel (varlen,"
+    " which is meant without a value), with positions that begin anew, of which transformers makes"
+    " a mask (position_ids), or with a mask that comes with the batch (block_diagonal); or not"
+    " packed, each padded to a sequence (padded)."
+)
+DOCUMENTS = (
+    "Tokens of the documents: their mean (mean=512), lengths with how many have each"
+    " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each is a whole"
+    " sequence, of which attention is the most that there can be."
+)
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
@@ -128,6 +140,8 @@ class Asked:
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
+    documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[
         str,
         option(

@@ -125,7 +125,7 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
     """The case as a line of a file would have it: what was written, and the precision."""
     question, workload = case.question, case.question.workload.as_dict()
-    optional = ("optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter")
+    optional = ("optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "packing")
     left_out = [name for name in optional if getattr(asked, name) is None]
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
     written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}

@@ -1,6 +1,9 @@
 """Reads what was written on the command line into a request: numbers, sizes, durations, knobs."""
 
+import json
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 from tuner.cli.case_options import CaseAsked
@@ -17,6 +20,23 @@ from tuner.text import read_duration, read_number, read_seconds, read_share, rea
 
 T = TypeVar("T")
 G = TypeVar("G")
+
+
+def read_documents(field: str, text: str) -> dict[str, object]:
+    """Documents of an option's value: their mean, lengths with counts, or a file of lengths."""
+    try:
+        if text.startswith("mean="):
+            return {"mean": read_number(field, text.removeprefix("mean="))}
+        if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
+            return {"histogram": [[*map(int, one.split("x"))] for one in text.split(",")]}
+        content = Path(text).read_text(encoding="utf-8")
+        if content.lstrip().startswith(("[", "{")):
+            found = json.loads(content)
+            return found if isinstance(found, dict) else {"lengths": found}
+        return {"lengths": [int(line) for line in content.split()]}
+    except (OSError, ValueError) as error:
+        allowed = "must be mean=N, lengths with counts such as 512x10,2048x3, or a file of lengths"
+        raise UsageError(field, text, f"{allowed}: {error}") from error
 
 
 class Texts:
@@ -56,6 +76,16 @@ class Texts:
             )
         return None if asked.adapter is None else {"method": asked.adapter, **found}
 
+    def packing(self, asked: Asked | CaseAsked) -> dict[str, object] | None:
+        """The packing that options describe."""
+        documents = self.read(read_documents, "documents", asked.documents)
+        if asked.packing is None:
+            if asked.documents is not None:
+                self.wrong.append(UsageError("documents", asked.documents, "needs --packing"))
+            return None
+        found = {} if documents is None else {"documents": documents}
+        return {"variant": asked.packing, **found}
+
     def limits(self, asked: Asked | CaseAsked) -> dict[str, object]:
         """The options that ``suggest``, ``probe``, ``predict`` and ``check`` have in common."""
         memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
@@ -72,6 +102,7 @@ class Texts:
             "loss": asked.loss,
             "tensor_parallel": asked.tensor_parallel,
             "adapter": self.adapter(asked),
+            "packing": self.packing(asked),
             "framework": asked.framework,
             "framework_versions": self.made(
                 lambda: parse_stated_versions(asked.framework_version or ())

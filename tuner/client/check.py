@@ -222,6 +222,7 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         loss=own("loss"),
         tensor_parallel=own("tensor_parallel"),
         adapter=own("adapter"),
+        packing=own("packing"),
         framework=_needed("framework", own("framework")),
         framework_versions=stated,
         headroom=beside.get("headroom"),

@@ -129,6 +129,7 @@ def predict(
     loss: str = ...,
     tensor_parallel: str = ...,
     adapter: str | Mapping[str, Any] | None = ...,
+    packing: str | Mapping[str, Any] | None = ...,
     framework: str = ...,
     framework_versions: Mapping[str, str] | None = ...,
     headroom: float | None = ...,
@@ -163,10 +164,10 @@ def predict(
         progress: is called with each line of what is waited for, such as ``print``.
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
-            ``loss``, ``tensor_parallel``, ``adapter``, ``framework``, ``framework_versions``,
-            ``headroom`` and ``memory_limit_gib``, as :func:`tuner.suggest` has them. ``settings``
-            is text such as ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or
-            :class:`tuner.Settings`.
+            ``loss``, ``tensor_parallel``, ``adapter``, ``packing``, ``framework``,
+            ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as :func:`tuner.suggest`
+            has them. ``settings`` is text such as ``sharding=ddp,micro_batch_size=2``, a mapping of
+            knobs, or :class:`tuner.Settings`.
 
     Returns:
         The prediction of one case, or a list in the order of the cases. Settings that do not fit
@@ -249,6 +250,7 @@ def read_single_case(
     loss: str | None = None,
     tensor_parallel: str | None = None,
     adapter: str | Mapping[str, Any] | None = None,
+    packing: str | Mapping[str, Any] | None = None,
     framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
@@ -268,6 +270,7 @@ def read_single_case(
         loss=loss,
         tensor_parallel=tensor_parallel,
         adapter=adapter,
+        packing=packing,
         framework=framework,
         framework_versions=framework_versions,
         headroom=headroom,

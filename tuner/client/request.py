@@ -69,6 +69,7 @@ from tuner.core.framework import (
     usual_precision,
 )
 from tuner.core.measurement import Fidelity
+from tuner.core.packing import Packing, PackingVariant, read_documents
 from tuner.core.script import Script
 from tuner.core.study import (
     HEADROOM,
@@ -224,6 +225,42 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
     return found
 
 
+class DocumentsGiven(Part):
+    """Tokens of documents, said in one of three ways."""
+
+    lengths: list[int] | None = Field(default=None, description="Of each document.")
+    histogram: list[tuple[int, int]] | None = Field(
+        default=None, description="Lengths, each with how many documents have it."
+    )
+    mean: float | None = Field(default=None, description="As if all documents were as long.")
+
+
+class PackingGiven(Part):
+    """How documents lie in a sequence."""
+
+    variant: PackingVariant
+    documents: DocumentsGiven | None = Field(
+        default=None, description="By default each is a whole sequence."
+    )
+
+
+def _read_packing(value: Any, handler: ValidatorFunctionWrapHandler) -> Packing:
+    if isinstance(value, str):
+        value = {"variant": value}
+    if isinstance(value, Mapping):
+        check_few(value)
+        if value.get("variant") is None:
+            allowed = f"is required in an object: {', '.join(PackingVariant)}"
+            raise wrong("variant", None, allowed)
+    try:
+        if isinstance(value, Mapping) and "documents" in value:
+            value = {**value, "documents": read_documents(value["documents"])}
+        found: Packing = handler(value)
+    except UsageError as error:
+        raise told(error) from error
+    return found
+
+
 class WorkloadGiven(Part):
     """What is trained."""
 
@@ -272,6 +309,17 @@ class WorkloadGiven(Part):
         " quant_storage_dtype.",
     )
 
+    packing: (
+        Annotated[
+            Packing,
+            WrapValidator(_read_packing, json_schema_input_type=PackingVariant | PackingGiven),
+        ]
+        | None
+    ) = Field(
+        default=None,
+        description="How documents lie in a sequence: a variant, or an object of variant and"
+        " documents, as lengths, a histogram, or their mean.",
+    )
     tensor_parallel: TensorParallel = Field(
         default=TensorParallel.SEQUENCE_PARALLEL,
         description="How layers are split under tensor parallelism: with sequence parallelism, or"
@@ -779,7 +827,7 @@ def as_argument(error: UsageError) -> UsageError:
         return UsageError("knob", name, known)
     if table == "framework":
         return error.at("framework_version" if name == "versions" else "framework")
-    if name.startswith("adapter."):
+    if name.startswith(("adapter.", "packing.")):
         return error.at(name)
     return error if table == "cluster" else error.at(error.field.rpartition(".")[2])
 
@@ -859,6 +907,7 @@ def _check_plain(values: Any) -> None:
 _MODELS: Mapping[str, type[Any]] = {
     "workload": WorkloadGiven,
     "workload.adapter": Adapter,
+    "workload.packing": Packing,
     "cluster": ClusterGiven,
     "cluster.gpu": Gpu,
     "cluster.intra_node": Link,

@@ -40,6 +40,7 @@ def suggest(
     loss: str = "hf",
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
+    packing: str | Mapping[str, Any] | None = None,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -83,6 +84,9 @@ def suggest(
             layers are split under tensor parallelism.
         adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
             what is trained in the place of the model; by default all of it is trained.
+        packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
+            such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
+            sequence; by default a sequence is one text.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -138,6 +142,7 @@ def suggest(
             loss=loss,
             tensor_parallel=tensor_parallel,
             adapter=adapter,
+            packing=packing,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,
@@ -226,6 +231,7 @@ def cost_model_sampler(
     loss: str = "hf",
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
+    packing: str | Mapping[str, Any] | None = None,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -255,6 +261,9 @@ def cost_model_sampler(
             layers are split under tensor parallelism.
         adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
             what is trained in the place of the model; by default all of it is trained.
+        packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
+            such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
+            sequence; by default a sequence is one text.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
@@ -280,6 +289,7 @@ def cost_model_sampler(
             loss=loss,
             tensor_parallel=tensor_parallel,
             adapter=adapter,
+            packing=packing,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,

@@ -10,12 +10,13 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
-from tuner.core.cluster import Cluster
+from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value
 from tuner.core.framework import OF_ADAPTERS, Framework
 from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
-from tuner.core.workload import Workload
+from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
 from tuner.model.shape import is_named
 
@@ -123,6 +124,22 @@ class SamplerName(StrEnum):
         )
 
 
+def _no_varlen(workload: Workload, cluster: Cluster) -> str:
+    """Why FlashAttention does not attend to the documents of a row; empty where it does, or is not
+    asked to."""
+    packing, gpu = workload.packing, cluster.gpu
+    if packing is None or packing.variant is not PackingVariant.VARLEN:
+        return ""
+    if gpu.device is Device.CPU:  # whose stand-in is the probe program's
+        drops = any(workload.model.fields.get(one) for one in ("attention_dropout", "attn_pdrop"))
+        return "needs attention without dropout on a CPU" if drops else ""
+    if workload.precision is Precision.FP32:
+        return "needs bf16 or bf16_mixed: FlashAttention takes 16 bits only"
+    if gpu.capability < (8, 0):
+        return "needs a GPU of compute capability 8.0 or more: FlashAttention 2 has no older ones"
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """A question to be answered. Its ``identity`` is the study's."""
@@ -149,6 +166,8 @@ class Question:
         if self.script is None and not is_named(self.workload.model):
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
+        if why := _no_varlen(self.workload, self.cluster):
+            raise UsageError("packing", "varlen", f"{why}; take position_ids")
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
 

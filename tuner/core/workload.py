@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from tuner.core.adapter import Adapter
 from tuner.core.bounds import Whole, check_bounds, choice
+from tuner.core.packing import Packing
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
 
@@ -85,6 +86,7 @@ class Workload:
     tensor_parallel: TensorParallel = TensorParallel.SEQUENCE_PARALLEL
     """How layers are split under tensor parallelism."""
     adapter: Adapter | None = None  # what is trained in the model's place; all of it where none is
+    packing: Packing | None = None  # the documents of a sequence; one text where there is none
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -100,6 +102,8 @@ class Workload:
             # what is frozen needs no fp32 where precision is mixed
             frozen = "fp32" if self.precision is Precision.FP32 else "bf16"
             object.__setattr__(self, "adapter", self.adapter.beside(frozen))
+        if self.packing is not None:
+            self.packing.check(self.model, self.sequence_length)
         mixed = self.precision is Precision.BF16_MIXED
         unasked = self.reduce_dtype is ReduceDtype.FRAMEWORK and not mixed
         if self.reduce_dtype is None or unasked:
@@ -115,6 +119,17 @@ class Workload:
     def gathers_logits(self) -> bool:
         """Tells whether each rank has whole logits, and the loss that one process has."""
         return self.tensor_parallel is TensorParallel.GATHERED_LOGITS
+
+    @property
+    def masked(self) -> bool | None:
+        """Whether packing gives all layers' attention a mask; ``None`` where each has its own."""
+        return None if self.packing is None else self.packing.masks(self.sequence_length)
+
+    @property
+    def row(self) -> tuple[int, ...]:
+        """Tokens of the documents in a sequence."""
+        packing = self.packing
+        return packing.row(self.sequence_length) if packing else (self.sequence_length,)
 
     def reduced_in(self, *, sharded: bool) -> ReduceDtype:
         """Number format in which FSDP reduces gradients, or else DDP.
@@ -135,8 +150,8 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the model as its whole configuration, with its name beside it.
 
-        What came later, ``loss``, ``tensor_parallel`` and ``adapter``, is left out while it is the
-        default: identities stay.
+        What came later, ``loss``, ``tensor_parallel``, ``adapter`` and ``packing``, is left out
+        while it is the default: identities stay.
         """
         return {
             "model": self.model.as_config(),
@@ -157,7 +172,8 @@ class Workload:
             for name, default in defaults.items()
             if getattr(self, name) is not default
         }
-        return found | ({"adapter": self.adapter.as_dict()} if self.adapter is not None else {})
+        beside = {"adapter": self.adapter, "packing": self.packing}
+        return found | {name: one.as_dict() for name, one in beside.items() if one is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Workload":
@@ -180,4 +196,5 @@ class Workload:
                 values.get("tensor_parallel", TensorParallel.SEQUENCE_PARALLEL),
             ),
             adapter=None if values.get("adapter") is None else Adapter.from_dict(values["adapter"]),
+            packing=None if values.get("packing") is None else Packing.from_dict(values["packing"]),
         )

@@ -55,6 +55,8 @@ def uncovered(workload: Workload, framework: Framework) -> str:
         return f"nanotron is covered with sequence parallelism, and not for {asked}"
     if workload.adapter is not None:
         return "nanotron trains no adapters"
+    if workload.packing is not None:
+        return "nanotron's packing is its own, and not covered"
     if workload.loss is not Loss.HF:
         return f"nanotron's loss is its own, and loss={workload.loss} would change no figure"
     return ""

@@ -151,6 +151,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
+        **_packing_spec(workload),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
@@ -158,12 +159,19 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
     }
 
 
+def _packing_spec(workload: Workload) -> dict[str, Any]:
+    if workload.packing is None:
+        return {}
+    row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
+    return {"packing": row}
+
+
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
     """Calls of attention that are computed operator by operator, as the probe program is told."""
     if cluster.gpu.device is not Device.CUDA or workload.model.is_traced:
         return {}
     compute = COMPUTE_BYTES[workload.precision]
-    return attention_of(workload.model, compute, cluster.gpu).by_operators()
+    return attention_of(workload, compute, cluster.gpu).by_operators()
 
 
 # Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when the

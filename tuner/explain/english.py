@@ -10,6 +10,7 @@ from tuner.core.answer import Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis
+from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Change
 from tuner.core.study import Probe
 from tuner.core.words import (
@@ -22,9 +23,11 @@ from tuner.core.words import (
     listed,
     need_text,
     probes_text,
+    range_text,
     rough_duration_text,
     seconds_text,
     share_text,
+    speed_text,
 )
 from tuner.explain import facts
 from tuner.explain.facts import Fact, probes_in
@@ -580,6 +583,34 @@ def _(fact: facts.InputsOnHost) -> str:
         f"`activation_checkpointing=offload` keeps {size_text(fact.rank_bytes)} of layers' inputs"
         " of each rank in host memory: each micro-batch sends them there and fetches them back."
         f" Pinned, in blocks of powers of two, they take {size_text(node)} of a node's memory."
+    )
+
+
+@say.register
+def _(fact: facts.DocumentsTaken) -> str:
+    length, row, variant = fact.sequence_length, fact.row, fact.variant
+    if variant is PackingVariant.PADDED:
+        useful, every = fact.useful_tokens_per_s_per_gpu, fact.tokens_per_s_per_gpu
+        speed = ""
+        if useful.value is not None:
+            speed = (
+                f": of {speed_text(every.value)} tokens/s per GPU {speed_text(useful.value)}"
+                f" ({range_text(useful)}, {useful.provenance}) are useful"
+            )
+        share = share_text(1 - sum(row) / length)
+        return f"Each sequence of {length:,} tokens is taken to be {share} padding{speed}."
+    if fact.are_said:
+        number = f"{len(row)} documents" if len(row) > 1 else "one document"
+        sizes = f"{min(row):,} to {max(row):,}" if min(row) < max(row) else f"{row[0]:,}"
+        return f"Each sequence is taken for {number} of {sizes} tokens."
+    if variant is PackingVariant.POSITION_IDS:
+        return (
+            "No documents are said: each sequence is taken for two, of which transformers makes a"
+            " mask; with it attention takes as long whatever the documents are."
+        )
+    return (
+        "No documents are said: each sequence is taken for one, of which attention takes the"
+        " longest that it can. `--documents` says what they are."
     )
 
 

@@ -14,6 +14,7 @@ from tuner.core.answer import Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis, Fidelity
+from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Change, Quantity
 from tuner.core.study import Probe
 
@@ -396,6 +397,19 @@ class InputsOnHost(Fact):
     """Of a rank, with what torch rounds each input up by."""
     ranks: int
     """That share the memory of a node."""
+
+
+class DocumentsTaken(Fact):
+    """What documents a sequence is taken for."""
+
+    variant: PackingVariant
+    are_said: bool
+    sequence_length: int
+    row: tuple[int, ...]
+    """Tokens of each."""
+    tokens_per_s_per_gpu: Quantity
+    useful_tokens_per_s_per_gpu: Quantity
+    """Without padding."""
 
 
 class KnobPredicted(Fact):

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
@@ -27,6 +28,7 @@ from tuner.cost.prediction import Prediction, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
 from tuner.explain.facts import (
+    DocumentsTaken,
     ExpertsPadded,
     Fact,
     InputsOnHost,
@@ -85,6 +87,20 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
     yield from padding(question.workload, question.cluster, settings)
     yield from on_host(question.workload, question.cluster, settings)
     yield from memory_changes(question, settings, profiles)
+
+
+def documents(workload: Workload, best: Evaluation) -> Iterator[DocumentsTaken]:
+    """Says what a packed or padded sequence is taken to be of; nothing where it is one text."""
+    packing, length, speed = workload.packing, workload.sequence_length, best.tokens_per_s_per_gpu
+    if packing is not None:
+        yield DocumentsTaken(
+            variant=packing.variant,
+            are_said=packing.documents is not None,
+            sequence_length=length,
+            row=workload.row,
+            tokens_per_s_per_gpu=speed,
+            useful_tokens_per_s_per_gpu=speed.scaled(packing.useful_share(length)),
+        )
 
 
 def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[ExpertsPadded]:

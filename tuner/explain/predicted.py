@@ -16,7 +16,7 @@ from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
 from tuner.explain import facts
 from tuner.explain.facts import Fact, KnobPredicted
-from tuner.explain.memory import memory_facts, padding
+from tuner.explain.memory import documents, memory_facts, padding
 from tuner.explain.probed import earlier, not_suggested
 from tuner.planner.dry_runs import leading
 from tuner.planner.forecast import Forecast
@@ -87,6 +87,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     yield facts.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
+    yield from documents(known.study.question.workload, best)
     if is_transferred:
         yield facts.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates

@@ -13,7 +13,7 @@ from tuner.core.words import MOST_NAMED
 from tuner.explain import facts
 from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
-from tuner.explain.memory import on_host
+from tuner.explain.memory import documents, on_host
 from tuner.guard.faults import Wrong
 from tuner.model.shape import is_named
 from tuner.planner.forecast import Forecast
@@ -51,6 +51,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     question, last = known.study.question, best.probes[-1].measurement
     if is_named(question.workload.model):
         yield from on_host(question.workload, question.cluster, best.settings)
+    yield from documents(question.workload, best)
     if (script := question.script) is not None and last is not None:
         yield facts.ScriptRan(
             path=script.path,

@@ -18,10 +18,11 @@ from tuner.core.framework import (
     packages_beside,
     usual_loss_kernel,
 )
+from tuner.core.packing import Packing, PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel, Workload
 from tuner.dryrun.plan import at_depth, depths_of, rank_spec
-from tuner.errors import TunerError
+from tuner.errors import TunerError, UsageError
 from tuner.model import ModelConfig, load_model, read_model_config
 
 # Tokens of a small model.
@@ -159,6 +160,8 @@ def _multiple(number: int, of: int) -> int:
 GUARD_FORMAT = 3
 # Of every replica: sequences of a step, micro-batches where there are several, tokens.
 GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
+# Of documents that are packed: lengths, and how many have each.
+REPLICA_DOCUMENTS = ((5, 1), (11, 1), (16, 1))
 # Optimizer steps that are compared. A reused buffer was seen at the second, not at the first.
 STEPS = 4
 # Data-parallel ranks of a shard group, and replicas of it under ``hybrid_shard``.
@@ -259,6 +262,11 @@ def replica_of(
         left_out.append("on a CPU cpu_offload is not seen to act, only to train the same")
     if settings.fused_loss and usual_loss_kernel(question.framework.name) is LossKernel.LIGER:
         left_out.append("on a CPU the loss was computed part by part by torch, not by Liger")
+    packing = _replica_packing(question.workload, model)
+    if packing is not None and packing.variant is PackingVariant.VARLEN:
+        left_out.append("on a CPU documents were attended to by torch's kernel, one by one")
+    elif packing is not None and packing.variant is not _variant(question.workload):
+        left_out.append("in the small model's windows documents were kept apart by position_ids")
     # in fp32 nothing is rounded more
     rounds = precision is question.workload.precision and precision is not Precision.FP32
     count = ACCUMULATION if settings.gradient_accumulation_steps > 1 else 1
@@ -276,6 +284,7 @@ def replica_of(
             if tp > 1
             else TensorParallel.SEQUENCE_PARALLEL,
             adapter=_replica_adapter(question.workload),
+            packing=packing,
         ),
         cluster=cluster,
         settings=replace(
@@ -314,7 +323,8 @@ def family_of(question: Question) -> str:
         return ""
     optimizer = str(_optimizer(question.workload))
     adapter = _replica_adapter(question.workload)
-    trained = [] if adapter is None else [adapter.as_dict()]
+    packing = _replica_packing(question.workload, model)
+    trained = [one.as_dict() for one in (adapter, packing) if one is not None]
     stack = stack_of(versions, question.workload)
     return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack, *trained])
 
@@ -340,6 +350,22 @@ def _replica_adapter(workload: Workload) -> Adapter | None:
     return replace(
         workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0, quant_storage_dtype=None
     )
+
+
+def _variant(workload: Workload) -> PackingVariant | None:
+    return workload.packing.variant if workload.packing is not None else None
+
+
+def _replica_packing(workload: Workload, model: ModelConfig) -> Packing | None:
+    """The workload's packing of a few short documents, as the small model can be trained on."""
+    if workload.packing is None:
+        return None
+    packing = replace(workload.packing, documents=REPLICA_DOCUMENTS)
+    try:
+        packing.check(model, SEQUENCE)
+    except UsageError:  # of windows, which are always shorter than a replica's sequence
+        return replace(packing, variant=PackingVariant.POSITION_IDS)
+    return packing
 
 
 def _optimizer(workload: Workload) -> Optimizer:

@@ -85,6 +85,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.tensors("accelerate", settings, "accelerate"),
         refusals.pipelines("accelerate", settings, "accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
+        refusals.varlen(question),
         refusals.liger("the code beside accelerate's file", question, settings),
         _old_loss(question, settings),
         _old_offload(question, settings),

@@ -24,6 +24,8 @@ from tuner.launchfiles.fsdp import (
 from tuner.launchfiles.model_code import (
     IMPORT_PEFT,
     adapter_code,
+    attention,
+    collate_code,
     loss_code,
     quantization_code,
     use_loss,
@@ -61,17 +63,20 @@ def script(question: Question, settings: Settings) -> str:
     """Code of a training script that, under the configuration file, has ``settings`` in force.
 
     It runs as it stands once ``MODEL`` (a name or path for transformers), ``DATASET`` (of
-    dictionaries with ``input_ids`` and ``labels``) and ``LEARNING_RATE`` are defined.
+    dictionaries with ``input_ids`` and ``labels``; with packing of ``documents``,
+    lists of tokens) and ``LEARNING_RATE`` are defined.
     """
     work, casts = question.workload, policy(question, settings)
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
+    collate, packing = collate_code(question), work.packing
+    flattens = packing is not None and packing.restarts
     size, dtype = question.cluster.world_size, DTYPES[loaded(question)]
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
     quantized = quantization_code(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
-    functions = list(filter(None, (reduces, loss_code(question, settings))))
+    functions = list(filter(None, (reduces, loss_code(question, settings), collate)))
     parts = (
         "import torch",
         "import torch.distributed as dist" if hook else None,
@@ -81,7 +86,8 @@ def script(question: Question, settings: Settings) -> str:
         "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
         "from torch.utils.data import DataLoader",
         "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
-        f"from transformers import AutoModelForCausalLM{quantized and ', BitsAndBytesConfig'}",
+        f"from transformers import AutoModelForCausalLM{quantized and ', BitsAndBytesConfig'}"
+        + (", DataCollatorWithFlattening" if flattens else ""),
         *(checkpointing_imports(settings) if in_script else ()),
         "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
         "",
@@ -100,8 +106,8 @@ def script(question: Question, settings: Settings) -> str:
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         "model = AutoModelForCausalLM.from_pretrained(",
-        f'    MODEL, {dtype_argument(question)}={dtype}, attn_implementation="sdpa"'
-        + ("," if quantized else ""),
+        f"    MODEL, {dtype_argument(question)}={dtype},"
+        f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
         quantized or None,
         ")",
         "model.config.use_cache = False",
@@ -112,7 +118,8 @@ def script(question: Question, settings: Settings) -> str:
         f"optimizer = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
-        f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size})",
+        f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size}"
+        + (", collate_fn=collate)" if collate else ")"),
         "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,

@@ -9,6 +9,7 @@ from tuner.core.adapter import QUANTIZED
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import FrameworkName, usual_loss_kernel
+from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Provenance
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
@@ -220,6 +221,28 @@ def adapters(launcher: str, question: Question) -> str | None:
     )
 
 
+def packing(launcher: str, question: Question) -> str | None:
+    """Refuses packing for launchers whose files cannot say it."""
+    if question.script is not None or question.workload.packing is None:
+        return None
+    return (
+        f"no packing is written for {launcher}, and the study packs its sequences; take the format"
+        " accelerate, or trainer"
+    )
+
+
+def varlen(question: Question) -> str | None:
+    """Refuses what FlashAttention's library would have to do on a CPU."""
+    found, device = question.workload.packing, question.cluster.gpu.device
+    is_varlen = found is not None and found.variant is PackingVariant.VARLEN
+    if question.script is not None or not is_varlen or device is not Device.CPU:
+        return None
+    return (
+        "FlashAttention's library, which packing varlen is for, has no kernels for a CPU; ask again"
+        " with --packing position_ids"
+    )
+
+
 def own_script(what: str, question: Question) -> str | None:
     """Refuses files that say more of a training step than is known of a user's own script."""
     if question.script is None:
@@ -260,9 +283,12 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
         }
         later = work.added_later()  # files of other studies stay as they are
         adapter = later.pop("adapter", None)
+        packing = later.pop("packing", None)
         if settings.tp_size == 1:  # nothing is split
             later.pop("tensor_parallel", None)
         values |= later
+        if packing is not None:
+            values["packing"] = packing["variant"]
         if adapter is not None:
             values["adapter"] = adapter["method"]
             names = ("rank", "alpha", "dropout")

@@ -78,6 +78,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.fused("DeepSpeed's file", settings),
         refusals.adapters("DeepSpeed", question),
+        refusals.packing("DeepSpeed", question),
     )
     if reason is not None:
         return reason

@@ -85,7 +85,8 @@ def _added(question: Question, settings: Settings) -> str:
     whole = work.splits_sequence or settings.model_parallel_size == 1
     split = "" if whole else f", tensor parallelism with {work.tensor_parallel}"
     adapter = "" if work.adapter is None else f"; {work.adapter}, the model frozen"
-    return (f", the loss {said}" if said else "") + split + adapter
+    packing = "" if work.packing is None else f"; packing {work.packing}"
+    return (f", the loss {said}" if said else "") + split + adapter + packing
 
 
 def loss_text(question: Question) -> str:

@@ -1,11 +1,12 @@
-"""Code that gives a model a loss that is not transformers' own, or an adapter of peft, as the probe
-program does."""
+"""Code that gives a model a loss that is not transformers' own, an adapter of peft, or packed
+batches, as the probe program does."""
 
 from functools import cache
 from pathlib import Path
 
 from tuner.core.adapter import ALL_LINEAR
 from tuner.core.configuration import Settings
+from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Precision
 from tuner.launchfiles.fsdp import DTYPES, loaded
@@ -54,6 +55,33 @@ def loss_code(question: Question, settings: Settings) -> str:
     )
 
 
+_PACKED = '''\
+def collate(rows):
+    """A micro-batch of rows, each with documents of {tokens} tokens in all."""
+    flatten = DataCollatorWithFlattening()
+{body}'''
+_VARLEN = '    return flatten([{"input_ids": one} for row in rows for one in row["documents"]])'
+_ROWS = """\
+    packed = [flatten([{"input_ids": one} for one in row["documents"]]) for row in rows]
+    batch = {name: torch.cat([one[name] for one in packed]) for name in packed[0]}"""
+_MASK = """\
+    document = (batch["position_ids"] == 0).cumsum(-1)
+    seen = (document[:, :, None] == document[:, None]).tril()
+    least = torch.finfo({dtype}).min
+    mask = torch.full(seen.shape, least, dtype={dtype}).masked_fill(seen, 0)
+    batch["attention_mask"] = mask.unsqueeze(1)"""
+_PADDED = '''\
+def collate(rows):
+    """A micro-batch of rows, each padded to {tokens} tokens."""
+    shape = len(rows), {tokens}
+    tokens, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+    for index, row in enumerate(rows):
+        text = torch.tensor(row["input_ids"])
+        tokens[index, : len(text)], mask[index, : len(text)] = text, 1
+    labels = tokens.masked_fill(mask == 0, -100)
+    return {{"input_ids": tokens, "labels": labels, "attention_mask": mask}}'''
+
+
 def quantization_code(question: Question) -> str:
     """The argument by which a model is loaded in four bits; empty where it is not.
 
@@ -72,6 +100,34 @@ def quantization_code(question: Question) -> str:
         bnb_4bit_quant_storage={dtype},
         bnb_4bit_compute_dtype={dtype},
     ),"""
+
+
+def collate_code(question: Question) -> str:
+    """The function that makes a micro-batch of packed or padded rows; empty where there are none.
+
+    It makes what ``batch_of`` in workers/probe/packing.py does, by transformers' own collator.
+    """
+    packing, tokens = question.workload.packing, question.workload.sequence_length
+    if packing is None:
+        return ""
+    if packing.variant is PackingVariant.PADDED:
+        return _PADDED.format(tokens=tokens)
+    body = _VARLEN
+    if packing.variant is not PackingVariant.VARLEN:
+        dtype = (
+            "torch.float32" if question.workload.precision is Precision.FP32 else "torch.bfloat16"
+        )
+        masks = packing.variant is PackingVariant.BLOCK_DIAGONAL
+        mask = [_MASK.replace("{dtype}", dtype)] if masks else []
+        body = "\n".join([_ROWS, *mask, "    return batch"])
+    return _PACKED.format(tokens=tokens, body=body)
+
+
+def attention(question: Question) -> str:
+    """What the model is loaded with to compute attention."""
+    packing = question.workload.packing
+    varlen = packing is not None and packing.variant is PackingVariant.VARLEN
+    return "flash_attention_2" if varlen else "sdpa"
 
 
 def adapter_code(question: Question) -> str:

@@ -265,6 +265,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.own_script("the module is a training step of its own", question),
         refusals.pipelines("torch's own loop", settings, "torch"),
         refusals.adapters("torch's own loop", question),
+        refusals.packing("torch's own loop", question),
         refusals.fsdp2("torch's FSDP2", question, settings, "torch"),
         refusals.liger("the module", question, settings),
         "DistributedDataParallel takes no parameters that tensor parallelism has split; ask again"

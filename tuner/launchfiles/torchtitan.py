@@ -150,6 +150,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.pipelines("torchtitan", settings, "torch"),
         refusals.fused("torchtitan", settings),
         refusals.adapters("torchtitan", question),
+        refusals.packing("torchtitan", question),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"

@@ -8,7 +8,7 @@ in the command's comments, and printed beside the JSON.
 
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -17,6 +17,7 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
+from tuner.core.packing import PackingVariant
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
@@ -51,7 +52,7 @@ from tuner.launchfiles.header import (
     provenance,
     versions_text,
 )
-from tuner.launchfiles.model_code import PEFT_NEEDED, adapter_code, quantization_code
+from tuner.launchfiles.model_code import PEFT_NEEDED, adapter_code, attention, quantization_code
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
@@ -125,6 +126,8 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
         values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
     if question.cluster.gpu.device is Device.CPU:
         values["use_cpu"] = True
+    if question.script is None and work.packing is not None:
+        values["remove_unused_columns"] = False  # the collator takes documents
     return values
 
 
@@ -140,6 +143,8 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         _other_sharding(question, settings),
         _other_dtype(question, settings),
         _other_checkpointing(question, settings),
+        refusals.varlen(question),
+        _other_packing(question),
     )
 
 
@@ -171,6 +176,28 @@ def _other_checkpointing(question: Question, settings: Settings) -> str | None:
             f" --framework-version transformers={needed[0].strip('>=')}"
         )
     return None
+
+
+# What makes batches as the probe program does (``batch_of`` in workers/probe/packing.py).
+COLLATORS = {
+    PackingVariant.VARLEN: "lambda rows: DataCollatorWithFlattening()"
+    '([{"input_ids": one} for row in rows for one in row["documents"]])',
+    PackingVariant.POSITION_IDS: "lambda rows: {name: torch.cat([DataCollatorWithFlattening()"
+    '([{"input_ids": one} for one in row["documents"]])[name] for row in rows]) for name in'
+    ' ("input_ids", "labels", "position_ids")}',
+    PackingVariant.PADDED: "DataCollatorForLanguageModeling(tokenizer, mlm=False,"
+    " pad_to_multiple_of=TOKENS)",
+}
+
+
+def _other_packing(question: Question) -> str | None:
+    packing = question.workload.packing
+    if question.script is not None or packing is None or packing.variant in COLLATORS:
+        return None
+    return (
+        f"the mask of packing {packing.variant} is made by a function, which no argument says; take"
+        " the format accelerate"
+    )
 
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
@@ -239,7 +266,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     work, size = question.workload, question.cluster.world_size
     load = (
         f"Load the model with {dtype_argument(question)}={DTYPES[loaded(question)]} and"
-        " attn_implementation='sdpa', and set model.config.use_cache = False."
+        f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
@@ -252,12 +279,34 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     return (
         load if question.script is None else own,
         *([f"Then {wrap} of peft's ({PEFT_NEEDED})."] if wrap and question.script is None else []),
+        *_packing(question),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
         f" {'processes' if size > 1 else 'process'}: {' '.join(torchrun(question, 'SCRIPT.py'))}",
     )
+
+
+def _packing(question: Question) -> Iterator[str]:
+    """Says how the Trainer is given packed or padded batches.
+
+    TRL's trainer masks first tokens, begins positions anew and makes one row of a micro-batch by
+    itself (``SFTTrainer.__init__`` and ``DataCollatorForLanguageModeling`` in
+    trl/trainer/sft_trainer.py, 1.14); its default strategy, bfd, packs whole documents.
+    """
+    packing, tokens = question.workload.packing, question.workload.sequence_length
+    if question.script is not None or packing is None:
+        return
+    collator = COLLATORS[packing.variant].replace("TOKENS", str(tokens))
+    if packing.restarts:
+        collator += f". Its rows have documents, lists of tokens, {tokens} in all"
+    yield f"Give the Trainer data_collator={collator}."
+    if packing.variant is PackingVariant.VARLEN:
+        yield (
+            f"Or take TRL's SFTTrainer: its SFTConfig takes these arguments with packing=True and"
+            f" max_length={tokens}, and packs and collates by itself."
+        )
 
 
 def _hook(question: Question, settings: Settings) -> str:

@@ -200,6 +200,7 @@ def _question(study: Study) -> dict[str, str]:
         "loss": str(workload.loss),
         "tensor parallelism": str(workload.tensor_parallel),
         **({"adapter": str(workload.adapter)} if workload.adapter is not None else {}),
+        **({"packing": str(workload.packing)} if workload.packing is not None else {}),
         "framework": str(framework.name),
         "versions": versions,
         **{f"{knob} restricted to": show_all(v) for knob, v in question.knobs.items()},

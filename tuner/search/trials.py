@@ -16,6 +16,7 @@ import numpy as np
 from tuner.core.adapter import AdapterMethod
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.packing import PackingVariant
 from tuner.core.workload import Loss, Optimizer, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.tensors import trained_elements
@@ -216,6 +217,8 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             if adapter
             else 0.0,
             bool(adapter and adapter.dropout) / CHOICES,
+            *_one_hot(workload.packing and workload.packing.variant, PackingVariant),
+            log2(max(workload.row)) / WORKLOAD_DOUBLINGS if workload.packing else 0.0,
             *_one_hot(model.model_type, sorted(ARCHITECTURES)),
         ]
     )

@@ -87,6 +87,8 @@ def _not_split(work: Workload) -> str:
     model = work.model
     if work.adapter is not None:
         return "adapters are not split: peft's tensor parallelism is not probed here"
+    if work.packing is not None:
+        return "packed sequences are not split: that is not probed here"
     if model.model_type not in TENSOR_PARALLEL_MODEL_TYPES:
         unknown = f"{model.model_type} has no verified tensor-parallel plan"
         return NO_TENSOR_PARALLEL.get(model.model_type, unknown)

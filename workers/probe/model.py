@@ -40,7 +40,9 @@ class _LargeOnMeta(TorchFunctionMode):
         return func(*args, **given)
 
 
-def build_on_meta(config: Mapping[str, Any], dtype: torch.dtype) -> PreTrainedModel:
+def build_on_meta(
+    config: Mapping[str, Any], dtype: torch.dtype, attention: str = "sdpa"
+) -> PreTrainedModel:
     """The model with parameters on the meta device and real buffers (rotary frequencies).
 
     Raises:

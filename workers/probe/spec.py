@@ -8,6 +8,8 @@ from typing import Any
 FORMAT = 1
 # With all ranks, or by rank 0 alone in a process group of which the others are not there.
 FIDELITIES = ("measured", "emulated")
+# How documents lie in a sequence.
+PACKING_VARIANTS = ("varlen", "position_ids", "block_diagonal", "padded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,10 @@ class Spec:
     """What is trained in the model's place: method (lora or qlora), rank, alpha, dropout and
     target_modules; with qlora also quantize (nf4, fp4) and double_quant."""
 
+    packing: dict[str, Any] | None = None
+    """How documents lie in a sequence: variant (varlen, position_ids, block_diagonal or padded),
+    and documents, the tokens of each, the same in every sequence."""
+
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
     ``unmasked`` or ``masked``. A dry run takes ``math`` where it is said so, and else a fused one.
@@ -83,8 +89,21 @@ class Spec:
             raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
         if self.adapter is not None and self.settings.tp_size > 1:
             raise ValueError("adapter: is not run with tensor parallelism")
+        if self.packing is not None:
+            self._check_packing(**self.packing)
         if self.give_up_above_s is not None and not self.give_up_above_s > 0:
             raise ValueError(f"give_up_above_s: got {self.give_up_above_s}; must be positive")
+
+    def _check_packing(self, variant: str, documents: list[int]) -> None:
+        if variant not in PACKING_VARIANTS:
+            raise ValueError(f"packing.variant: got {variant!r}; one of {PACKING_VARIANTS}")
+        tokens = sum(documents)
+        if not 0 < tokens <= self.sequence_length or min(documents) < 1:
+            raise ValueError("packing.documents: must be tokens of one sequence")
+        if variant != "padded" and tokens != self.sequence_length:
+            raise ValueError("packing.documents: must fill a sequence")
+        if self.settings.tp_size > 1:
+            raise ValueError("packing: is not run with tensor parallelism")
 
     @property
     def fused_by(self) -> str:

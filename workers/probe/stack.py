@@ -43,6 +43,7 @@ from workers.probe.model import (
     move_buffers,
 )
 from workers.probe.optimizers import make_optimizer
+from workers.probe.packing import attention_name, batch_of
 from workers.probe.quantized import add_empty_scales, shape_only
 from workers.probe.spec import Spec
 
@@ -66,6 +67,12 @@ class Stack:
     def set_accumulation(self, count: int) -> None:
         self.accelerator.gradient_accumulation_steps = count
         self.accelerator.step = 0
+
+    def batch(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model is called with of a micro-batch's tokens."""
+        width = torch.float32 if self.spec.precision == "fp32" else torch.bfloat16
+        found: dict[str, torch.Tensor] = batch_of(tokens, self.spec.packing, width)
+        return found
 
     def defer_all_reduce(self) -> None:
         """Where that is asked for, reduce the next micro-batch's gradients over replicas only if it
@@ -142,7 +149,8 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     weights, mixed = _WEIGHTS[spec.precision], spec.precision == "bf16_mixed"
     if spec.adapter is not None and mixed:
         weights = torch.bfloat16  # what is frozen needs no more
-    model = build_on_meta(spec.model, weights)
+    attention = attention_name(spec.packing, place.torch_device)
+    model = build_on_meta(spec.model, weights, attention)
     # autocast passes over a grouped product of experts, FSDP2 casts what it is made of
     casts = spec.is_sharded and mixed
     check_experts(model, torch.bfloat16 if casts else weights)

@@ -22,16 +22,17 @@ def optimizer_step(
         The mean loss of this rank's micro-batches, a scalar on the device, detached.
     """
     total = torch.zeros((), device=batches[0].device)
-    for batch in batches:
+    for tokens in batches:
         with stack.accelerator.accumulate(stack.model):
             stack.defer_all_reduce()
             enter("forward")
+            batch = stack.batch(tokens)
             with stack.compute():
-                loss = stack.model(input_ids=batch, labels=batch, use_cache=False).loss
+                loss = stack.model(**batch, use_cache=False).loss
             total += loss.detach()
             enter("backward")
             stack.accelerator.backward(loss)
-            del loss
+            del loss, batch
             if stack.accelerator.sync_gradients:
                 stack.finish_gradients()
                 if before_optimizer is not None:

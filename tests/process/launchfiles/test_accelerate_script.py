@@ -14,8 +14,9 @@ from tests.process.launchfiles.launching import all_json, launched, save_tiny_ll
 from tests.unit.launchfiles.cases import ABOUT, CASES, STATED, Case
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.framework import Framework, FrameworkName
+from tuner.core.packing import Packing, PackingVariant
 from tuner.core.workload import Precision, ReduceDtype
-from tuner.launchfiles import export
+from tuner.launchfiles import export, trainer
 from tuner.launchfiles.accelerate import script
 from tuner.launchfiles.model_code import IMPORT_PEFT
 from workers.probe.quantized import quantized_linears
@@ -72,6 +73,38 @@ def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
         assert fields_of(known["model"]) == fields_of(probed)
         assert fields_of(probed)["lora_alpha"] == adapter.alpha
         assert fields_of(probed)["lora_dropout"] == adapter.dropout
+
+
+@pytest.mark.parametrize("variant", PackingVariant)
+def test_packed_batches_are_the_probe_s(variant: PackingVariant) -> None:
+    """Code that is written, also for the Trainer, makes of documents what the probe runs."""
+    import torch
+    from transformers import DataCollatorWithFlattening
+
+    from workers.probe.packing import batch_of
+
+    packing = Packing(variant=variant, documents=((3, 1), (5, 1)))
+    case = Case(settings="sharding=ddp", sequence_length=8, workload={"packing": packing})
+    code = script(*case.parts())
+    told = code[code.index("def collate") : code.index("accelerator = Accelerator(")]
+    known = {"torch": torch, "DataCollatorWithFlattening": DataCollatorWithFlattening}
+    exec(told, known)
+    lengths = packing.row(8)
+    tokens = torch.arange(1, 17).view(2, 8)
+    if variant is PackingVariant.PADDED:
+        tokens[:, lengths[0] :] = 0
+        rows = [{"input_ids": row[: lengths[0]].tolist()} for row in tokens]
+    else:
+        rows = [{"documents": [part.tolist() for part in row.split(lengths)]} for row in tokens]
+    wanted = batch_of(tokens, {"variant": variant, "documents": lengths}, torch.bfloat16)
+    made = [known["collate"](rows)]  # type: ignore[operator]
+    if variant in (PackingVariant.VARLEN, PackingVariant.POSITION_IDS):
+        made.append(eval(trainer.COLLATORS[variant], known)(rows))
+    for found in made:
+        assert found.keys() == wanted.keys()
+        for name, tensor in wanted.items():
+            assert found[name].dtype == tensor.dtype
+            assert torch.equal(found[name], tensor), name
 
 
 TINY_FIELDS = (

@@ -279,6 +279,27 @@ def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: 
     assert gathered[1] < 0.5 * gathered[0]  # packed weights, beside adapters and ends
 
 
+def packed(variant: str, *documents: int) -> dict[str, Any]:
+    return {"packing": {"variant": variant, "documents": documents}}
+
+
+def test_packed_rows_train_what_one_process_trains(preloaded: Preloaded, tmp_path: Path) -> None:
+    """All variants train the same, and something else than rows of one text, or without packing."""
+    rows, whole = (16, 11, 5), (32,)
+    how = [packed("varlen", *rows), packed("varlen", *whole), packed("position_ids", *whole)]
+    specs = [training_spec("qwen3", 1, **one) for one in how]
+    alone, undivided, one_text = measure(preloaded, tmp_path / "1", specs)
+    cases = {
+        "varlen": {"sync_each_batch": False, "adapter": None},
+        "position_ids": {"sharding": "full_shard", "activation_checkpointing": "full"},
+        "block_diagonal": {"sharding": "shard_grad_op", "sync_each_batch": False},
+    }
+    asked = [training_spec("qwen3", 2, **packed(v, *rows), **cases[v]) for v in cases]
+    for record in measure(preloaded, tmp_path / "2", asked):
+        assert difference(record, alone) <= SAME
+    assert difference(one_text, undivided) <= SAME < 10 * SAME < difference(undivided, alone)
+
+
 # Those that differ most from one another in memory, on two ranks.
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
@@ -302,6 +323,13 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
     "adapter": {"precision": "bf16_mixed", "sync_each_batch": False, "adapter": DROPS},
+    **{
+        variant: {
+            "sharding": "full_shard", "precision": "bf16", **packed(variant, 30, 20, 10, 4),
+        }
+        for variant in ("varlen", "position_ids", "block_diagonal")
+    },
+    "padded": {"precision": "bf16_mixed", **packed("padded", 40)},
     "sharded adapter": {
         "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",
         "adapter": DROPS,

@@ -38,19 +38,18 @@ RENAMED = {
     "probe_deadline": "probe_deadline_s",
 }  # fmt: skip
 """Arguments that say in their name that they are not text, by the command's option."""
-OF_AN_ADAPTER = {
+OF_A_PART = {
     "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "quantize", "double_quant",
+    "documents",
 }  # fmt: skip
-"""Options that are fields of the argument ``adapter``."""
+"""Options that are fields of the arguments ``adapter`` and ``packing``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""
 
 
 def test_what_the_command_takes_python_takes_too():
     taken = inspect.signature(tuner.suggest).parameters
-    options = (
-        {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT - OF_AN_ADAPTER
-    )
+    options = {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT - OF_A_PART
     assert {RENAMED.get(name, name) for name in options} == set(taken) - {"key", "progress"}
 
 

@@ -1,14 +1,19 @@
 """What computes attention; ``tests/cuda/test_attention.py`` asks torch itself."""
 
 from tuner.core.cluster import Gpu, parse_cluster
+from tuner.core.packing import Packing, PackingVariant
+from tuner.core.workload import Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.model import published_model as read
 
 GROUPED, EVEN = "llama-3.1-8b", "llama-2-7b"
 
 
-def kernels(model: str, width: int, gpu: str) -> tuple[str, str]:
-    found = attention_of(read(model), width, parse_cluster(gpu).gpu)
+def kernels(model: str, width: int, gpu: str, packing: Packing | None = None) -> tuple[str, str]:
+    workload = Workload(
+        model=read(model), sequence_length=1024, global_batch_size=8, packing=packing
+    )
+    found = attention_of(workload, width, parse_cluster(gpu).gpu)
     return str(found.unmasked), str(found.masked)
 
 
@@ -30,6 +35,12 @@ def test_kernels_by_gpu_and_precision() -> None:
 
 def test_capped_scores_are_computed_by_transformers() -> None:
     assert kernels("gemma-2-2b", 2, "h100-80gb") == ("eager", "eager")
+
+
+def test_packed_rows_have_flash_attentions_library_or_a_mask() -> None:
+    varlen, masked = Packing(), Packing(variant=PackingVariant.BLOCK_DIAGONAL)
+    assert kernels(EVEN, 2, "rtx-4090", varlen) == ("flash", "flash")
+    assert kernels(EVEN, 2, "rtx-4090", masked) == ("flash", "efficient")
 
 
 def test_dropout_is_not_cudnns() -> None:

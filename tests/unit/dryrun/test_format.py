@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "cb24e0b66ad1cf90bd6e0b9f373e6a58a118e5c3781c99b2e29222f308531b4c")
+PINNED = (3, "94f656576621985e8a305defab81ff13c27553736fd8d0b1c06d8d55f992b1c5")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "88613afbe2f650dddf337b1e9fd128218f30c838a89ee999d3e0b41d64ab650b")
+PINNED = (3, "97d934f030410d539bed6b9d539f08633e4ff82ca1100a8460f8000c6f85423b")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""

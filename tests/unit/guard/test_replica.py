@@ -8,6 +8,7 @@ from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
+from tuner.core.packing import Packing
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.errors import UsageError
@@ -122,6 +123,18 @@ def test_what_has_no_twin():
 def with_adapter(**fields):
     asked = question()
     return replace(asked, workload=replace(asked.workload, adapter=Adapter(**fields)))
+
+
+def test_a_twins_rows_are_of_several_documents():
+    """Kept apart as the workload's are, but for windows, which are shorter in the small model."""
+    for model, wanted in (("llama-3.1-8b", "varlen"), ("mistral-7b-v0.1", "position_ids")):
+        asked = question()
+        work = replace(asked.workload, model=load_model(model), sequence_length=2048)
+        packed = replace(asked, workload=replace(work, packing=Packing()))
+        twin = replica_of(packed, settings(FULL))
+        assert twin.workload.packing.variant == wanted
+        assert len(twin.workload.row) == 3
+        assert family_of(packed) != family_of(replace(asked, workload=work))
 
 
 def test_a_twins_adapter_is_scaled_as_usual():

@@ -24,7 +24,12 @@ def small(name, parts=2):
 
 def test_every_model_of_the_catalogue_has_a_small_one():
     for name in NAMES:
-        whole, found = load_model(name), small(name)
+        whole = load_model(name)
+        if whole.is_traced:
+            with pytest.raises(NoReplicaError, match="known by dry runs alone"):
+                small(name)
+            continue
+        found = small(name)
         assert found.model_type == whole.model_type
         assert found.parameters < 4_000_000
         assert found.vocab_size == VOCABULARY

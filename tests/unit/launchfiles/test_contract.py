@@ -25,6 +25,7 @@ from tests.unit.launchfiles.readers import READERS, header_of, settings_in
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName
+from tuner.core.packing import Packing
 from tuner.core.quantity import Provenance
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
@@ -189,6 +190,29 @@ def test_a_shell_takes_hostile_names_for_what_they_are(tmp_path: Path) -> None:
     names = [job_name(study) for study in ("st-0123456789ab", "X" * 99, "-a..b-", "ä ö", "")]
     label = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
     assert all(re.fullmatch(label, name) for name in names)  # RFC 1035
+
+
+def test_packing_is_written_where_batches_are_and_refused_elsewhere() -> None:
+    def asked(variant: str, cluster: str = "2xa100-80gb", by: Framework = TORCH) -> Any:
+        workload = {"packing": Packing.from_dict({"variant": variant})}
+        case = Case(settings="sharding=ddp", cluster=cluster, framework=by, workload=workload)
+        return case.parts()
+
+    question, settings = asked("varlen")
+    for name in ("torch", "deepspeed", "torchtitan"):
+        assert "no packing is written" in (why_not(name, question, settings) or ""), name
+    text = export("accelerate", question, settings, ABOUT)
+    assert 'attn_implementation="flash_attention_2"' in text
+    assert "collate_fn=collate" in text
+    assert "TUNED_PACKING=varlen" in export("env", question, settings, ABOUT)
+    flags = export("trainer-flags", *asked("varlen", by=trainer()), ABOUT)
+    assert "packing=True and max_length=" in " ".join(flags.replace("#", "").split())
+    assert "no kernels for a CPU" in (why_not("accelerate", *asked("varlen", "cpu:2")) or "")
+    on_cpu = export("accelerate", *asked("position_ids", "cpu:2"), ABOUT)
+    assert 'attn_implementation="sdpa"' in on_cpu
+    assert "take the format accelerate" in (
+        why_not("trainer", *asked("block_diagonal", by=trainer())) or ""
+    )
 
 
 def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:

@@ -23,6 +23,7 @@ from tests.unit.api.studies import TINY
 from tuner.client.request import BudgetGiven, TuneRequest, WorkloadGiven, read_request
 from tuner.core.adapter import Adapter
 from tuner.core.configuration import KNOBS
+from tuner.core.packing import Packing
 
 GOOD = {
     MODEL: "llama-3.1-8b",
@@ -45,6 +46,8 @@ WRONG = {
     "workload.loss": "mse",
     "workload.tensor_parallel": "columns",
     "workload.adapter.method": "dora",
+    "workload.packing.variant": "some",
+    "workload.packing.documents": "[512]",
     "workload.adapter.rank": "0",
     "workload.adapter.alpha": "x",
     "workload.adapter.dropout": "1",
@@ -124,6 +127,8 @@ def test_all_that_can_be_given_is_asked():
             "workload.reduce_dtype": "fp32",
             "workload.loss": "own_dtype",
             "workload.tensor_parallel": "gathered_logits",
+            "workload.packing.variant": "varlen",
+            "workload.packing.documents": '{"mean": 512}',
             "workload.adapter.method": "lora",
             "workload.adapter.rank": "8",
             "workload.adapter.target_modules": "q_proj, v_proj",
@@ -146,6 +151,7 @@ def test_all_that_can_be_given_is_asked():
     assert read_request(request).workload.workload.adapter == Adapter(
         rank=8, target_modules=("q_proj", "v_proj")
     )
+    assert read_request(request).workload.workload.packing == Packing(documents=((512, 1),))
 
 
 def test_a_pasted_configuration_is_the_model():

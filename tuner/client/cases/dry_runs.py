@@ -240,7 +240,7 @@ class DryRuns:
             (workload.model.fingerprint, workload.sequence_length),
             (
                 *(workload.optimizer, workload.precision, workload.reduce_dtype),
-                *(workload.loss, workload.tensor_parallel, workload.adapter),
+                *(workload.loss, workload.tensor_parallel, workload.adapter, workload.packing),
             ),
             (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
             framework,

@@ -12,6 +12,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from tuner.core.cluster import Device, Gpu
+from tuner.core.packing import PackingVariant
+from tuner.core.workload import Workload
 from tuner.model import ModelConfig
 from tuner.model.shape import has_biased_scores, has_capped_scores
 
@@ -90,7 +92,8 @@ class Attention(NamedTuple):
 
     unmasked: Backend = Backend.FLASH  # where a kernel itself leaves out what comes after a query
     masked: Backend = Backend.EFFICIENT
-    """In layers with a window that is shorter than the sequence, which takes a mask."""
+    """In layers with a window that is shorter than the sequence, which takes a mask, and in all
+    where packing makes one."""
 
     def of(self, *, masked: bool) -> Backend:
         """Returns the kernel of a layer with a mask or without."""
@@ -103,12 +106,17 @@ class Attention(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def attention_of(model: ModelConfig, compute_bytes: int, gpu: Gpu) -> Attention:
+def attention_of(workload: Workload, compute_bytes: int, gpu: Gpu) -> Attention:
     """Finds the attention kernels of a model's layers.
+
+    A training script that packs for FlashAttention's kernel has its library, not torch's choice.
 
     On CPUs torch has one fused kernel, which keeps what flash attention keeps. An element in matrix
     products has ``compute_bytes``: 2 (bf16) or 4 (fp32).
     """
+    model, packing = workload.model, workload.packing
+    if packing is not None and packing.variant is PackingVariant.VARLEN:
+        return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)
     if has_capped_scores(model) or has_biased_scores(model):
         return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)
     if gpu.device is Device.CPU:

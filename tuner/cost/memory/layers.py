@@ -42,11 +42,13 @@ class LayerKey(NamedTuple):
     splits_sequence: bool = True  # whether tensor parallelism, if there is any, splits the sequence
     adapter: Adapter | None = None  # what is trained, where the model is frozen
     adapter_bytes: int = 0  # bytes of an element of its matrices
+    masked: bool | None = None  # whether packing gives all layers a mask, or none; None: neither
+    mask_is_shared: bool = False  # whether layers keep one mask, and none of their own
 
 
 @lru_cache(maxsize=4096)
 def layer_program(key: LayerKey, *, sparse: bool, sliding: bool, starts: bool = False) -> Program:
-    """The events of one layer: ``sparse`` with experts, ``sliding`` with windowed attention.
+    """The events of one layer: ``sparse`` with experts, ``sliding`` with a mask.
 
     Where it ``starts``, its input needs no gradient.
     """
@@ -358,8 +360,10 @@ class _Layer:
         cuDNN's and the efficient one keep what flash attention keeps; what cuDNN's backward takes
         beside it is not known, and not counted.
 
-        With a window it takes a mask: each layer keeps it in the scores' precision, and keys and
-        values are repeated for all query heads (transformers, ``use_gqa_in_sdpa``).
+        With a window it takes a mask: each layer keeps it in the scores' precision, unless it is
+        of numbers already (``convert_boolean_attn_mask`` in ATen's attention.cpp), and keys and
+        values are repeated for all query heads (transformers, ``use_gqa_in_sdpa``). So do packed
+        documents.
         """
         size, heads = self.c * self.tokens * self.queries, self.model.heads / self.tp
         first = self.graph.next
@@ -367,7 +371,7 @@ class _Layer:
         if self.sliding or not leaves_groups(self.model):
             k, v = self._repeated(k), self._repeated(v)
             first = self.graph.next
-        if self.sliding:
+        if self.sliding and not self.key.mask_is_shared:
             mask = self.c * self.tokens**2
         outputs = (size, 4 * self.tokens * heads, mask)
         given = (self.memory.get(t, t) for t in (q, k, v))

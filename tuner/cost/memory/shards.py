@@ -15,6 +15,7 @@ from typing import NamedTuple
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.packing import PackingVariant
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.graph import Program
@@ -340,11 +341,13 @@ def shards(
         tp=settings.tp_size,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
-        attention=attention_of(workload.model, compute, cluster.gpu),
+        attention=attention_of(workload, compute, cluster.gpu),
         selects_every=selects_every,
         splits_sequence=settings.tp_size == 1 or workload.splits_sequence,
         adapter=workload.adapter,
         adapter_bytes=adapter_bytes(workload, settings, cluster),
+        masked=workload.masked,
+        mask_is_shared=is_block_diagonal(workload),
     )
     checkpointing = settings.activation_checkpointing
     return _shards(key, shard_ranks(settings, cluster), settings.pp_size, checkpointing)
@@ -367,7 +370,9 @@ def pinned_bytes(inputs: tuple[float, ...]) -> int:
 @lru_cache(maxsize=1024)
 def _shards(key: LayerKey, ranks: int, pp_size: int, checkpointing: Checkpointing) -> Shards:
     model = key.model
-    variants = layer_variants(model, key.sequence_length)[: ceil(model.layers / pp_size)]
+    variants = layer_variants(model, key.sequence_length, key.masked)[
+        : ceil(model.layers / pp_size)
+    ]
     units = model_units(model, key.tp, ranks, key.splits_sequence, key.adapter)
     # what is before the first adapter has no gradient, unless a checkpoint asks for one
     starts = key.adapter is not None and checkpointing is Checkpointing.NONE
@@ -401,17 +406,29 @@ class LayerVariant(NamedTuple):
     """Holds what makes two layers need different memory in sequences of one length."""
 
     sparse: bool  # whether it has experts
-    masked: bool  # whether its attention takes a window's mask
+    masked: bool  # whether its attention takes a mask: a window's, or one of packed documents
 
 
 @lru_cache(maxsize=256)
-def layer_variants(model: ModelConfig, sequence_length: int) -> tuple[LayerVariant, ...]:
+def layer_variants(
+    model: ModelConfig, sequence_length: int, masked: bool | None = None
+) -> tuple[LayerVariant, ...]:
+    """The variant of each layer; packing may have all of them ``masked``, or none."""
     window = model.fields.get("sliding_window") or 0
-    masks = 0 < window <= sequence_length
+    slides = 0 < window <= sequence_length
     return tuple(
-        LayerVariant(sparse=kind.sparse, masked=masks and kind.attention == SLIDING)
+        LayerVariant(
+            sparse=kind.sparse,
+            masked=bool(masked) or (masked is None and slides and kind.attention == SLIDING),
+        )
         for kind in layer_kinds(model)
     )
+
+
+def is_block_diagonal(workload: Workload) -> bool:
+    """Tells whether one mask of numbers, which comes with the batch, is all layers' own."""
+    packing = workload.packing
+    return packing is not None and packing.variant is PackingVariant.BLOCK_DIAGONAL
 
 
 def copies_whole(workload: Workload, cluster: Cluster) -> bool:

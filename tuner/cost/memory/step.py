@@ -27,6 +27,7 @@ from tuner.cost.memory.shards import (
     Layer,
     Unit,
     copies_whole,
+    is_block_diagonal,
     is_fsdp,
     layer_variants,
     loss_width,
@@ -207,7 +208,7 @@ class _Step(Wrapping):
             tape.sequence(TEMPORARIES, self.stream)
             tape.sequence(ACTIVATIONS, self.embedded_mask)
             tape.sequence(TEMPORARIES, -self.stream)
-        tape.fixed(ACTIVATIONS, self.turns)
+        self._hold_turns(1)
         self._hold_masks(1)
         if not self.tied:
             self.release(self.parts.embedding)
@@ -236,9 +237,17 @@ class _Step(Wrapping):
 
     @property
     def masks_kept(self) -> bool:
-        """Whether masks are needed by backward: of layers that compute again, or of ``masked_fill``
-        in MPT's."""
-        return self.checkpoints or has_biased_scores(self.model)
+        """Whether masks are needed by backward: of layers that compute again, of ``masked_fill`` in
+        MPT's, or of layers that keep the batch's."""
+        own = has_biased_scores(self.model) or is_block_diagonal(self.workload)
+        return self.checkpoints or own
+
+    def _hold_turns(self, sign: int) -> None:
+        """Cosines and sines: of one sequence, or of each where positions begin anew in them."""
+        packing = self.workload.packing
+        each = packing is not None and packing.restarts
+        hold = self.tape.sequence if each else self.tape.fixed
+        hold(ACTIVATIONS, sign * self.turns)
 
     def _hold_masks(self, sign: int) -> None:
         """Masks that layers share: born (1), or freed (-1).
@@ -256,7 +265,11 @@ class _Step(Wrapping):
         elif has_capped_scores(self.model):
             kinds = {kind.attention for kind in layer_kinds(self.model)}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
-        elif any(layer.masked for layer in layer_variants(self.model, self.tokens)):
+        elif self.workload.masked:  # of each sequence, for its documents lie in their own way
+            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            shared = is_block_diagonal(self.workload)
+            self.tape.sequence(ACTIVATIONS, square * (self.c if shared else len(kinds)))
+        elif any(v.masked for v in layer_variants(self.model, self.tokens, self.workload.masked)):
             self.tape.fixed(ACTIVATIONS, square)
 
     @property
@@ -505,7 +518,7 @@ class _Step(Wrapping):
 
     def _embedding_backward(self) -> None:
         tape, embedding, tail = self.tape, self.parts.embedding, self.parts.tail
-        tape.fixed(ACTIVATIONS, -self.turns)
+        self._hold_turns(-1)
         if self.masks_kept:
             self._hold_masks(-1)
         if self.embedded_mask:

@@ -49,8 +49,8 @@ def host_bytes_per_s(cluster: Cluster) -> float | None:
 def layer_backends(workload: Workload, cluster: Cluster) -> tuple[Backend, ...]:
     """Lists the attention kernel of each layer of transformers' model."""
     compute = COMPUTE_BYTES[workload.precision]
-    attention = attention_of(workload.model, compute, cluster.gpu)
-    layers = layer_variants(workload.model, workload.sequence_length)
+    attention = attention_of(workload, compute, cluster.gpu)
+    layers = layer_variants(workload.model, workload.sequence_length, workload.masked)
     return tuple(attention.of(masked=layer.masked) for layer in layers)
 
 
@@ -120,17 +120,20 @@ def attention_work(
     A window does not make keys fewer: it comes as a mask (``sdpa_mask`` in
     ``transformers/masking_utils.py``), which flash attention does not take
     (``check_for_attn_mask`` in ATen's ``sdp_utils_cpp.h``), and the kernel that takes one goes
-    through all keys. So do scores that are computed operator by operator. Beside its products,
+    through all keys. So do scores that are computed operator by operator. Documents that are packed
+    for a kernel without a mask are each a sequence of their own. Beside its products,
     a score's exponential takes as long in heads of any size. ``again`` is how often forward is
     computed once more, of fused kernels and of others (:func:`computed_again`).
     """
     model, tokens, work = workload.model, workload.sequence_length, 0.0
-    variants = layer_variants(model, tokens)
+    variants = layer_variants(model, tokens, workload.masked)
+    rows = workload.row if workload.packing and workload.packing.restarts else (tokens,)
+    causal = sum(length * (length + TILE_ROWS) / 2 for length in rows) / tokens
     for layer, backend in zip(variants, layer_backends(workload, cluster), strict=True):
         if backend in (Backend.EAGER, Backend.MATH):
             work += tokens * ((1 + again[1]) * FORWARD + KEPT_BACKWARD)
             continue
-        keys = tokens if layer.masked else (tokens + TILE_ROWS) / 2
+        keys = tokens if layer.masked else causal
         if cluster.gpu.device is Device.CPU:  # nothing is known of its kernels beside its products
             work += keys * ((1 + again[0]) * FORWARD + BACKWARD)
             continue

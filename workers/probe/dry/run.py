@@ -132,7 +132,11 @@ class DryRun:
         request, ledger, spec = self.request, self.device.tracker, self.request.spec
         sizes, counts = request.micro_batch_sizes, request.accumulation_counts
         stack = self._stack = build_stack(request.at(sizes[0], counts[0]), self.device)
-        substitutes = substituted(spec.device, spec.attention_backends)
+        substitutes = substituted(
+            spec.device,
+            spec.attention_backends,
+            packs=len((spec.packing or {}).get("documents", ())) > 1,
+        )
         with substitutes, self.device.memory(), ledger:
             model: Any = stack.model
             held = [*model.parameters(), *model.buffers(), *scales(model)]

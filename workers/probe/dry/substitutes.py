@@ -43,8 +43,11 @@ STAND_INS: Mapping[Any, Any] = {
 
 
 @contextlib.contextmanager
-def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
-    """Under this, transformers and torch compute as a real step on a device of ``kind`` does."""
+def substituted(kind: str, backends: Mapping[str, str], *, packs: bool = False) -> Iterator[None]:
+    """Under this, transformers and torch compute as a real step on a device of ``kind`` does.
+
+    With ``packs`` there are several documents in a row, which transformers is to find.
+    """
     module: Any = functional
     detection: Any = getattr(masking_utils, _DETECTION, None)
     replaced: list[tuple[Any, str, Any]] = [
@@ -52,7 +55,7 @@ def substituted(kind: str, backends: Mapping[str, str]) -> Iterator[None]:
         (record_function, "__enter__", lambda self: self),
         (record_function, "__exit__", lambda self, *_: None),
     ]
-    if detection is not None:
+    if detection is not None and not packs:
         # transformers reads positions to find several sequences in one row, and where it cannot
         # read them it builds a causal mask of (sequence, sequence), which a real step does without;
         # the detection's own allocations are a real step's too

@@ -15,7 +15,7 @@ TRAINS = {
 
 argv = sys.orig_argv[1:]
 # launchers start scripts unbuffered
-if "PRELOADED_PYTHON" in os.environ and (argv[0] == "-u" or TRAINS.intersection(argv)):
+if "PRELOADED_PYTHON" in os.environ and (argv[:1] == ["-u"] or TRAINS.intersection(argv)):
     client = os.path.join(os.path.dirname(os.path.dirname(__file__)), "client.py")  # noqa: PTH118, PTH120
     address = os.environ["PRELOADED_PYTHON"]
     os.execv(sys.executable, [sys.executable, "-I", "-S", client, address, *argv])
