@@ -57,7 +57,8 @@ def build_on_meta(
     # of several parts the language model alone, as ``from_config`` in auto_factory.py does
     if architecture.config_class is type(settings).sub_configs.get("text_config"):
         settings = settings.get_text_config()
-    attention = "sdpa" if architecture._supports_sdpa else "eager"  # gemma2 caps its scores
+    if attention == "sdpa" and not architecture._supports_sdpa:
+        attention = "eager"  # gemma2 caps its scores
     with init_empty_weights(include_buffers=False), _LargeOnMeta():
         model = architecture._from_config(settings, attn_implementation=attention, dtype=dtype)
     model.tie_weights()  # building on the meta device unties them

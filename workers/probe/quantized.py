@@ -104,9 +104,12 @@ def shape_only(model: nn.Module) -> None:
 
 def add_empty_scales(model: nn.Module) -> None:
     """Gives each linear scales without values, of the shapes that :func:`quantize` leaves."""
+    quantized = quantized_linears(model)
+    if not quantized:  # and bitsandbytes need not be there
+        return
     from bitsandbytes.functional import QuantState
 
-    for linear in quantized_linears(model).values():
+    for linear in quantized.values():
         blocks = -(-linear.in_features * linear.out_features // BLOCK)
         doubles = linear.weight_compresses
         inner = None

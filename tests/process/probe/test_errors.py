@@ -118,7 +118,8 @@ def test_memory_that_libraries_did_not_get(error: Exception, size: int | None) -
 def test_a_script_s_rank_writes_the_same_form() -> None:
     """Neither may import the other; what reads their files is one."""
     own, script = ({field.name for field in fields(kind)} for kind in (Record, ScriptsRecord))
-    tracked = {"attention", "host_bytes", "loss_kernel", "recomputed_products", "whole_logits"}
+    tracked = {"attention", "host_bytes", "loss_kernel", "moved_frozen"}
+    tracked |= {"recomputed_products", "whole_logits"}
     assert own - script == {*tracked, "readings"}  # those are of calibrations
     assert script - own == {"sequences"}  # what only a script can tell
     assert FORMAT == SCRIPTS_FORMAT

@@ -1,5 +1,6 @@
 """Models are built without memory, and filled alike however they are cut."""
 
+import sys
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tuner.guard.replica import small_model
 from tuner.launchfiles import trainer
 from tuner.model import published_model
 from workers.probe import fused_loss, loss
+from workers.probe.errors import AdapterUnavailableError
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.instruments import watching
 from workers.probe.loss import set_loss
@@ -25,6 +27,8 @@ from workers.probe.model import (
     decoder_layers,
     micro_batches,
 )
+from workers.probe.packing import VARLEN_ON_CPU, attention_name
+from workers.probe.quantized import add_empty_scales, quantize_layers, scales, shape_only
 from workers.probe.spec import Spec, parse_spec
 
 SMALL = {
@@ -50,6 +54,30 @@ MODELS = {
     "granitemoe": {**SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
     "mpt": {"d_model": 32, "n_layers": 2, "n_heads": 4, "vocab_size": 96, "max_seq_len": 64},
 }
+
+
+def test_rows_of_documents_are_attended_by_the_kernel_that_is_asked_for() -> None:
+    packing = {"variant": "varlen", "documents": [8, 8]}
+    for how, name in ((packing, VARLEN_ON_CPU), (None, "sdpa")):
+        asked = attention_name(how, torch.device("cpu"))
+        for model_type, found in (("llama", name), ("gemma2", "eager" if how is None else name)):
+            config = {"model_type": model_type, **MODELS[model_type]}
+            model: Any = build_on_meta(config, torch.float32, asked)
+            assert model.config._attn_implementation == found
+
+
+def test_what_is_not_quantized_needs_no_bitsandbytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [*sys.modules, "bitsandbytes", "bitsandbytes.functional", "bitsandbytes.nn"]:
+        if name.partition(".")[0] == "bitsandbytes":
+            monkeypatch.setitem(sys.modules, name, None)
+    model = build("llama")
+    shape_only(model)
+    add_empty_scales(model)
+    assert not [*scales(model)]
+    config: Any = {"model_type": "llama", **MODELS["llama"]}
+    adapter = {"quantize": "nf4", "double_quant": True}
+    with pytest.raises(AdapterUnavailableError, match="needs bitsandbytes"):
+        quantize_layers(build_on_meta(config, torch.float32), [model], adapter)
 
 
 def build(model_type: str) -> torch.nn.Module:

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "94f656576621985e8a305defab81ff13c27553736fd8d0b1c06d8d55f992b1c5")
+PINNED = (3, "e27a0fcc73cf807924f6f2dac43a249f140791a5dcfa7b7262cdb400f3fee866")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
