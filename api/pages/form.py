@@ -296,7 +296,6 @@ def _parts_of(workload: Workload) -> dict[str, str]:
     if workload.adapter is not None:
         adapter = workload.adapter.as_dict()
         adapter["target_modules"] = ",".join(adapter["target_modules"])
-        adapter.pop("quant_storage_dtype", None)  # follows from the precision
         texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
     if workload.packing is not None:
         texts["workload.packing.variant"] = str(workload.packing.variant)

@@ -305,8 +305,7 @@ class WorkloadGiven(Part):
         default=None,
         description="What is trained in the place of the model, which is then frozen: lora, or"
         " qlora, which keeps that model in four bits, or an object of method, rank, alpha, dropout"
-        " and target_modules, as peft calls them, and with qlora quantize, double_quant and"
-        " quant_storage_dtype.",
+        " and target_modules, as peft calls them, and with qlora quantize and double_quant.",
     )
 
     packing: (

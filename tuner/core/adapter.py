@@ -1,7 +1,7 @@
 """Adapters: small matrices that are trained beside a model that is frozen."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
@@ -33,20 +33,11 @@ class Quantize(StrEnum):
     FP4 = "fp4"
 
 
-class StorageDtype(StrEnum):
-    """Number formats of the tensors that quantized weights are packed in."""
-
-    BF16 = "bf16"
-    FP32 = "fp32"
-
-
 # Weights in a block with a scale of its own, and scales in a block of these where they are
 # quantized too (``quantize_4bit`` in bitsandbytes/functional.py, 0.50).
 BLOCK, SCALES = 64, 256
 # What only qlora has, and its defaults, as users' scripts have them.
-QUANTIZED: Mapping[str, object] = {
-    "quantize": Quantize.NF4, "double_quant": True, "quant_storage_dtype": None,
-}  # fmt: skip
+QUANTIZED: Mapping[str, object] = {"quantize": Quantize.NF4, "double_quant": True}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +64,6 @@ class Adapter:
     """Names of linear layers in each decoder layer, or ``all-linear``."""
     quantize: Quantize = Quantize.NF4  # what the frozen model's linear layers are kept in by qlora
     double_quant: bool = True  # whether the scales of blocks are quantized too
-    quant_storage_dtype: StorageDtype | None = None
-    """What quantized weights are packed in; with a workload the format of what is not quantized,
-    beside which FSDP gathers them."""
 
     def __post_init__(self) -> None:
         given = self.target_modules
@@ -104,24 +92,6 @@ class Adapter:
     def quantizes(self) -> bool:
         """Whether the frozen model's linear layers are kept in four bits."""
         return self.method is AdapterMethod.QLORA
-
-    def beside(self, frozen: str) -> "Adapter":
-        """The same beside a model that is frozen in a number format, in which weights are packed.
-
-        Raises:
-            UsageError: they are to be packed in another.
-        """
-        if not self.quantizes:
-            return self
-        if self.quant_storage_dtype not in (None, frozen):
-            allowed = f"must be {frozen}, as what is not quantized: FSDP gathers both together"
-            raise UsageError("adapter.quant_storage_dtype", str(self.quant_storage_dtype), allowed)
-        return replace(self, quant_storage_dtype=StorageDtype(frozen))
-
-    def packed_elements(self, weights: int) -> int:
-        """Elements of the storage format that so many quantized weights are packed in."""
-        width = 4 if self.quant_storage_dtype is StorageDtype.FP32 else 2
-        return -(-weights // (2 * width))
 
     def scale_bytes(self, weights: int) -> int:
         """Bytes of what bitsandbytes keeps beside a quantized matrix, in the allocator's blocks of
@@ -177,7 +147,4 @@ class Adapter:
         given = {**values, "method": method, "target_modules": tuple(values["target_modules"])}
         if "quantize" in given:
             given["quantize"] = choice("quantize", Quantize, given["quantize"])
-        if given.get("quant_storage_dtype") is not None:
-            name = "quant_storage_dtype"
-            given[name] = choice(name, StorageDtype, given[name])
         return cls(**given)

@@ -99,9 +99,6 @@ class Workload:
             )
         if self.adapter is not None:
             self.adapter.check(self.model)
-            # what is frozen needs no fp32 where precision is mixed
-            frozen = "fp32" if self.precision is Precision.FP32 else "bf16"
-            object.__setattr__(self, "adapter", self.adapter.beside(frozen))
         if self.packing is not None:
             self.packing.check(self.model, self.sequence_length)
         mixed = self.precision is Precision.BF16_MIXED

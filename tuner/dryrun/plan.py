@@ -178,7 +178,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 3
 # The same of types that only dry runs know.
-TRACED_FORMAT = 5
+TRACED_FORMAT = 6
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is

@@ -29,6 +29,7 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
+from tuner.cost.prediction import OF_TRACES
 from tuner.explain import facts
 from tuner.explain.facts import Fact, probes_in
 from tuner.space.rules import show
@@ -131,6 +132,7 @@ TEMPLATES: Mapping[type[Fact], str] = {
     ),
     facts.MemoryUnknown: ("What it needs is unknown: {why}."),
     facts.OfDryRun: ("Of its dry run: {note}."),
+    facts.OfDryRunsAlone: (f"{OF_TRACES[0].upper()}{OF_TRACES[1:]}."),
     facts.SpeedUnknown: (
         "{fit} of the {legal} legal settings are predicted to fit in {limit_bytes:size}, but which"
         " of them is the fastest is not known: {why}."

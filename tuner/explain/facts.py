@@ -427,6 +427,10 @@ class OfDryRun(Fact):
     note: str
 
 
+class OfDryRunsAlone(Fact):
+    """The model's type is known by dry runs alone."""
+
+
 class SpeedUnknown(Fact):
     fit: int
     legal: int

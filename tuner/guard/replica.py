@@ -347,9 +347,7 @@ def _replica_adapter(workload: Workload) -> Adapter | None:
     if workload.adapter is None:
         return None
     rank = min(workload.adapter.rank, RANK)
-    return replace(
-        workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0, quant_storage_dtype=None
-    )
+    return replace(workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0)
 
 
 def _variant(workload: Workload) -> PackingVariant | None:

@@ -21,14 +21,14 @@ from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settin
 from tuner.core.framework import FrameworkName
 from tuner.core.script import Launch, checkpoints_in_script, is_sharded, why_no_flag
 from tuner.core.study import Question
-from tuner.core.workload import Precision
+from tuner.core.workload import Optimizer, Precision
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.accelerate_script import script
 from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_parallel_ranks
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
-from tuner.launchfiles.model_code import PEFT_NEEDED, use_loss
+from tuner.launchfiles.model_code import adapter_needs, use_loss
 from tuner.launchfiles.shell import in_force
 from tuner.model.shape import has_arithmetic
 from tuner.space.rules import (
@@ -86,6 +86,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.pipelines("accelerate", settings, "accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
         refusals.varlen(question),
+        refusals.fused_optimizer(question),
         refusals.liger("the code beside accelerate's file", question, settings),
         _old_loss(question, settings),
         _old_offload(question, settings),
@@ -156,9 +157,9 @@ def _needs(question: Question, settings: Settings) -> str:
     needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
     if is_sharded(question, settings) and _has_mixed_adapter(question):
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
-    if question.workload.adapter is not None:
-        needs += f", {PEFT_NEEDED}"
-    return needs
+    elif question.workload.optimizer is Optimizer.ADAMW_FUSED and question.script is None:
+        needs += f", torch {refusals.FUSED_ON_CPU.strip('>=')} or newer"
+    return ", ".join(filter(None, (needs, adapter_needs(question))))
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:

@@ -16,18 +16,15 @@ from tuner.launchfiles.fsdp import (
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
-    dtype_argument,
-    loaded,
     optimizer_call,
     policy,
 )
 from tuner.launchfiles.model_code import (
-    IMPORT_PEFT,
     adapter_code,
-    attention,
     collate_code,
+    imports,
+    loading_code,
     loss_code,
-    quantization_code,
     use_loss,
 )
 
@@ -68,12 +65,11 @@ def script(question: Question, settings: Settings) -> str:
     """
     work, casts = question.workload, policy(question, settings)
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
-    collate, packing = collate_code(question), work.packing
-    flattens = packing is not None and packing.restarts
-    size, dtype = question.cluster.world_size, DTYPES[loaded(question)]
+    collate, size = collate_code(question), question.cluster.world_size
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
-    quantized = quantization_code(question)
+    checkpoints = _checkpointing(settings) if in_script else ()
+    *peft, of_transformers = imports(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
     functions = list(filter(None, (reduces, loss_code(question, settings), collate)))
@@ -82,12 +78,11 @@ def script(question: Question, settings: Settings) -> str:
         "import torch.distributed as dist" if hook else None,
         "from accelerate import Accelerator",
         f"from accelerate.utils import {plugin}GradientAccumulationPlugin",
-        IMPORT_PEFT if work.adapter is not None else None,
+        *peft,
         "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
         "from torch.utils.data import DataLoader",
         "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
-        f"from transformers import AutoModelForCausalLM{quantized and ', BitsAndBytesConfig'}"
-        + (", DataCollatorWithFlattening" if flattens else ""),
+        of_transformers,
         *(checkpointing_imports(settings) if in_script else ()),
         "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
         "",
@@ -105,16 +100,11 @@ def script(question: Question, settings: Settings) -> str:
         else None,
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
-        "model = AutoModelForCausalLM.from_pretrained(",
-        f"    MODEL, {dtype_argument(question)}={dtype},"
-        f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
-        quantized or None,
-        ")",
-        "model.config.use_cache = False",
+        *loading_code(question),
         "model.train()",
         use_loss(question, settings) or None,
-        *(_checkpointing(settings) if in_script else ()),
-        adapter_code(question) or None,
+        *checkpoints,
+        adapter_code(question, checkpointed=bool(checkpoints)) or None,
         f"optimizer = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",

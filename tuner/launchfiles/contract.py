@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from tuner.catalog.versions import meets
 from tuner.core.adapter import QUANTIZED
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings, Sharding
@@ -13,7 +14,7 @@ from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Provenance
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
-from tuner.core.workload import LossKernel, Precision, ReduceDtype
+from tuner.core.workload import LossKernel, Optimizer, Precision, ReduceDtype
 
 
 class Stack(StrEnum):
@@ -89,8 +90,8 @@ class Format:
     argv: Callable[[Question, str], tuple[str, ...]] | None = None
     """The command that trains with the file at a path; ``None`` if the file starts nothing."""
     beside: Callable[[Question, Settings], tuple[str, ...]] = _nothing
-    """What must be done beside the file, one sentence each: of files without comments, which
-    cannot say it themselves."""
+    """What must be done beside the file, one sentence each, with lines of code below some: of files
+    without comments, which cannot say it themselves."""
     for_programs: bool = False
     """True where people hardly ever read it: pages then show no text of it."""
     merge: Callable[[str, str], str] | None = None
@@ -228,6 +229,26 @@ def packing(launcher: str, question: Question) -> str | None:
     return (
         f"no packing is written for {launcher}, and the study packs its sequences; take the format"
         " accelerate, or trainer"
+    )
+
+
+# Releases of torch whose fused AdamW takes parameters on a CPU (pull request 123074; 2.3's
+# ``_get_fused_kernels_supported_devices`` in utils/_foreach_utils.py names none, and
+# ``AdamW.__init__`` ends with "`fused=True` requires all the params to be floating point Tensors of
+# supported devices").
+FUSED_ON_CPU = ">=2.4"
+
+
+def fused_optimizer(question: Question) -> str | None:
+    """Refuses fused AdamW of parameters on a CPU, where torch would end with an error."""
+    release = question.framework.versions.get("torch")
+    fuses = question.script is None and question.workload.optimizer is Optimizer.ADAMW_FUSED
+    if not fuses or release is None or meets(release, FUSED_ON_CPU):
+        return None
+    return (
+        f"torch {release} has no fused AdamW of parameters on a CPU, where they are as the"
+        " optimizer is made; ask again with --optimizer adamw or --framework-version"
+        f" torch={FUSED_ON_CPU.strip('>=')}"
     )
 
 

@@ -127,6 +127,7 @@ def policy(question: Question, settings: Settings) -> str:
 def options(question: Question, settings: Settings) -> dict[str, Any]:
     """Options of accelerate's ``FullyShardedDataParallelPlugin``, by its own names."""
     in_file = settings.activation_checkpointing is Checkpointing.FULL
+    adapter = question.workload.adapter
     return {
         "version": 2,
         "reshard_after_forward": reshards(settings),
@@ -134,8 +135,12 @@ def options(question: Question, settings: Settings) -> dict[str, Any]:
         "transformer_layer_cls_to_wrap": LAYER_CLASSES.get(question.workload.model.model_type, ""),
         "activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
         "offload_params": settings.cpu_offload,
-        # of no effect on a step: one rank of a node reads the checkpoint, and hands it out
-        "cpu_ram_efficient_loading": True,
+        # Of no effect on a step: one rank of a node reads the checkpoint, and hands it out. What is
+        # quantized each rank reads itself (``_move_missing_keys_from_meta_to_device`` in
+        # transformers/modeling_utils.py, 5.23), and before 1.14 accelerate hands out its scales
+        # too, under names that sharded models have not (``fsdp2_load_full_state_dict``; the wheels
+        # of 1.6.0 to 1.15.0, read; pull request 3981).
+        "cpu_ram_efficient_loading": adapter is None or not adapter.quantizes,
         "state_dict_type": "SHARDED_STATE_DICT",
     }
 

@@ -4,16 +4,14 @@ batches, as the probe program does."""
 from functools import cache
 from pathlib import Path
 
+from tuner.catalog.versions import version_table
 from tuner.core.adapter import ALL_LINEAR
 from tuner.core.configuration import Settings
+from tuner.core.framework import ADAPTER_PACKAGE, FOUR_BIT_PACKAGE, FrameworkName
 from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Precision
-from tuner.launchfiles.fsdp import DTYPES, loaded
-
-IMPORT_PEFT = "from peft import LoraConfig, get_peft_model"
-# The first whose ``get_peft_model`` takes ``autocast_adapter_dtype`` (wheels of 0.11.1 and 0.12.0).
-PEFT_NEEDED = "peft 0.12 or newer"
+from tuner.launchfiles.fsdp import DTYPES, dtype_argument, loaded
 
 _CROSS_ENTROPY = '''\
 def cross_entropy(logits, labels, vocab_size, **_):
@@ -82,7 +80,20 @@ def collate(rows):
     return {{"input_ids": tokens, "labels": labels, "attention_mask": mask}}'''
 
 
-def quantization_code(question: Question) -> str:
+def loading_code(question: Question) -> tuple[str, ...]:
+    """Lines that load the model ``MODEL``, in four bits where it is quantized."""
+    quantized = _quantization(question)
+    return (
+        "model = AutoModelForCausalLM.from_pretrained(",
+        f"    MODEL, {dtype_argument(question)}={DTYPES[loaded(question)]},"
+        f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
+        *([quantized] if quantized else ()),
+        ")",
+        "model.config.use_cache = False",
+    )
+
+
+def _quantization(question: Question) -> str:
     """The argument by which a model is loaded in four bits; empty where it is not.
 
     All but linear layers, and the output head, is loaded in the format that weights are packed in,
@@ -130,11 +141,30 @@ def attention(question: Question) -> str:
     return "flash_attention_2" if varlen else "sdpa"
 
 
-def adapter_code(question: Question) -> str:
-    """The line that wraps a model, whose layers are checkpointed already where the script does it.
+def adapter_needs(question: Question) -> str:
+    """The releases of peft and bitsandbytes that the adapter's code needs; empty without one."""
+    oldest = version_table().frameworks[FrameworkName.ACCELERATE].oldest
+    adapter = question.workload.adapter
+    packages = [ADAPTER_PACKAGE] * (adapter is not None)
+    packages += [FOUR_BIT_PACKAGE] * (adapter is not None and adapter.quantizes)
+    return ", ".join(f"{name} {oldest[name]} or newer" for name in packages)
 
-    Where FSDP's option or the Trainer does it later, peft does not have the embedded tokens ask for
-    a gradient; checkpointing that is not reentrant needs none.
+
+def imports(question: Question) -> tuple[str, ...]:
+    """Lines that import what loads the model, makes its batches and wraps it."""
+    work = question.workload
+    quantizes = work.adapter is not None and work.adapter.quantizes
+    names = ["AutoModelForCausalLM", *["BitsAndBytesConfig"] * quantizes]
+    names += ["DataCollatorWithFlattening"] * (work.packing is not None and work.packing.restarts)
+    peft = ["from peft import LoraConfig, get_peft_model"] * (work.adapter is not None)
+    return (*peft, f"from transformers import {', '.join(names)}")
+
+
+def adapter_code(question: Question, *, checkpointed: bool) -> str:
+    """The line that wraps a model, whose layers the script has ``checkpointed`` already.
+
+    Where FSDP's option or the Trainer does it later, nothing has the embedded tokens ask for a
+    gradient; checkpointing that is not reentrant needs none.
 
     Of bf16 models peft makes the adapter fp32 by itself, which is right where precision is mixed.
     """
@@ -153,9 +183,8 @@ def adapter_code(question: Question) -> str:
     narrow = question.workload.precision is Precision.BF16
     more = ["    autocast_adapter_dtype=False,"] if narrow else []
     lines = ["model = get_peft_model(", "    model,", "    LoraConfig(", *fields, "    ),", *more]
-    if adapter.quantizes:  # peft leaves it to ``prepare_model_for_kbit_training``
-        asks = "    model.enable_input_require_grads()"
-        lines = ["if model.is_gradient_checkpointing:", asks, *lines]
+    if adapter.quantizes and checkpointed:  # peft leaves it to ``prepare_model_for_kbit_training``
+        lines = ["model.enable_input_require_grads()", *lines]
     return "\n".join([*lines, ")"])
 
 

@@ -45,14 +45,21 @@ from tuner.launchfiles.fsdp import (
     weights,
 )
 from tuner.launchfiles.header import (
-    comments,
+    code,
+    comment,
     header,
     loss_text,
     printable,
     provenance,
     versions_text,
 )
-from tuner.launchfiles.model_code import PEFT_NEEDED, adapter_code, attention, quantization_code
+from tuner.launchfiles.model_code import (
+    adapter_code,
+    adapter_needs,
+    attention,
+    imports,
+    loading_code,
+)
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
@@ -144,6 +151,8 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         _other_dtype(question, settings),
         _other_checkpointing(question, settings),
         refusals.varlen(question),
+        # on GPUs the Trainer moves the model there first
+        refusals.fused_optimizer(question) if question.cluster.gpu.device is Device.CPU else None,
         _other_packing(question),
     )
 
@@ -262,23 +271,25 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
 
 
 def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
-    """Lists what no argument says."""
+    """Lists what no argument says; below the first line of a text is code."""
     work, size = question.workload, question.cluster.world_size
     load = (
         f"Load the model with {dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
+    if work.adapter is not None:
+        # the Trainer checkpoints layers itself, later
+        wrap = adapter_code(question, checkpointed=False)
+        load = (
+            "Make the model so, after TrainingArguments, which choose this rank's device"
+            f" ({adapter_needs(question)}):"
+        )
+        lines = ["import torch", *imports(question), *loading_code(question), wrap]
+        load = "\n".join([load, *lines])
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
-    wrap = " ".join(adapter_code(question).split())
-    if kept := " ".join(quantization_code(question).split()).rstrip(","):
-        load += (
-            f" Load it after TrainingArguments, which choose this rank's device, with {kept} of"
-            " transformers'."
-        )
     return (
         load if question.script is None else own,
-        *([f"Then {wrap} of peft's ({PEFT_NEEDED})."] if wrap and question.script is None else []),
         *_packing(question),
         *([hook] if hook else []),
         *([loss] if loss else []),
@@ -349,10 +360,10 @@ def _loss(question: Question, settings: Settings) -> str:
 
 
 def _render_flags(question: Question, settings: Settings, about: About) -> str:
-    how = comments(
-        "For a script that reads its TrainingArguments by HfArgumentParser.",
-        *_by_hand(question, settings),
-    )
+    how = comment("For a script that reads its TrainingArguments by HfArgumentParser.")
+    for text in _by_hand(question, settings):
+        said, _, pasted = text.partition("\n")
+        how += [*comment(said), *(code(pasted) if pasted else ())]
     top = header(provenance(question, settings, about), usage(question, FLAGS_FILE_NAME), how)
     flags = []
     for name, value in arguments(question, settings, about).items():

@@ -18,7 +18,7 @@ from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import Costs, default_costs, experts_of
 from tuner.cost.memory.device import communicator_count
-from tuner.cost.prediction import OF_TRACES, Prediction, border_notes, predict, too_large_text
+from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
@@ -388,9 +388,9 @@ class Forecast:
         return next(filter(None, map(self.why_no_dry_run, self.estimates)), "")
 
     def notes(self, found: Evaluation) -> tuple[str, ...]:
+        """What to know of the dry run of a configuration's layout, if there is one."""
         profile = self.profiles.get(found.settings.settings_class)
-        traced = self.study.question.workload.model.is_traced
-        return (*told(profile[0].notes), *[OF_TRACES] * traced) if profile else ()
+        return told(profile[0].notes) if profile else ()
 
 
 @kept(maxsize=4)

@@ -11,18 +11,27 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from workers.probe.quantized import scales
 from workers.probe.tracker import Phase
 
 # Integers of as many bytes as a parameter's elements have.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Elements that are summed at once: torch makes 8 bytes of each (``sum_out`` in
+# aten/src/ATen/native/ReduceOps.cpp converts what it sums), in memory that the step may need.
+_PIECE = 2**22
 
 
 def frozen_sums(model: nn.Module) -> list[int]:
-    """The sum of the bits of this rank's part of each frozen parameter, read as integers."""
+    """The sum of the bits, read as integers, of this rank's part of each frozen parameter, and of
+    each tensor of scales of what is quantized."""
     frozen = [p.detach() for p in model.parameters() if not p.requires_grad]
     parts = [p.to_local() if isinstance(p, DTensor) else p for p in frozen]
-    sums = [part.view(_BITS[part.element_size()]).sum(dtype=torch.int64) for part in parts]
-    return [int(one) for one in torch.stack(sums).tolist()] if sums else []
+    sums = []
+    for part in (*parts, *scales(model)):
+        pieces = part.view(_BITS[part.element_size()]).flatten().split(_PIECE)
+        sums.append(torch.stack([piece.sum(dtype=torch.int64) for piece in pieces]).sum())
+    # of a model that is offloaded some are on the host
+    return [int(one) for one in torch.stack([one.cpu() for one in sums]).tolist()] if sums else []
 
 
 def total_gradient_norm(parameters: Iterable[Tensor]) -> Tensor:

@@ -221,11 +221,13 @@ def mixed_seed(seed: int, what: object) -> int:
     return zlib.crc32(f"{seed} {what}".encode())
 
 
-def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp32: bool) -> Any:
+def add_adapter(
+    model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp32: bool, checkpointed: bool
+) -> Any:
     """The model with peft's LoRA in its linear layers, on its own device; all else is frozen, and
     with QLoRA quantized.
 
-    As ``get_peft_model`` in a training script: a model whose layers are checkpointed has its
+    As ``get_peft_model`` in a training script: a model whose layers are ``checkpointed`` has its
     embedded tokens ask for a gradient. peft itself makes adapters fp32 wherever the model is
     narrower (``autocast_adapter_dtype``); that is left to it where precision is mixed. In bf16 they
     are bf16, as all that is trained.
@@ -251,7 +253,7 @@ def add_adapter(model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp
     wrapped = get_peft_model(
         model, config, autocast_adapter_dtype=trains_fp32, low_cpu_mem_usage=True
     )
-    if model.is_gradient_checkpointing and adapter["method"] == "qlora":
+    if checkpointed and adapter["method"] == "qlora":
         # peft leaves it to ``prepare_model_for_kbit_training``, which also makes fp32 of what is
         # not quantized; TRL does without that
         model.enable_input_require_grads()

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import BitsAndBytesConfig, PreTrainedModel
-from transformers.integrations.bitsandbytes import replace_with_bnb_linear
 
 from workers.probe.errors import AdapterUnavailableError
 
@@ -33,6 +32,7 @@ def quantize_layers(
     """
     try:
         from bitsandbytes.nn import Params4bit
+        from transformers.integrations.bitsandbytes import replace_with_bnb_linear
     except ImportError as error:
         raise AdapterUnavailableError(
             "qlora needs bitsandbytes: pip install 'tuner[peft]'"

@@ -167,7 +167,8 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     if spec.settings.tp_size == 1 or spec.tensor_parallel == tensor_parallel.GATHERED:
         set_loss(model, spec.loss, fused_by=spec.fused_by)
     if spec.adapter is not None:
-        model = add_adapter(model, spec.adapter, trains_fp32=mixed)
+        checkpointed = spec.settings.activation_checkpointing != "none"
+        model = add_adapter(model, spec.adapter, trains_fp32=mixed, checkpointed=checkpointed)
         if place.is_fake:
             shape_only(model)
     shard_rank = mesh["dp_shard"].get_local_rank() if mesh is not None and spec.is_sharded else 0

@@ -1,6 +1,7 @@
 """The code in files for ``accelerate launch``: checked, executed, and launched."""
 
 import itertools
+import re
 import sys
 from dataclasses import replace
 from itertools import product
@@ -16,9 +17,8 @@ from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.workload import Precision, ReduceDtype
-from tuner.launchfiles import export, trainer
+from tuner.launchfiles import FORMATS, export, trainer
 from tuner.launchfiles.accelerate import script
-from tuner.launchfiles.model_code import IMPORT_PEFT
 from workers.probe.quantized import quantized_linears
 
 QLORA = Adapter(rank=2, method=AdapterMethod.QLORA)
@@ -49,7 +49,8 @@ def check_formats(precision: Precision, reduce_dtype: ReduceDtype, sharding: str
 
 
 def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
-    """Code that is written gives a model on a device what the probe program gives one on none."""
+    """Code that is written, also for the Trainer, gives a model on a device what the probe program
+    gives one on none."""
     from workers.probe.model import add_adapter, build_on_meta
 
     path = save_tiny_llama(tmp_path / "model", tied=False)
@@ -59,15 +60,20 @@ def test_the_adapter_is_the_probe_s(tmp_path: Path) -> None:
         workload = {"precision": precision, "adapter": adapter}
         code = script(*Case(settings="sharding=full_shard", workload=workload).parts())
         assert "dtype=torch.bfloat16, attn" in code
-        imports = code[code.index("from transformers import") :].splitlines()[0]
+        imports = [line for line in code.splitlines() if re.match("from (peft|transf)", line)]
         load = code[code.index("model = AutoModel") : code.index("\noptimizer = ")]
+        told = FORMATS["trainer"].beside(*Case(settings="sharding=ddp", workload=workload).parts())
+        (beside,) = [one.partition("\n")[2] for one in told if "get_peft_model" in one]
         known: dict[str, Any] = {"MODEL": path, "torch": torch}
-        exec(f"{IMPORT_PEFT}\n{imports}\n{load}", known)
+        exec(beside, known)
+        of_trainer = described(known["model"])
+        exec("\n".join([*imports, load]), known)
         model = known["model"]
+        assert of_trainer == described(model)
         config = model.config.to_dict() | {"model_type": "llama"}
         bare = build_on_meta({k: config[k] for k in TINY_FIELDS}, model.dtype)
         mixed = precision is Precision.BF16_MIXED
-        probed = add_adapter(bare, adapter.as_dict(), trains_fp32=mixed)
+        probed = add_adapter(bare, adapter.as_dict(), trains_fp32=mixed, checkpointed=False)
         assert scales_of(known["model"]) == (2 * 7 if adapter is qlora else 0)
         assert described(known["model"]) == described(probed)
         assert fields_of(known["model"]) == fields_of(probed)

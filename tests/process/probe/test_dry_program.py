@@ -8,7 +8,7 @@ import pytest
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
-from tuner.cost.time.traced import LAYER_KERNELS
+from tuner.cost.time.compute import LAYER_KERNELS
 from workers.probe.dry.run import show_whole
 
 # one run of the program for all
@@ -24,6 +24,12 @@ GPT2 = {
 
 # Each eighth layer of its class has attention, which its fields do not say.
 JAMBA = {**SHAPE, "model_type": "jamba", "num_experts": 4}
+QWEN3_NEXT = {
+    **SHAPE, "model_type": "qwen3_next", "head_dim": 32, "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 2,
+}  # fmt: skip
 # A layer that neither shallow copy has.
 COPIES = [
     {**MODELS["qwen3_moe"], "num_hidden_layers": depth, "mlp_only_layers": [7]}
@@ -68,6 +74,7 @@ def found(preloaded: Preloaded) -> Answers:
         ),
         {**request("odd copies", llama), "copies": COPIES},
         request("unknown", spec({"model_type": "xyz", "vocab_size": 8}, 2)),
+        request("linear attention", spec(QWEN3_NEXT, 2)),
     ]  # fmt: skip
     lines = ["{", *map(json.dumps, requests), '{"id": "odd", "spec": 1}', "[]"]
     limits = ("--limit-s", "200", "--wall-s", "600", "--jobs", "2")
@@ -125,6 +132,14 @@ def test_what_is_computed_is_counted_of_operators(found: Answers) -> None:
     assert "work" not in trace(found, "ddp")
 
 
+def test_functions_that_run_for_want_of_kernels_are_named(found: Answers) -> None:
+    notes = [one for one in trace(found, "linear attention")["notes"] if "for want of" in one]
+    functions = "causal_conv1d_fn and chunk_gated_delta_rule ran as operators of torch's"
+    packages = "for want of causal_conv1d and flash-linear-attention"
+    assert [one.startswith(f"{functions}, {packages}") for one in notes] == [True]
+    assert not [one for one in trace(found, "sizes")["notes"] if "for want of" in one]
+
+
 def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> None:
     assert found["copy of 4"] == {"id": "copy of 4", "trace": None}
     assert trace(found, "copy of 6")["layers"] == 9
@@ -132,8 +147,7 @@ def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> Non
 
 
 def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
-    sizes = {**SHAPE, "head_dim": 32, "num_experts": 4, "moe_intermediate_size": 32}
-    moe = {**sizes, "model_type": "qwen3_next", "shared_expert_intermediate_size": 32}
+    moe = QWEN3_NEXT
     bamba = {**SHAPE, "model_type": "bamba", "mamba_n_heads": 8, "mamba_d_head": 32}
     periods = {"attn_layer_period": 2, "attn_layer_offset": 1}
     for shows, models in [

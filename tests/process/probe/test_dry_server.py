@@ -56,7 +56,7 @@ import sys
 from workers.probe.dry.__main__ import preload
 preload()
 assert "workers.probe.dry.run" in sys.modules
-print(sorted({"torchao", "tuner", "pandas", "scipy"} & set(sys.modules)))
+print(sorted({"torchao", "bitsandbytes", "peft", "tuner", "pandas", "scipy"} & set(sys.modules)))
 """
 
 

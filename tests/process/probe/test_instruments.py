@@ -5,12 +5,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 from transformers import PreTrainedModel
 
 from workers.probe.checkpointing import checkpoint_layers, host_bytes
 from workers.probe.collectives import Call, overlaps
 from workers.probe.instruments import Recomputed, frozen_sums, recomputing, total_gradient_norm
 from workers.probe.model import build_on_meta, decoder_layers
+from workers.probe.quantized import quantize
 from workers.probe.tracker import Phase, StorageTracker
 
 
@@ -133,3 +135,25 @@ def test_a_frozen_parameter_that_moved_is_seen_by_its_bits() -> None:
         assert frozen_sums(model) == before
         model[1].weight[0, 0] *= 1.0078125  # by one unit in the last place
     assert [a == b for a, b in zip(before, frozen_sums(model), strict=True)] == [False, True]
+
+
+def test_scales_of_frozen_weights_must_not_move_either() -> None:
+    from bitsandbytes.nn import Linear4bit
+
+    linear = Linear4bit(64, 64, bias=False, quant_storage=torch.bfloat16)
+    linear.weight_type, linear.weight_compresses = "nf4", True
+    linear.weight = nn.Parameter(quantize(linear, torch.randn(64, 64)), requires_grad=False)
+    model = nn.Sequential(linear)
+    before = frozen_sums(model)
+    assert frozen_sums(model) == before
+    linear.quant_state.absmax[0] ^= 1
+    assert sum(a != b for a, b in zip(before, frozen_sums(model), strict=True)) == 1
+
+
+def test_frozen_bits_are_summed_in_little_memory() -> None:
+    """torch makes 64-bit integers of what it sums: four times a whole embedding in bf16."""
+    model = nn.Embedding(2**16, 2**9, dtype=torch.bfloat16).requires_grad_(False)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        frozen_sums(model)
+    largest = max(event.self_cpu_memory_usage for event in seen.events())
+    assert 0 < largest <= model.weight.nbytes

@@ -176,11 +176,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "workload.adapter.quantize",
         "8-bit layers are not probed",
     ),
-    (
-        {"workload.adapter": {"method": "qlora", "quant_storage_dtype": "fp32"}},
-        "workload.adapter.quant_storage_dtype",
-        "must be bf16",
-    ),
     ({"workload.packing": "some"}, "workload.packing.variant", "varlen, position_ids"),
     ({"workload.packing": {"documents": {}}}, "workload.packing.variant", "is required in an"),
     (

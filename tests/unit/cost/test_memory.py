@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.measurement import Category, Phase
@@ -128,6 +128,21 @@ def test_an_adapter_leaves_the_model_without_gradients_and_state() -> None:
     assert put_off.total_bytes - found.total_bytes < 2.5 * trained  # bf16 of all, not of a shard
     full = memory(f"{text},sync_each_batch=false", precision=Precision.BF16_MIXED)
     assert full.total_bytes > found.total_bytes + 10 * whole / 8  # fp32: weights more, two moments
+
+
+def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed() -> None:
+    """The format is the precision's own, and nothing that a workload keeps."""
+    sizes: dict[str, Any] = {"sequence_length": 512, "global_batch_size": 8}
+    adapter = Adapter(method=AdapterMethod.QLORA)
+    narrow = Workload(model=read("mistral-7b-v0.1"), adapter=adapter, **sizes)
+    wide = replace(narrow, precision=Precision.FP32, reduce_dtype=ReduceDtype.FP32)
+    one, eight = parse_settings("sharding=ddp"), parse_cluster("8xh100-80gb")
+    held_by = [held(step_memory(work, one, eight), Category.PARAMETERS) for work in (narrow, wide)]
+    layers, ends = 32 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336), 2 * 32000 * 4096
+    scales = layers / 64 * (1 + 4 / 256)
+    trained = 32 * 16 * (2 * 8192 + 2 * 5120 + 3 * 18432)
+    for width, found in zip((2, 4), held_by, strict=True):
+        assert found == pytest.approx(layers / 2 + scales + width * (ends + trained), rel=1e-3)
 
 
 def test_packed_experts_are_padded_where_ranks_outnumber_them() -> None:

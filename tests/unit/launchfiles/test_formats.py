@@ -1,9 +1,11 @@
 """Each format's own fields, and what it refuses: one table of each."""
 
+import ast
 import json
 import re
 import tomllib
 from dataclasses import replace
+from itertools import product
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -21,7 +23,7 @@ from tests.unit.launchfiles.cases import (
     trainer,
 )
 from tests.unit.launchfiles.readers import header_of, variables_in
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import Framework, FrameworkName
@@ -321,6 +323,63 @@ def test_fp32_adapters_beside_a_narrow_model_need_releases_that_shard_them() -> 
     for settings in (sharded, "sharding=ddp"):  # FSDP1
         broken = broken_rule(*Case(settings=settings, workload=lora, framework=old).parts())
         assert (broken is not None and "1.6 or newer" in broken.allowed) is (settings == sharded)
+
+
+def test_what_a_quantized_model_needs_is_said() -> None:
+    """Each rank reads it whole: before 1.14 accelerate hands out scales that no shard has."""
+    for method, needed in (("lora", ""), ("qlora", ", bitsandbytes 0.46.1 or newer")):
+        adapter = Adapter(method=AdapterMethod(method))
+        parts = Case(settings="sharding=full_shard", workload={"adapter": adapter}).parts()
+        text = export("accelerate", *parts, ABOUT)
+        assert f"1.6 or newer, peft 0.12 or newer{needed}. Start" in header_of(text)
+        handed_out = yaml.safe_load(text)["fsdp_config"]["fsdp_cpu_ram_efficient_loading"]
+        assert handed_out is (method == "lora")
+
+
+@pytest.mark.parametrize("how", ["none", "full"])
+@pytest.mark.parametrize("method", AdapterMethod)
+def test_the_trainer_s_adapter_is_code_as_it_stands(method: AdapterMethod, how: str) -> None:
+    workload = {"adapter": Adapter(method=method)}
+    settings = f"sharding=ddp,activation_checkpointing={how}"
+    parts = Case(settings=settings, framework=trainer(), workload=workload).parts()
+    (beside,) = [one for one in FORMATS["trainer"].beside(*parts) if "get_peft_model" in one]
+    flags = export("trainer-flags", *parts, ABOUT)
+    fenced = re.search(r"# ```python\n(.*?)# ```", flags, re.DOTALL)
+    assert fenced is not None
+    code = beside.partition("\n")[2]
+    assert "".join(line[2:] for line in fenced[1].splitlines(keepends=True)) == f"{code}\n"
+    body = ast.parse(code).body
+    names = {name.asname or name.name for one in body for name in getattr(one, "names", ())}
+    asked = {node.id for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Name)}
+    assert asked - names == {"MODEL", "model"}
+    assert ("BitsAndBytesConfig" in names) is (method is AdapterMethod.QLORA)
+
+
+def test_only_a_script_that_checkpoints_asks_for_gradients_of_a_quantized_model_s_input() -> None:
+    by = {"sharding=ddp": True, "sharding=full_shard": False}  # FSDP's option, without dropout
+    for sharding, by_script in by.items():
+        for how, method in product(("none", "full"), AdapterMethod):
+            settings = f"{sharding},activation_checkpointing={how}"
+            workload = {"adapter": Adapter(method=method, dropout=0.0)}
+            text = export("accelerate", *Case(settings=settings, workload=workload).parts(), ABOUT)
+            asks = by_script and how == "full" and method is AdapterMethod.QLORA
+            assert ("model.enable_input_require_grads()" in text) is asks
+            assert "is_gradient_checkpointing" not in text
+
+
+def test_fused_adamw_of_parameters_on_a_cpu_needs_a_torch_that_has_it() -> None:
+    work = {"optimizer": Optimizer.ADAMW_FUSED}
+    for torch, cluster, format_name, refused in (
+        ("2.3.1", "8xa100-80gb", "accelerate", True),
+        ("2.4.0", "8xa100-80gb", "accelerate", False),
+        ("2.3.1", "8xa100-80gb", "trainer", False),  # it moves the model first
+        ("2.3.1", "cpu:2", "trainer", True),
+    ):
+        own = {**STATED, "torch": torch}
+        frame = Framework(name=FrameworkName(format_name), versions=own)
+        case = Case(cluster=cluster, settings="sharding=ddp", framework=frame, workload=work)
+        told = why_not(format_name, *case.parts())
+        assert (told is not None and "torch=2.4" in told) is refused, told
 
 
 def test_code_with_a_loss_is_for_models_that_take_one() -> None:

@@ -34,6 +34,7 @@ from tuner.model import load_model, read_model_config
 from tuner.planner import Stop, is_answered, next_probe, what_is_needed
 from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted
+from tuner.results.what_if import what_if
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -215,7 +216,10 @@ def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, pl
     assert found.best.step_time_s.value == pytest.approx(least, rel=0.01)
     width = default_costs().time.unfitted
     assert found.best.step_time_s.low == pytest.approx(width.low * found.best.step_time_s.value)
-    assert any("no arithmetic knows this model type" in one for one in found.explanation)
+    said = [one for one in found.explanation if "no arithmetic knows this model type" in one]
+    assert [one.partition(",")[0] for one in said] == ["Memory"]  # once, of the whole answer
+    notes = what_if(study, found.best.settings).notes
+    assert sum("no arithmetic knows" in one for one in notes) == 1
     study, stop = play(predicted(question, max_probes=2), lambda settings: FAILURE)
     assert "aten::odd" in stop.reason
     assert answer(study).best is None

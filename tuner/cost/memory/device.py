@@ -226,7 +226,7 @@ class _Kept(NamedTuple):
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
     tp = axis_sizes(settings_class, cluster).tp
     ranks = shard_ranks(settings_class, cluster) if is_fsdp(settings_class, cluster) else 1
-    tensors = model_tensors(workload.model, workload.adapter)
+    tensors = model_tensors(workload.model, workload.adapter, frozen_bytes(workload))
     local = [tensor.local(tp) for tensor in tensors.all]
 
     def sums(each: float, *, trained: bool = True) -> tuple[float, float]:

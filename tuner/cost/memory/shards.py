@@ -63,6 +63,7 @@ def model_units(
     ranks: int,
     splits_sequence: bool = True,
     adapter: Adapter | None = None,
+    frozen_width: int = 2,
 ) -> Units:
     """The units of a model that is sharded over ``ranks``.
 
@@ -70,7 +71,7 @@ def model_units(
     be summed, other of the norms of heads alone. In peft's wrapper accelerate does not find the
     last norm (``_find_final_norm`` in fsdp_utils.py, accelerate 1.15), which is then the root's.
     """
-    tensors = model_tensors(model, adapter)
+    tensors = model_tensors(model, adapter, frozen_width)
     whole = frozenset(() if splits_sequence else (model.hidden_size,))
 
     def unit(*parts: Tensor) -> Unit:
@@ -373,7 +374,7 @@ def _shards(key: LayerKey, ranks: int, pp_size: int, checkpointing: Checkpointin
     variants = layer_variants(model, key.sequence_length, key.masked)[
         : ceil(model.layers / pp_size)
     ]
-    units = model_units(model, key.tp, ranks, key.splits_sequence, key.adapter)
+    units = model_units(model, key.tp, ranks, key.splits_sequence, key.adapter, key.compute_bytes)
     # what is before the first adapter has no gradient, unless a checkpoint asks for one
     starts = key.adapter is not None and checkpointing is Checkpointing.NONE
     kinds = [

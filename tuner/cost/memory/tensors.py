@@ -90,9 +90,13 @@ class ModelTensors:
 
 
 @lru_cache(maxsize=64)
-def model_tensors(model: ModelConfig, adapter: Adapter | None = None) -> ModelTensors:
+def model_tensors(
+    model: ModelConfig, adapter: Adapter | None = None, frozen_width: int = 2
+) -> ModelTensors:
+    """The parameters beside an adapter, whose frozen model has elements of ``frozen_width`` bytes;
+    of those without one that changes nothing."""
     if adapter is not None:
-        return _adapted(model, adapter)
+        return _adapted(model, adapter, frozen_width)
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     embedding = Tensor(model.vocab_size, hidden, Split.ROWS)
     learned = (Tensor(model.max_sequence_length, hidden),) if a.learned_positions else ()
@@ -129,10 +133,11 @@ def model_tensors(model: ModelConfig, adapter: Adapter | None = None) -> ModelTe
     )
 
 
-def _adapted(model: ModelConfig, adapter: Adapter) -> ModelTensors:
+def _adapted(model: ModelConfig, adapter: Adapter, frozen_width: int) -> ModelTensors:
     """The model's parameters, all frozen, and after each layer's those of its adapters.
 
-    Quantized weights are as many elements of the frozen model's format as they are packed in.
+    Quantized weights are as many elements of the frozen model's format as they are packed in, two
+    to a byte: FSDP gathers them with what is not quantized.
     """
     whole = model_tensors(model)
 
@@ -141,7 +146,7 @@ def _adapted(model: ModelConfig, adapter: Adapter) -> ModelTensors:
 
     def kept(tensor: Tensor) -> Tensor:
         if adapter.quantizes and tensor.columns > 1:  # of layers all but norms and biases
-            return Tensor(adapter.packed_elements(tensor.elements), trained=False)
+            return Tensor(-(-tensor.elements // (2 * frozen_width)), trained=False)
         return tensor._replace(trained=False)
 
     def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -98,13 +98,14 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
     gathered first. All but the outermost are gathered in backward again.
     """
     adapter, tied = workload.adapter, workload.model.tied_embeddings
-    held = model_units(workload.model, sizes.tp, sizes.shard, adapter=adapter)
+    width = COMPUTE_BYTES[workload.precision]
+    held = model_units(workload.model, sizes.tp, sizes.shard, adapter=adapter, frozen_width=width)
     embedding, tail, root = held.embedding.padded, held.tail.padded, held.root.padded
     outermost = embedding + tail * tied  # its gradients come last
     whole = outermost + tail * (not tied) + root + held.layers_padded
     first = root or outermost  # forward waits for it
     passes, reduces = settings.gradient_accumulation_steps, reducing_passes(settings)
-    gather = passes * COMPUTE_BYTES[workload.precision]
+    gather = passes * width
     number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
     reduce = reduces * number
     axis, forward, backward = Axis.DP_SHARD, Phase.FORWARD, Phase.BACKWARD

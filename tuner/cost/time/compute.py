@@ -185,8 +185,9 @@ def adapter_work(workload: Workload, wide: int, t: TorchCosts) -> tuple[float, f
     return work, moved
 
 
-# Kernels of a layer's forward, a third of those that ``layer_host_s`` is of (costs.toml).
-LAYER_KERNELS = 50
+# Kernels that a Llama layer's forward and backward launch, 38 and 71, as dry runs count them
+# (transformers 5.23): what ``layer_host_s`` is the time of, of which forward is given a third.
+LAYER_KERNELS = 109
 
 
 def launched(workload: Workload, settings: Settings, cluster: Cluster) -> float:
@@ -206,7 +207,7 @@ def launched(workload: Workload, settings: Settings, cluster: Cluster) -> float:
     more = each * len(adapter.adapted(workload.model))
     if adapter.quantizes:
         more += (1 + 2 * adapter.double_quant) * len(linears(workload.model))
-    return 1 + more / LAYER_KERNELS
+    return 1 + more / (LAYER_KERNELS / 3)
 
 
 def loss_traffic(workload: Workload, settings: Settings, cluster: Cluster) -> float:

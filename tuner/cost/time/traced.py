@@ -16,11 +16,12 @@ from tuner.cost.constants import Costs
 from tuner.cost.memory.shards import COMPUTE_BYTES
 from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.communication import Computing
-from tuner.cost.time.compute import host_bytes_per_s, logit_bytes, peak_flops_per_s
-
-# Kernels that a Llama layer's forward and backward launch, as dry runs count them: what
-# ``layer_host_s`` is the time of.
-LAYER_KERNELS = 109
+from tuner.cost.time.compute import (
+    LAYER_KERNELS,
+    host_bytes_per_s,
+    logit_bytes,
+    peak_flops_per_s,
+)
 
 # A phase, forward with the loss or backward, and a part: layers, or the ends around them.
 Place = tuple[str, str]

@@ -137,7 +137,7 @@ class DryRun:
             spec.attention_backends,
             packs=len((spec.packing or {}).get("documents", ())) > 1,
         )
-        with substitutes, self.device.memory(), ledger:
+        with substitutes as fallbacks, self.device.memory(), ledger:
             model: Any = stack.model
             held = [*model.parameters(), *model.buffers(), *scales(model)]
             self._own(held, Category.PARAMETERS)
@@ -162,6 +162,7 @@ class DryRun:
                         done.append(ledger.work.found)
                 steps.append(TrackedSteps(count, at_sizes))
         trace = trace_of(request, stack, self._buckets, steps)
+        trace["notes"] += fallbacks.notes()
         if done:
             trace |= work_of(done, stack.model)
         trace["seconds"] = time.perf_counter() - started

@@ -1,6 +1,7 @@
 """Substitutes for code that asks fake CPU tensors for what they do not have."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -42,12 +43,45 @@ STAND_INS: Mapping[Any, Any] = {
 }
 
 
+class Fallbacks:
+    """Stands for the logger that transformers warns by, once in a process, of each function that
+    runs as operators of torch's for want of a package (``use_kernel_func_from_hub_with_fallback``
+    in integrations/hub_kernels.py, 5.23)."""
+
+    def __init__(self, logger: Any) -> None:
+        self._logger = logger
+        self._packages: dict[str, str] = {}  # by function
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._logger, name)
+
+    def warning_once(self, message: str, *args: object) -> None:
+        if found := re.match("`(.+?)` is falling back .* because `(.+?)` is not ", message):
+            self._packages[found[1]] = found[2]
+        else:
+            self._logger.warning_once(message, *args)
+
+    def notes(self) -> list[str]:
+        """What to know of a trace that ran them; nothing where none did."""
+        if not self._packages:
+            return []
+        functions, packages = sorted(self._packages), sorted(set(self._packages.values()))
+        return [
+            f"{' and '.join(functions)} ran as operators of torch's, for want of"
+            f" {' and '.join(packages)}, whose kernels keep other tensors and are fewer and faster"
+        ]
+
+
 @contextlib.contextmanager
-def substituted(kind: str, backends: Mapping[str, str], *, packs: bool = False) -> Iterator[None]:
+def substituted(
+    kind: str, backends: Mapping[str, str], *, packs: bool = False
+) -> Iterator[Fallbacks]:
     """Under this, transformers and torch compute as a real step on a device of ``kind`` does.
 
     With ``packs`` there are several documents in a row, which transformers is to find.
     """
+    hub: Any = sys.modules.get("transformers.integrations.hub_kernels")
+    fallbacks = Fallbacks(getattr(hub, "logger", None))
     module: Any = functional
     detection: Any = getattr(masking_utils, _DETECTION, None)
     replaced: list[tuple[Any, str, Any]] = [
@@ -64,6 +98,8 @@ def substituted(kind: str, backends: Mapping[str, str], *, packs: bool = False) 
             detection(position_ids)
 
         replaced.append((masking_utils, _DETECTION, none_found))
+    if hub is not None:
+        replaced.append((hub, "logger", fallbacks))
     layers: Any = sys.modules.get("bitsandbytes.nn.modules")
     if layers is not None:  # it would make a class of its own of a parameter, which is fake here
         replaced.append((layers, "fix_4bit_weight_quant_state_from_module", _give_scales))
@@ -78,7 +114,7 @@ def substituted(kind: str, backends: Mapping[str, str], *, packs: bool = False) 
     for where, name, substitute in replaced:
         setattr(where, name, substitute)
     try:
-        yield
+        yield fallbacks
     finally:
         for where, name, original in originals:
             setattr(where, name, original)
