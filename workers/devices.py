@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.core.cluster import Cluster
-from tuner.core.framework import missing_beside, not_installed
+from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question
+from tuner.core.study import Question, missing_beside
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine, boot_id, this_machine
 from workers.measuring.ranks import Kind
@@ -217,7 +217,7 @@ def check_machine(
             f"the question states {package} {version}; a probe here would measure"
             f" {found or 'no version'}"
         )
-    if missing := missing_beside(question.workload):
+    if missing := missing_beside(question):
         raise ProbeError(f"the question needs {missing}, which is not installed here")
     cluster = question.cluster
     if fidelity is not Fidelity.EMULATED:

@@ -21,11 +21,32 @@ EXIT_CODES = (
 )
 
 
+# Options whose value may be left out, with what is meant then.
+BARE = {"--packing": "varlen"}
+
+
 class GroupedHelp(TyperCommand):
     """A command whose help shows options under the titles of their panels, as plain text.
 
     Rich's boxes would take a third of a second to draw, and half of a narrow terminal.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Reads what is given, with the values of :data:`BARE` where they are left out: before
+        another option, or at the end. Typer has no such options."""
+        options = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        valued = {
+            name for one in options if not getattr(one, "is_flag", False) for name in one.opts
+        }
+        given, index = list(args), 0
+        while index < len(given) and given[index] != "--":
+            name, following = given[index], given[index + 1 : index + 2]
+            if name in valued & BARE.keys() and (not following or following[0].startswith("-")):
+                given[index] = f"{name}={BARE[name]}"
+            elif name in valued:  # whatever its value looks like
+                index += 1
+            index += 1
+        return super().parse_args(ctx, given)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each panel, in the order of the options."""
@@ -44,13 +65,7 @@ class GroupedHelp(TyperCommand):
 
 def run(arguments: Sequence[str]) -> int:
     command = typer.main.get_command(app())
-    given = list(arguments)
-    for index, one in enumerate(given):  # an option whose value may be left out
-        if one == "--":
-            break
-        if one == "--packing" and given[index + 1 : index + 2] < ["-~"]:
-            given[index] = "--packing=varlen"
-    code = command.main(given, prog_name="tuner", standalone_mode=False)
+    code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 

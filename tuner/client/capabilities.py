@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from tuner import machine
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
-from tuner.core.framework import FrameworkName, missing_beside, not_installed
+from tuner.core.framework import FrameworkName, not_installed
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question
+from tuner.core.study import Question, missing_beside
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.time.step import missing_link
@@ -176,7 +176,7 @@ def _why_not_probed(question: Question, versions: Mapping[str, str] | None, wher
         return f"{question.workload.model.model_type} is known by dry runs alone"
     for package, version, found in not_installed(question.framework, versions):
         return f"{package} {version} is asked about, and {found or 'none'} is {where}"
-    if missing := missing_beside(question.workload, versions):
+    if missing := missing_beside(question, versions):
         return f"{missing} is needed, and not installed {where}"
     return ""
 

@@ -20,14 +20,14 @@ from tuner.client.capabilities import (
 from tuner.client.request import RequestHere, TuneRequest
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
+    FLASH_PACKAGE,
     OF_ADAPTERS,
     FrameworkName,
     installed_versions,
-    missing_beside,
     not_installed,
 )
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, Question
+from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
 from tuner.errors import UsageError
@@ -221,8 +221,9 @@ def _check_software(question: Question) -> None:
             f"{state}, and probes run with what is installed: install {package}=={version},"
             " or leave it out",
         )
-    if missing := missing_beside(question.workload):
+    if missing := missing_beside(question):
         adapter = question.workload.adapter if missing in OF_ADAPTERS else None
         field, given = ("adapter", adapter.method) if adapter else ("optimizer", "adamw_8bit")
+        field, given = ("packing", "varlen") if missing == FLASH_PACKAGE else (field, given)
         allowed = f"needs {missing}, which is not installed: pip install {missing}"
         raise UsageError(field, str(given), allowed)

@@ -707,7 +707,7 @@ class TuneRequest(Common):
                 self.framework.name,
                 self.framework.versions,
                 installed,
-                beside=packages_beside(workload),
+                beside=packages_beside(workload, cluster.gpu.device),
             )
             question = Question(
                 workload=workload,

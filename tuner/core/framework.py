@@ -20,6 +20,8 @@ from tuner.catalog.versions import (
     meets_all,
     version_table,
 )
+from tuner.core.cluster import Device
+from tuner.core.packing import PackingVariant
 from tuner.core.workload import LossKernel, Optimizer, Precision, Workload
 from tuner.errors import UnknownNameError, UsageError
 
@@ -45,8 +47,11 @@ __all__ = [
 
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
-# Those of a framework's versions that only workloads with an adapter have.
+# FlashAttention's, for rows of several documents.
+FLASH_PACKAGE = "flash-attn"
+# Those of a framework's versions that only workloads with an adapter have, and with packing.
 OF_ADAPTERS = frozenset({ADAPTER_PACKAGE, FOUR_BIT_PACKAGE})
+OF_WORKLOADS = OF_ADAPTERS | {FLASH_PACKAGE}
 # No release has a number above it in its version; some are named by their year.
 LARGEST_NUMBER = 9999
 
@@ -141,7 +146,8 @@ def framework(
     """The framework called ``name`` in the stated versions, and for the rest the installed ones.
 
     Versions that the user ``stated`` win; ``installed`` are by default those of this Python. The
-    libraries of adapters are some of them where a workload needs them (``beside``).
+    libraries of adapters, and of kernels, are some of them where a workload needs them
+    (``beside``).
 
     Raises:
         UsageError: an unknown name or package, or a version as in :class:`Framework`.
@@ -149,7 +155,7 @@ def framework(
     known = framework_name(name)
     stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
-    needed = version_table().frameworks[known].oldest.keys() - (OF_ADAPTERS - set(beside))
+    needed = version_table().frameworks[known].oldest.keys() - (OF_WORKLOADS - set(beside))
     fallback = {package: found[package] for package in needed if package in found}
     return Framework(name=known, versions={**fallback, **stated})
 
@@ -186,23 +192,20 @@ def not_installed(
             yield package, version, here.get(package, "")
 
 
-def packages_beside(workload: Workload) -> tuple[str, ...]:
-    """The packages that training a workload needs beside its framework's own."""
+def packages_beside(workload: Workload, device: Device = Device.CPU) -> tuple[str, ...]:
+    """The packages that training a workload needs beside its framework's own; on fake tensors as on
+    a CPU, which the probe program has a kernel of its own for."""
+    packing = workload.packing
+    varlen = packing is not None and packing.variant is PackingVariant.VARLEN
     eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
     adapter = workload.adapter
     wanted = {
         EIGHT_BIT_PACKAGE: eight_bit,
         ADAPTER_PACKAGE: adapter is not None,
         FOUR_BIT_PACKAGE: adapter is not None and adapter.quantizes,
+        FLASH_PACKAGE: varlen and device is Device.CUDA,
     }
     return tuple(package for package, is_needed in wanted.items() if is_needed)
-
-
-def missing_beside(workload: Workload, installed: Mapping[str, str] | None = None) -> str:
-    """The first of these that is not installed, by default in this Python; empty of none."""
-    wanted = packages_beside(workload)
-    here = releases_of(wanted) if installed is None else installed
-    return next((package for package in wanted if package not in here), "")
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

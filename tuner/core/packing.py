@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
-from math import isfinite
 from typing import Any, ClassVar
 
 from tuner.core.bounds import choice
@@ -37,6 +36,24 @@ class PackingVariant(StrEnum):
     PADDED = "padded"  # not packed: one document in each sequence, which is padded to its length
 
 
+# The oldest releases of transformers that keep attention within documents, by model type (the
+# wheels of 4.43.4 to 5.23.0, read): ``DataCollatorWithFlattening`` came with 4.44, as did
+# positions for FlashAttention, which older classes hand on later; the mask that
+# ``find_packed_sequence_indices`` in masking_utils.py is for with 4.53.1, and to some models later.
+# Before, torch's attention passes over positions without a word.
+_OLDEST: Mapping[PackingVariant, Mapping[str, str]] = {
+    PackingVariant.VARLEN: {"": "4.44", "gpt_neox": "4.48", "gpt2": "5.2"},
+    PackingVariant.POSITION_IDS: {
+        "": "4.53.1", "gpt_bigcode": "4.54", "gpt2": "4.55",
+        "granitemoe": "5.0", "qwen2_moe": "5.0",
+    },
+    PackingVariant.BLOCK_DIAGONAL: {
+        "": "4.44", "gpt_neox": "4.48", "gpt_bigcode": "4.54", "gpt2": "4.55",
+    },
+    PackingVariant.PADDED: {"": ""},
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packing:
     """Documents in the sequences of a workload."""
@@ -51,7 +68,7 @@ class Packing:
 
     def __post_init__(self) -> None:
         if self.documents is not None:
-            object.__setattr__(self, "documents", read_documents(self.documents))
+            object.__setattr__(self, "documents", _histogram(self.documents))
         elif self.variant is PackingVariant.PADDED:
             raise UsageError("documents", None, f"{DOCUMENTS} with variant padded")
 
@@ -59,13 +76,9 @@ class Packing:
         """Such as ``varlen, documents of 512 tokens on average``."""
         if self.documents is None:
             return f"{self.variant}, of any documents"
-        return f"{self.variant}, documents of {self.mean_tokens:,.0f} tokens on average"
-
-    @property
-    def mean_tokens(self) -> float:
-        """Tokens of a document on average."""
-        found = self.documents or ()
-        return sum(length * count for length, count in found) / sum(count for _, count in found)
+        tokens = sum(length * count for length, count in self.documents)
+        mean = tokens / sum(count for _, count in self.documents)
+        return f"{self.variant}, documents of {mean:,.0f} tokens on average"
 
     @property
     def restarts(self) -> bool:
@@ -86,8 +99,9 @@ class Packing:
         """Lengths of the documents in one sequence that stands for all.
 
         Each length has its share of the tokens, the longest first; what is longer than a sequence
-        is cut off, as TRL's ``bfd`` does. The last document may be what is left of one. One that
-        is padded is as long as they are on average.
+        is cut off, as TRL's ``bfd`` does. Of lengths with too small a share for one document there
+        is none, or of the longest of them one. The last document may be what is left of one. One
+        that is padded is as long as they are on average.
         """
         if self.documents is None:
             half = sequence_length // 2
@@ -98,6 +112,11 @@ class Packing:
     def useful_share(self, sequence_length: int) -> float:
         """Share of the tokens that are not padding."""
         return sum(self.row(sequence_length)) / sequence_length
+
+    def oldest_transformers(self, model: ModelConfig) -> str:
+        """The oldest release that keeps a model's attention within documents; empty of any."""
+        oldest = _OLDEST[self.variant]
+        return oldest.get(model.model_type, oldest[""])
 
     def check(self, model: ModelConfig, sequence_length: int) -> None:
         """Refuses models that are not trained so here.
@@ -113,6 +132,10 @@ class Packing:
             why = f"is not covered for {model.model_type}, which only dry runs know"
         elif has_biased_scores(model):
             why = f"is not covered for {model.model_type}, whose positions are distances"
+        elif kind is PackingVariant.VARLEN and model.model_type == "gpt_bigcode":
+            # ``GPTBigCodeModel.forward`` hands none on (modeling_gpt_bigcode.py, 4.44 to 5.23)
+            why = "would attend across documents: gpt_bigcode tells FlashAttention no positions"
+            why += "; take position_ids"
         elif kind is PackingVariant.BLOCK_DIAGONAL and slides:
             why = "would take the place of the model's windows; take position_ids"
         elif kind is PackingVariant.VARLEN and (slides or has_capped_scores(model)):
@@ -141,16 +164,22 @@ def read_documents(value: Any) -> Histogram | None:
     """
     if value is None:
         return None
-    pairs: Any = value
-    if isinstance(value, Mapping):
-        kind = next(iter(value), "")
-        if len(value) != 1 or kind not in ("lengths", "histogram", "mean"):
-            raise UsageError("documents", ", ".join(map(str, value)), DOCUMENTS)
-        pairs = given = value[kind]
-        if kind == "mean":  # a document is of whole tokens
-            pairs = [[round(given), 1]] if _is_number(given) and isfinite(given) else [given]
-        elif kind == "lengths" and isinstance(given, list | tuple):
-            pairs = [[length, 1] for length in given]
+    if not isinstance(value, Mapping):
+        raise UsageError("documents", value, DOCUMENTS)
+    kind = next(iter(value), "")
+    if len(value) != 1 or kind not in ("lengths", "histogram", "mean"):
+        raise UsageError("documents", ", ".join(map(str, value)), DOCUMENTS)
+    given = value[kind]
+    if kind == "mean":  # a document is of whole tokens
+        is_length = _is_number(given) and 0 < given <= LONGEST_DOCUMENT
+        return _histogram([[round(given), 1]] if is_length else [given])
+    if kind == "lengths" and isinstance(given, list | tuple):
+        return _histogram([[length, 1] for length in given])
+    return _histogram(given)
+
+
+def _histogram(pairs: Any) -> Histogram:
+    """Pairs of a length and a count, checked, each length once, ascending."""
     counts: dict[int, int] = {}
     each: list[Any] = [*pairs] if isinstance(pairs, list | tuple) else [pairs]
     for pair in each:
@@ -182,7 +211,8 @@ def _row(documents: Histogram, sequence_length: int, padded: bool) -> tuple[int,
     left, owed = sequence_length, 0.0  # tokens of the row; tokens that are due and not yet there
     for length, count in reversed(cut):
         owed += sequence_length * length * count / tokens
-        times = min(int(owed / length + 0.5), left // length)
+        # more than was due of those before may be there already
+        times = max(0, min(int(owed / length + 0.5), left // length))
         found += [length] * times
         owed -= length * times
         left -= length * times

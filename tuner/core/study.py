@@ -9,10 +9,11 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
+from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value
-from tuner.core.framework import OF_ADAPTERS, Framework
+from tuner.core.framework import OF_WORKLOADS, Framework, packages_beside, releases_of
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
@@ -124,20 +125,38 @@ class SamplerName(StrEnum):
         )
 
 
-def _no_varlen(workload: Workload, cluster: Cluster) -> str:
-    """Why FlashAttention does not attend to the documents of a row; empty where it does, or is not
-    asked to."""
+def missing_beside(question: "Question", installed: Mapping[str, str] | None = None) -> str:
+    """The first package that probes need beside the framework's own and that is not installed, by
+    default in this Python; empty of none. Attention of a user's script is its own."""
+    device = Device.CPU if question.script is not None else question.cluster.gpu.device
+    wanted = packages_beside(question.workload, device)
+    here = releases_of(wanted) if installed is None else installed
+    return next((package for package in wanted if package not in here), "")
+
+
+def _not_packed(workload: Workload, cluster: Cluster, framework: Framework) -> str:
+    """Why attention is not kept within the documents of a row; empty where it is, or none are."""
     packing, gpu = workload.packing, cluster.gpu
-    if packing is None or packing.variant is not PackingVariant.VARLEN:
+    if packing is None:
         return ""
+    oldest = packing.oldest_transformers(workload.model)
+    release = framework.versions.get("transformers")
+    if oldest and release is not None and not meets(release, f">={oldest}"):
+        return (
+            f"needs transformers {oldest} or newer: in {release} tokens of"
+            f" {workload.model.model_type} would see other documents"
+        )
+    if packing.variant is not PackingVariant.VARLEN:
+        return ""
+    why = ""
     if gpu.device is Device.CPU:  # whose stand-in is the probe program's
         drops = any(workload.model.fields.get(one) for one in ("attention_dropout", "attn_pdrop"))
-        return "needs attention without dropout on a CPU" if drops else ""
-    if workload.precision is Precision.FP32:
-        return "needs bf16 or bf16_mixed: FlashAttention takes 16 bits only"
-    if gpu.capability < (8, 0):
-        return "needs a GPU of compute capability 8.0 or more: FlashAttention 2 has no older ones"
-    return ""
+        why = "needs attention without dropout on a CPU" if drops else ""
+    elif workload.precision is Precision.FP32:
+        why = "needs bf16 or bf16_mixed: FlashAttention takes 16 bits only"
+    elif gpu.capability < (8, 0):
+        why = "needs a GPU of compute capability 8.0 or more: FlashAttention 2 has no older ones"
+    return why and f"{why}; take position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,8 +185,10 @@ class Question:
         if self.script is None and not is_named(self.workload.model):
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
-        if why := _no_varlen(self.workload, self.cluster):
-            raise UsageError("packing", "varlen", f"{why}; take position_ids")
+        # the attention of a user's script is its own
+        packing = self.workload.packing if self.script is None else None
+        if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):
+            raise UsageError("packing", str(packing.variant), why)
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
 
@@ -226,7 +247,7 @@ class Question:
         precision = values["workload"]["precision"]
         own = {"script": values["script"]} if self.script is not None else {}
         framework = values["framework"]
-        stack = {p: v for p, v in framework["versions"].items() if p not in OF_ADAPTERS}
+        stack = {p: v for p, v in framework["versions"].items() if p not in OF_WORKLOADS}
         same = {
             "framework": {**framework, "versions": stack},
             "cluster": cluster,

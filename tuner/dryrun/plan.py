@@ -176,7 +176,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 
 # Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when the
 # dry-run program comes to other figures, so that no old ones are taken for new.
-DRY_RUN_FORMAT = 3
+DRY_RUN_FORMAT = 4
 # The same of types that only dry runs know.
 TRACED_FORMAT = 6
 # Two points of the straight lines in the micro-batch size.

@@ -51,7 +51,8 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     question, last = known.study.question, best.probes[-1].measurement
     if is_named(question.workload.model):
         yield from on_host(question.workload, question.cluster, best.settings)
-    yield from documents(question.workload, best)
+    if question.script is None:  # whose batches are its own
+        yield from documents(question.workload, best)
     if (script := question.script) is not None and last is not None:
         yield facts.ScriptRan(
             path=script.path,

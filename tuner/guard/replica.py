@@ -157,7 +157,7 @@ def _multiple(number: int, of: int) -> int:
 #
 # Checks of another are of no use. A test holds the digest of all these sources beside it, and
 # says when to raise it.
-GUARD_FORMAT = 3
+GUARD_FORMAT = 4
 # Of every replica: sequences of a step, micro-batches where there are several, tokens.
 GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
 # Of documents that are packed: lengths, and how many have each.
@@ -264,7 +264,10 @@ def replica_of(
         left_out.append("on a CPU the loss was computed part by part by torch, not by Liger")
     packing = _replica_packing(question.workload, model)
     if packing is not None and packing.variant is PackingVariant.VARLEN:
-        left_out.append("on a CPU documents were attended to by torch's kernel, one by one")
+        left_out.append(
+            "FlashAttention's library was not run: on a CPU documents were attended to by torch's"
+            " kernel, one by one"
+        )
     elif packing is not None and packing.variant is not _variant(question.workload):
         left_out.append("in the small model's windows documents were kept apart by position_ids")
     # in fp32 nothing is rounded more

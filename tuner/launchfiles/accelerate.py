@@ -28,7 +28,7 @@ from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_para
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
 from tuner.launchfiles.header import code, comment, header, provenance
-from tuner.launchfiles.model_code import adapter_needs, use_loss
+from tuner.launchfiles.model_code import adapter_needs, packing_needs, use_loss
 from tuner.launchfiles.shell import in_force
 from tuner.model.shape import has_arithmetic
 from tuner.space.rules import (
@@ -159,7 +159,7 @@ def _needs(question: Question, settings: Settings) -> str:
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
     elif question.workload.optimizer is Optimizer.ADAMW_FUSED and question.script is None:
         needs += f", torch {refusals.FUSED_ON_CPU.strip('>=')} or newer"
-    return ", ".join(filter(None, (needs, adapter_needs(question))))
+    return ", ".join(filter(None, (needs, adapter_needs(question), *packing_needs(question))))
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:

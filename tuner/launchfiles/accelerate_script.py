@@ -23,8 +23,10 @@ from tuner.launchfiles.model_code import (
     adapter_code,
     collate_code,
     imports,
+    is_varlen,
     loading_code,
     loss_code,
+    mask_code,
     use_loss,
 )
 
@@ -43,7 +45,7 @@ _DEFERS = """
         model.set_requires_all_reduce(accelerator.sync_gradients)"""
 _LOOP = """\
 
-for batch in batches:
+for batch in batches:{masks}
     with accelerator.accumulate(model):{defers}
         loss = model(**batch).loss
         accelerator.backward(loss)
@@ -51,9 +53,10 @@ for batch in batches:
         optimizer.zero_grad()"""
 
 
-def _checkpointing(settings: Settings) -> tuple[str, ...]:
-    full = settings.activation_checkpointing is Checkpointing.FULL
-    return (_CHECKPOINTING,) if full else checkpointing(settings)
+def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
+    if settings.activation_checkpointing is Checkpointing.FULL:
+        return (_CHECKPOINTING,)
+    return checkpointing(settings, varlen=is_varlen(question))
 
 
 def script(question: Question, settings: Settings) -> str:
@@ -66,13 +69,14 @@ def script(question: Question, settings: Settings) -> str:
     work, casts = question.workload, policy(question, settings)
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
     collate, size = collate_code(question), question.cluster.world_size
+    mask, masks = mask_code(question)
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
-    checkpoints = _checkpointing(settings) if in_script else ()
+    checkpoints = _checkpointing(question, settings) if in_script else ()
     *peft, of_transformers = imports(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
-    functions = list(filter(None, (reduces, loss_code(question, settings), collate)))
+    functions = list(filter(None, (reduces, loss_code(question, settings), collate, mask)))
     parts = (
         "import torch",
         "import torch.distributed as dist" if hook else None,
@@ -113,6 +117,8 @@ def script(question: Question, settings: Settings) -> str:
         "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        _LOOP.replace("{defers}", _DEFERS if settings.defer_all_reduce else ""),
+        _LOOP.replace("{defers}", _DEFERS if settings.defer_all_reduce else "").replace(
+            "{masks}", masks and f"\n    {masks}"
+        ),
     )
     return "\n".join(part for part in parts if part is not None)

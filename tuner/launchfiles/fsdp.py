@@ -68,6 +68,8 @@ _KEPT_OPERATORS = (
     "_scaled_dot_product_flash_attention_for_cpu.default",
     "_scaled_dot_product_efficient_attention.default",
 )
+# And of FlashAttention's library, whose operators are there once the model is loaded with it.
+_KEPT_VARLEN = "torch.ops.flash_attn._flash_attn_varlen_forward.default"
 # A communication hook for DDP. torch's ``bf16_compress_hook`` does the same, but it is refused on a
 # CPU.
 REDUCE_HOOK = """\
@@ -155,8 +157,9 @@ def checkpointing_imports(settings: Settings) -> tuple[str, ...]:
     return ()
 
 
-def checkpointing(settings: Settings) -> tuple[str, ...]:
-    """Lines of code that checkpoint the layers of ``model`` as the probe program does."""
+def checkpointing(settings: Settings, *, varlen: bool = False) -> tuple[str, ...]:
+    """Lines of code that checkpoint the layers of ``model``, with FlashAttention's kernel for
+    several documents if ``varlen``, as the probe program does."""
     how = settings.activation_checkpointing
     plain = 'model.gradient_checkpointing_enable({"use_reentrant": False})'
     if how is Checkpointing.OFFLOAD:  # layers' inputs wait for backward in pinned host memory
@@ -165,6 +168,7 @@ def checkpointing(settings: Settings) -> tuple[str, ...]:
         return (
             "kept = [  # matrix products and attention; all else is computed again",
             *(f"    torch.ops.aten.{name}," for name in _KEPT_OPERATORS),
+            *([f"    {_KEPT_VARLEN},"] if varlen else []),
             "]",
             "model.gradient_checkpointing_enable({",
             '    "use_reentrant": False,',

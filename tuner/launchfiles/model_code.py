@@ -1,8 +1,10 @@
 """Code that gives a model a loss that is not transformers' own, an adapter of peft, or packed
 batches, as the probe program does."""
 
+import ast
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 
 from tuner.catalog.versions import version_table
 from tuner.core.adapter import ALL_LINEAR
@@ -12,6 +14,9 @@ from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Precision
 from tuner.launchfiles.fsdp import DTYPES, dtype_argument, loaded
+
+# The first whose kernels are operators that torch knows by name (catalog/versions.toml).
+FLASH_NEEDED = "flash-attn 2.7 or newer"
 
 _CROSS_ENTROPY = '''\
 def cross_entropy(logits, labels, vocab_size, **_):
@@ -53,31 +58,37 @@ def loss_code(question: Question, settings: Settings) -> str:
     )
 
 
-_PACKED = '''\
+# What makes a micro-batch of rows, as ``batch_of`` in workers/probe/packing.py does.
+_COLLATED = {
+    PackingVariant.VARLEN: """\
+DataCollatorWithFlattening()(
+    [{"input_ids": one} for row in rows for one in row["documents"]]
+)""",
+    PackingVariant.POSITION_IDS: """\
+{
+    name: torch.cat([one[name] for one in packed])
+    for packed in [[
+        DataCollatorWithFlattening()([{"input_ids": one} for one in row["documents"]])
+        for row in rows
+    ]]
+    for name in packed[0]
+}""",
+    PackingVariant.PADDED: """\
+{
+    name: torch.tensor([
+        [*map(text, row["input_ids"])] + [padding] * (TOKENS - len(row["input_ids"]))
+        for row in rows
+    ])
+    for name, text, padding in (
+        ("input_ids", int, 0), ("labels", int, -100), ("attention_mask", lambda token: 1, 0)
+    )
+}""",
+}
+_COLLATE = '''\
 def collate(rows):
-    """A micro-batch of rows, each with documents of {tokens} tokens in all."""
-    flatten = DataCollatorWithFlattening()
-{body}'''
-_VARLEN = '    return flatten([{"input_ids": one} for row in rows for one in row["documents"]])'
-_ROWS = """\
-    packed = [flatten([{"input_ids": one} for one in row["documents"]]) for row in rows]
-    batch = {name: torch.cat([one[name] for one in packed]) for name in packed[0]}"""
-_MASK = """\
-    document = (batch["position_ids"] == 0).cumsum(-1)
-    seen = (document[:, :, None] == document[:, None]).tril()
-    least = torch.finfo({dtype}).min
-    mask = torch.full(seen.shape, least, dtype={dtype}).masked_fill(seen, 0)
-    batch["attention_mask"] = mask.unsqueeze(1)"""
-_PADDED = '''\
-def collate(rows):
-    """A micro-batch of rows, each padded to {tokens} tokens."""
-    shape = len(rows), {tokens}
-    tokens, mask = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-    for index, row in enumerate(rows):
-        text = torch.tensor(row["input_ids"])
-        tokens[index, : len(text)], mask[index, : len(text)] = text, 1
-    labels = tokens.masked_fill(mask == 0, -100)
-    return {{"input_ids": tokens, "labels": labels, "attention_mask": mask}}'''
+    """A micro-batch of rows, each {what}."""
+    return {made}'''
+_PACKING = _FUSED.with_name("packing.py")
 
 
 def loading_code(question: Question) -> tuple[str, ...]:
@@ -113,32 +124,61 @@ def _quantization(question: Question) -> str:
     ),"""
 
 
-def collate_code(question: Question) -> str:
-    """The function that makes a micro-batch of packed or padded rows; empty where there are none.
-
-    It makes what ``batch_of`` in workers/probe/packing.py does, by transformers' own collator.
-    """
+def collated(question: Question) -> str:
+    """The expression that makes a micro-batch of packed or padded ``rows``; empty where there are
+    none. A mask of numbers comes later (:func:`mask_code`)."""
     packing, tokens = question.workload.packing, question.workload.sequence_length
     if packing is None:
         return ""
-    if packing.variant is PackingVariant.PADDED:
-        return _PADDED.format(tokens=tokens)
-    body = _VARLEN
-    if packing.variant is not PackingVariant.VARLEN:
-        dtype = (
-            "torch.float32" if question.workload.precision is Precision.FP32 else "torch.bfloat16"
-        )
-        masks = packing.variant is PackingVariant.BLOCK_DIAGONAL
-        mask = [_MASK.replace("{dtype}", dtype)] if masks else []
-        body = "\n".join([_ROWS, *mask, "    return batch"])
-    return _PACKED.format(tokens=tokens, body=body)
+    masks = packing.variant is PackingVariant.BLOCK_DIAGONAL
+    made = _COLLATED[PackingVariant.POSITION_IDS if masks else packing.variant]
+    return made.replace("TOKENS", str(tokens))
+
+
+def collate_code(question: Question) -> str:
+    """The function that makes a micro-batch of rows; empty where they are of one text."""
+    packing, tokens = question.workload.packing, question.workload.sequence_length
+    if packing is None:
+        return ""
+    what = f"with documents of {tokens} tokens in all"
+    if not packing.restarts:
+        what = f"padded to {tokens} tokens"
+    return _COLLATE.format(what=what, made=indent(collated(question), "    ").lstrip())
+
+
+def mask_code(question: Question) -> tuple[str, str]:
+    """The probe program's function that makes a mask of numbers, and the line of a loop that gives
+    it to a batch on its device; both empty where there is none."""
+    work = question.workload
+    if work.packing is None or work.packing.variant is not PackingVariant.BLOCK_DIAGONAL:
+        return "", ""
+    whole = _PACKING.read_text(encoding="utf-8")
+    functions = (one for one in ast.parse(whole).body if isinstance(one, ast.FunctionDef))
+    mask = next(one for one in functions if one.name == "block_mask")
+    dtype = "torch.float32" if work.precision is Precision.FP32 else "torch.bfloat16"
+    use = f'batch["attention_mask"] = block_mask(batch["position_ids"], {dtype})'
+    return ast.get_source_segment(whole, mask) or "", use
 
 
 def attention(question: Question) -> str:
     """What the model is loaded with to compute attention."""
+    return "flash_attention_2" if is_varlen(question) else "sdpa"
+
+
+def is_varlen(question: Question) -> bool:
+    """Whether FlashAttention's library attends to the documents of a row."""
     packing = question.workload.packing
-    varlen = packing is not None and packing.variant is PackingVariant.VARLEN
-    return "flash_attention_2" if varlen else "sdpa"
+    return packing is not None and packing.variant is PackingVariant.VARLEN
+
+
+def packing_needs(question: Question) -> tuple[str, ...]:
+    """The releases that keep attention within documents."""
+    work, needs = question.workload, []
+    if oldest := work.packing.oldest_transformers(work.model) if work.packing else "":
+        needs.append(f"transformers {oldest} or newer")
+    if is_varlen(question):
+        needs.append(FLASH_NEEDED)
+    return tuple(needs)
 
 
 def adapter_needs(question: Question) -> str:

@@ -57,8 +57,10 @@ from tuner.launchfiles.model_code import (
     adapter_code,
     adapter_needs,
     attention,
+    collated,
     imports,
     loading_code,
+    packing_needs,
 )
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
@@ -133,7 +135,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
         values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
     if question.cluster.gpu.device is Device.CPU:
         values["use_cpu"] = True
-    if question.script is None and work.packing is not None:
+    if question.script is None and work.packing is not None and work.packing.restarts:
         values["remove_unused_columns"] = False  # the collator takes documents
     return values
 
@@ -187,25 +189,15 @@ def _other_checkpointing(question: Question, settings: Settings) -> str | None:
     return None
 
 
-# What makes batches as the probe program does (``batch_of`` in workers/probe/packing.py).
-COLLATORS = {
-    PackingVariant.VARLEN: "lambda rows: DataCollatorWithFlattening()"
-    '([{"input_ids": one} for row in rows for one in row["documents"]])',
-    PackingVariant.POSITION_IDS: "lambda rows: {name: torch.cat([DataCollatorWithFlattening()"
-    '([{"input_ids": one} for one in row["documents"]])[name] for row in rows]) for name in'
-    ' ("input_ids", "labels", "position_ids")}',
-    PackingVariant.PADDED: "DataCollatorForLanguageModeling(tokenizer, mlm=False,"
-    " pad_to_multiple_of=TOKENS)",
-}
-
-
 def _other_packing(question: Question) -> str | None:
     packing = question.workload.packing
-    if question.script is not None or packing is None or packing.variant in COLLATORS:
+    if question.script is not None or packing is None:
+        return None
+    if packing.variant is not PackingVariant.BLOCK_DIAGONAL:
         return None
     return (
-        f"the mask of packing {packing.variant} is made by a function, which no argument says; take"
-        " the format accelerate"
+        f"the mask of packing {packing.variant} is made by a function on the device, which no"
+        " argument says; take the format accelerate"
     )
 
 
@@ -309,10 +301,12 @@ def _packing(question: Question) -> Iterator[str]:
     packing, tokens = question.workload.packing, question.workload.sequence_length
     if question.script is not None or packing is None:
         return
-    collator = COLLATORS[packing.variant].replace("TOKENS", str(tokens))
+    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
     if packing.restarts:
-        collator += f". Its rows have documents, lists of tokens, {tokens} in all"
-    yield f"Give the Trainer data_collator={collator}."
+        rows = f"documents, lists of tokens, {tokens} in all"
+    needs = " and ".join(packing_needs(question))
+    needs = needs and f" This needs {needs}."
+    yield f"Give the Trainer data_collator=lambda rows: {collator}. Its rows have {rows}.{needs}"
     if packing.variant is PackingVariant.VARLEN:
         yield (
             f"Or take TRL's SFTTrainer: its SFTConfig takes these arguments with packing=True and"

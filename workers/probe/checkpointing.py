@@ -24,6 +24,17 @@ ATTENTION = (
     _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
     _ATEN._scaled_dot_product_efficient_attention.default,
 )
+# FlashAttention's own for several documents (``torch.library.custom_op`` in its
+# flash_attn_interface.py, 2.7.0 to 2.8.4), in the namespace flash_attn.
+VARLEN_FORWARD = "_flash_attn_varlen_forward"
+
+
+def attention() -> Iterator[Any]:
+    """Operators of attention that keep no scores; FlashAttention's where it is imported."""
+    yield from ATTENTION
+    own = getattr(torch.ops.flash_attn, VARLEN_FORWARD, None)
+    if own is not None:
+        yield own.default
 
 
 def products() -> Iterator[Any]:
@@ -44,7 +55,7 @@ def checkpoint_layers(model: PreTrainedModel, how: str) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
-        kept = [*products(), *ATTENTION]
+        kept = [*products(), *attention()]
         options["context_fn"] = partial(create_selective_checkpoint_contexts, kept)
     elif how not in ("every_2", "full", "offload"):
         raise ValueError(

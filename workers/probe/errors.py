@@ -49,6 +49,14 @@ class AdapterUnavailableError(ImportError):
     """The library of adapters is missing."""
 
 
+class AttentionUnavailableError(ImportError):
+    """The library of a kernel of attention is missing, or cannot run here."""
+
+
+# Libraries that a workload asks for and this machine has not: the stack refuses the configuration.
+_UNAVAILABLE = (OptimizerUnavailableError, AdapterUnavailableError, AttentionUnavailableError)
+
+
 def outcome_of(error: BaseException, phase: str) -> str:
     """The record's outcome for any error but a device's out of memory."""
     if isinstance(error, MemoryError):
@@ -67,7 +75,7 @@ def outcome_of(error: BaseException, phase: str) -> str:
         in (("distributed", "distributed_c10d.py"), ("distributed", "_functional_collectives.py"))
     ):
         return "communication_error"
-    if isinstance(error, OptimizerUnavailableError | AdapterUnavailableError):
+    if isinstance(error, _UNAVAILABLE):
         return "invalid"
     if phase == "build" and isinstance(error, ValueError | NotImplementedError):
         return "invalid"

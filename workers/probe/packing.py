@@ -1,12 +1,17 @@
 """Batches as collators make them of packed or padded documents, and attention within each."""
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import is_fake
 from transformers import AttentionInterface
+from transformers.utils import is_flash_attn_2_available
+
+from workers.probe.checkpointing import VARLEN_FORWARD
+from workers.probe.errors import AttentionUnavailableError
 
 # The name that CPU's stand-in for FlashAttention has in transformers.
 VARLEN_ON_CPU = "varlen_on_cpu"
@@ -35,44 +40,54 @@ def batch_of(tokens: torch.Tensor, packing: Mapping[str, Any] | None, width: tor
     if variant == "varlen":  # one row
         batch = {name: tensor.view(1, -1) for name, tensor in batch.items()}
     elif variant == "block_diagonal":
-        document = (places == 0).cumsum(0)
-        seen = document[:, None] == document[None]
-        seen &= torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-        mask = torch.full((length, length), torch.finfo(width).min, device=tokens.device)
-        mask = mask.to(width).masked_fill(seen, 0)
-        batch["attention_mask"] = mask.expand(rows, 1, -1, -1).contiguous()
+        batch["attention_mask"] = block_mask(positions, width)
     return batch
 
 
+def block_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A mask of numbers that keeps attention within each document of rows, made on their device."""
+    document = (positions == 0).cumsum(-1)
+    seen = (document[:, :, None] == document[:, None]).tril()
+    mask = torch.full(seen.shape, torch.finfo(dtype).min, dtype=dtype, device=positions.device)
+    return mask.masked_fill_(seen, 0).unsqueeze(1)
+
+
 def attention_name(packing: Mapping[str, Any] | None, device: torch.device) -> str:
-    """What computes attention: FlashAttention's library for ``varlen``, which needs a GPU."""
+    """What computes attention: FlashAttention's library for ``varlen``, which needs a GPU.
+
+    Raises:
+        AttentionUnavailableError: it is not installed, or does not run here. transformers would
+            take a kernel of the hub in its place (``FLASH_ATTN_KERNEL_FALLBACK`` in
+            modeling_flash_attention_utils.py, 5.23), which is another.
+    """
     if packing is None or packing["variant"] != "varlen":
         return "sdpa"
-    if device.type == "cuda":
-        return "flash_attention_2"
-    AttentionInterface.register(VARLEN_ON_CPU, partial(_varlen_on_cpu, packing["documents"]))
-    return VARLEN_ON_CPU
+    if device.type != "cuda":
+        _define_varlen_on_cpu()
+        AttentionInterface.register(VARLEN_ON_CPU, _varlen_on_cpu)
+        return VARLEN_ON_CPU
+    needs = "packing varlen needs flash-attn 2.7 or newer"
+    try:
+        import flash_attn  # noqa: F401  (its operators are known from then on)
+    except ImportError as error:
+        raise AttentionUnavailableError(f"{needs}: {error}") from error
+    if not is_flash_attn_2_available():
+        raise AttentionUnavailableError(f"{needs}; what is installed does not run here")
+    return "flash_attention_2"
 
 
 class DocumentAttention(torch.autograd.Function):
     """Causal attention within each document of one row, by CPU's flash attention.
 
     It keeps what FlashAttention's kernel for variable lengths keeps: queries, keys, values, the
-    output, and one fp32 per head and token.
+    output, and one fp32 per head and token (``FlashAttnVarlenFunc`` in flash_attn_interface.py).
     """
 
     @staticmethod
     def forward(ctx, query, key, value, lengths, scale):  # type: ignore
         ctx.lengths, ctx.scale = lengths, scale
-        if len(lengths) == 1:
-            out, rows = _forward(query, key, value, 0.0, True, scale=scale)
-            ctx.save_for_backward(query, key, value, out, rows)
-            return out
-        out = torch.empty_like(query)
-        rows = query.new_empty(query.shape[:3], dtype=torch.float32)
-        for span in _spans(lengths):
-            parts = [tensor[:, :, span] for tensor in (query, key, value)]
-            out[:, :, span], rows[:, :, span] = _forward(*parts, 0.0, True, scale=scale)
+        forward = getattr(torch.ops.flash_attn, VARLEN_FORWARD)
+        out, rows = forward(query, key, value, lengths, True, scale)
         ctx.save_for_backward(query, key, value, out, rows)
         return out
 
@@ -94,13 +109,42 @@ _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+@cache
+def _define_varlen_on_cpu() -> None:
+    """Has CPU's kernel stand for FlashAttention's under its operator's name, by which trackers and
+    selective checkpointing know it."""
+
+    @torch.library.custom_op(f"flash_attn::{VARLEN_FORWARD}", mutates_args=(), device_types="cpu")
+    def forward(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        lengths: Sequence[int],
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if len(lengths) == 1:
+            out, rows = _forward(query, key, value, 0.0, is_causal, scale=scale)
+            return out, rows
+        out = torch.empty_like(query)
+        rows = query.new_empty(query.shape[:3], dtype=torch.float32)
+        for span in _spans(lengths):
+            parts = [tensor[:, :, span] for tensor in (query, key, value)]
+            out[:, :, span], rows[:, :, span] = _forward(*parts, 0.0, is_causal, scale=scale)
+        return out, rows
+
+    @forward.register_fake
+    def _(query, key, value, lengths, is_causal, scale):  # type: ignore
+        out, rows = _forward(query, key, value, 0.0, is_causal, scale=scale)
+        return out, rows
+
+
 def _spans(lengths: Sequence[int]) -> list[slice]:
     ends = torch.tensor(lengths).cumsum(0).tolist()
     return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
 def _varlen_on_cpu(
-    documents: Sequence[int],
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -108,17 +152,21 @@ def _varlen_on_cpu(
     attention_mask: torch.Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
+    position_ids: torch.Tensor | None = None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
     """Stands for ``flash_attention_forward`` of transformers, which casts under autocast too.
 
-    On fake tensors documents make no difference.
+    Documents are told by the positions that the model hands on; where it hands on none, a row is
+    one document. On fake tensors they make no difference.
     """
     del module, attention_mask, dropout, given
     if torch.is_autocast_enabled("cpu"):
         narrow = torch.get_autocast_dtype("cpu")
         query, key, value = (tensor.to(narrow) for tensor in (query, key, value))
-    tokens = query.shape[2]
-    rows = [tokens] if is_fake(query) else [*documents] * (tokens // sum(documents))
-    out = DocumentAttention.apply(query, key, value, rows, scaling)
+    lengths = [query.shape[2]]
+    if position_ids is not None and not is_fake(query):
+        starts = [*(position_ids.flatten() == 0).nonzero().flatten().tolist(), query.shape[2]]
+        lengths = [end - start for start, end in pairwise(starts)]
+    out = DocumentAttention.apply(query, key, value, lengths, scaling)
     return out.transpose(1, 2).contiguous(), None

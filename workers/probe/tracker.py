@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
-from workers.probe.checkpointing import products
+from workers.probe.checkpointing import VARLEN_FORWARD, products
 from workers.probe.collectives import Call, call_of, kind_of, tensors_of
 
 # The CUDA caching allocator rounds every request up to this, so the count does too
@@ -223,7 +223,8 @@ class StorageTracker(TorchDispatchMode):
             self.recomputed_products += 1
         # not where backward runs forward again, nor in micro-batches after the first
         if self._phase.name == "forward" and self._phase.micro_batch == 1:
-            backend = ATTENTION.get(func)
+            of_documents = getattr(func, "_opname", "") == VARLEN_FORWARD
+            backend = "flash" if of_documents else ATTENTION.get(func)
             if backend is not None:
                 self.attention[backend] += 1
 

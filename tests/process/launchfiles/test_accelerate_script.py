@@ -13,6 +13,7 @@ import torch
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, CASES, STATED, Case
+from tests.unit.launchfiles.cases import trainer as by_trainer
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.packing import Packing, PackingVariant
@@ -104,8 +105,13 @@ def test_packed_batches_are_the_probe_s(variant: PackingVariant) -> None:
         rows = [{"documents": [part.tolist() for part in row.split(lengths)]} for row in tokens]
     wanted = batch_of(tokens, {"variant": variant, "documents": lengths}, torch.bfloat16)
     made = [known["collate"](rows)]  # type: ignore[operator]
-    if variant in (PackingVariant.VARLEN, PackingVariant.POSITION_IDS):
-        made.append(eval(trainer.COLLATORS[variant], known)(rows))
+    if variant is PackingVariant.BLOCK_DIAGONAL:  # a mask comes where the batch is, in the loop
+        use = next(line for line in code.splitlines() if "block_mask(batch" in line)
+        exec(use.strip(), known | {"batch": made[0]})
+    else:
+        said = " ".join(trainer.FORMAT.beside(*replace(case, framework=by_trainer()).parts()))
+        told = said[said.index("data_collator=lambda") :].partition(". Its rows have ")[0]
+        made.append(eval(told.removeprefix("data_collator="), known)(rows))
     for found in made:
         assert found.keys() == wanted.keys()
         for name, tensor in wanted.items():

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, Case
+from tuner.core.packing import Packing
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import export, why_not
 from tuner.launchfiles.accelerate import script
@@ -77,12 +79,19 @@ def test_what_it_takes_of_the_probe_program_is_there() -> None:
 
 
 def test_selective_checkpointing_keeps_what_the_probe_keeps() -> None:
-    from workers.probe.checkpointing import ATTENTION, PRODUCTS
+    from workers.probe.checkpointing import ATTENTION, PRODUCTS, attention
+    from workers.probe.checkpointing import VARLEN_FORWARD as VARLEN
+    from workers.probe.packing import attention_name
 
     parts = Case(settings="sharding=ddp,activation_checkpointing=selective").parts()
     for code in (module(*parts), script(*parts)):
         named = [line.strip(" ,") for line in code.splitlines() if "torch.ops.aten." in line]
         assert named == [f"torch.ops.{operator}" for operator in (*PRODUCTS, *ATTENTION)]
+    packed = {"packing": Packing()}
+    case = Case(settings="sharding=ddp,activation_checkpointing=selective", workload=packed)
+    attention_name({"variant": "varlen"}, torch.device("cpu"))  # makes its operator known
+    (own,) = [line.strip(" ,") for line in script(*case.parts()).splitlines() if VARLEN in line]
+    assert own == f"torch.ops.{[*attention()][-1]}"
 
 
 # ---- launched: the package's other tests see the calls, these that they train the same ---------

@@ -329,6 +329,10 @@ CASES: dict[str, dict[str, Any]] = {
         }
         for variant in ("varlen", "position_ids", "block_diagonal")
     },
+    "selective varlen": {
+        "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
+        **packed("varlen", 30, 20, 10, 4),
+    },
     "padded": {"precision": "bf16_mixed", **packed("padded", 40)},
     "sharded adapter": {
         "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",

@@ -5,6 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
 
 from tests.process.probe import specs
 from tuner.catalog.models import names
@@ -15,7 +17,11 @@ from tuner.guard.replica import small_model
 from tuner.launchfiles import trainer
 from tuner.model import published_model
 from workers.probe import fused_loss, loss
-from workers.probe.errors import AdapterUnavailableError
+from workers.probe.errors import (
+    AdapterUnavailableError,
+    AttentionUnavailableError,
+    outcome_of,
+)
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.instruments import watching
 from workers.probe.loss import set_loss
@@ -27,7 +33,7 @@ from workers.probe.model import (
     decoder_layers,
     micro_batches,
 )
-from workers.probe.packing import VARLEN_ON_CPU, attention_name
+from workers.probe.packing import VARLEN_ON_CPU, attention_name, block_mask
 from workers.probe.quantized import add_empty_scales, quantize_layers, scales, shape_only
 from workers.probe.spec import Spec, parse_spec
 
@@ -78,6 +84,28 @@ def test_what_is_not_quantized_needs_no_bitsandbytes(monkeypatch: pytest.MonkeyP
     adapter = {"quantize": "nf4", "double_quant": True}
     with pytest.raises(AdapterUnavailableError, match="needs bitsandbytes"):
         quantize_layers(build_on_meta(config, torch.float32), [model], adapter)
+
+
+def test_without_its_library_varlen_is_refused_on_a_gpu() -> None:
+    """And no kernel of the hub is taken in its place."""
+    with pytest.raises(AttentionUnavailableError, match="needs flash-attn") as refused:
+        attention_name({"variant": "varlen", "documents": [8, 8]}, torch.device("cuda"))
+    assert outcome_of(refused.value, "build") == "invalid"
+
+
+def test_documents_are_those_that_the_model_tells() -> None:
+    """A model that hands on no positions has tokens see other documents, as in the library."""
+    attention_name({"variant": "varlen"}, torch.device("cpu"))
+    query, key, value = torch.randn(3, 1, 2, 16, 8)
+    places = torch.cat([torch.arange(length) for length in (3, 5, 8)])[None]
+    attended = AttentionInterface()[VARLEN_ON_CPU]
+    for given, mask in (
+        (places, block_mask(places, torch.float32)),
+        (None, block_mask(torch.arange(16)[None], torch.float32)),
+    ):
+        found, _ = attended(torch.nn.Module(), query, key, value, None, position_ids=given)
+        wanted = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        torch.testing.assert_close(found, wanted.transpose(1, 2))
 
 
 def build(model_type: str) -> torch.nn.Module:

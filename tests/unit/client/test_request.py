@@ -184,6 +184,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "above 0",
     ),
     ({"workload.packing": "padded"}, "workload.packing.documents", "with variant padded"),
+    (
+        {"workload.packing": {"variant": "varlen", "documents": [[512, 10]]}},
+        "workload.packing.documents",
+        "must be one of {lengths",
+    ),
     ({"cluster": ...}, "cluster", "is required"),
     ({"cluster": " LOCAL "}, "cluster", "is the machine that asks"),
     ({"cluster": "my.toml"}, "cluster", "no file is read"),

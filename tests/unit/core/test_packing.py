@@ -1,14 +1,21 @@
-import pytest
+from dataclasses import replace
+from pathlib import Path
 
-from tests.unit.launchfiles.cases import NANOTRON, Case
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.unit.launchfiles.cases import ABOUT, NANOTRON, TORCH, Case, trainer
 from tuner.core.cluster import parse_cluster
 from tuner.core.packing import Packing, read_documents
+from tuner.core.script import read_script
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import uncovered
 from tuner.cost.time.compute import attention_work
 from tuner.errors import UsageError
+from tuner.launchfiles import export
 from tuner.model import published_model
 from tuner.space.rules import fixed_tp_size
 
@@ -37,13 +44,31 @@ def test_a_row_is_full_and_has_each_length_in_its_share() -> None:
     assert packed({"lengths": [100, 300]}, "padded").useful_share(1000) == 0.2
 
 
+COUNTED = st.tuples(st.integers(1, 9000), st.integers(1, 400))
+
+
+@given(histogram=st.lists(COUNTED, min_size=1, max_size=8), length=st.integers(1, 9000))
+@example(histogram=[(8000, 1), (300, 1), (100, 70)], length=8192)
+@example(histogram=[(1000, 1), (10, 1), (5, 198)], length=1024)
+def test_a_row_is_of_whole_documents_and_full(
+    histogram: list[tuple[int, int]], length: int
+) -> None:
+    row = packed({"histogram": histogram}).row(length)
+    assert sum(row) == length
+    assert min(row) >= 1
+    lengths = {min(one, length) for one, _ in histogram}
+    assert set(row[:-1]) <= lengths  # the last is one too, or what is left
+    assert row[-1] in lengths or row[-1] < min(lengths)
+
+
 def test_ways_to_say_documents_are_one() -> None:
     wanted = packed({"lengths": [5, 3, 5]})
     assert packed({"histogram": [[3, 1], [5, 1], [5, 1]]}) == wanted
     assert Packing.from_dict(wanted.as_dict()) == wanted
     wrong = [{}, {"mean": 0}, {"mean": float("nan")}, {"lengths": []}, {"lengths": [0]}, 7]
     wrong += [{"lengths": [True]}, {"lengths": [1.5]}, {"histogram": [[3]]}, {"histogram": "3x1"}]
-    wrong += [{"other": 1}, {"mean": 3, "lengths": [3]}]
+    wrong += [{"other": 1}, {"mean": 3, "lengths": [3]}, [[512, 10]], ((512, 10),), [512]]
+    wrong += [{"mean": 10**400}, {"mean": float("inf")}, {"mean": -3}]
     for one in wrong:
         with pytest.raises(UsageError, match="documents"):
             read_documents(one)
@@ -71,6 +96,8 @@ def test_a_workload_without_packing_is_what_it_was() -> None:
     [
         ("mpt-7b", "position_ids", "positions are distances"),
         ("gemma-2-2b", "varlen", "capped scores"),
+        ("starcoderbase", "varlen", "would attend across documents"),
+        ("starcoderbase", "position_ids", ""),
         ("gemma-2-2b", "block_diagonal", ""),
         ("mistral-7b-v0.1", "varlen", ""),
     ],
@@ -103,7 +130,36 @@ def test_a_kernel_without_a_mask_attends_to_each_document() -> None:
     assert work(packed({"mean": 256}, "position_ids")) > whole
 
 
-def test_where_flash_attention_is_not_is_said() -> None:
+@pytest.mark.parametrize(
+    ("model", "variant", "first", "before"),
+    [
+        ("llama-3.1-8b", "position_ids", "4.53.1", "4.53.0"),
+        ("llama-3.1-8b", "varlen", "4.44.0", "4.43.4"),
+        ("llama-3.1-8b", "block_diagonal", "4.44.0", "4.43.4"),
+        ("gpt2", "position_ids", "4.55.0", "4.54.1"),
+        ("gpt2", "varlen", "5.2.0", "5.1.0"),
+        ("llama-3.1-8b", "padded", "4.38.2", ""),
+    ],
+)
+def test_releases_whose_tokens_see_other_documents_are_refused(
+    model: str, variant: str, first: str, before: str
+) -> None:
+    documents = {"mean": 64} if variant == "padded" else None
+
+    def ask(release: str) -> str:
+        given = {"packing": packed(documents, variant)}
+        stack = trainer(transformers=release, accelerate="1.5", torch="2.6")
+        case = Case(model=model, settings="sharding=ddp", framework=stack, workload=given)
+        return " ".join(export("accelerate", *case.parts(), ABOUT).replace("#", "").split())
+
+    needed = f"transformers {first.removesuffix('.0')} or newer"
+    assert (needed in ask(first)) == bool(before)
+    if before:
+        with pytest.raises(UsageError, match=f"needs {needed}: in {before} tokens of"):
+            ask(before)
+
+
+def test_where_flash_attention_is_not_is_said(tmp_path: Path) -> None:
     def ask(cluster: str, **fields: object) -> Question:
         given = {"packing": packed(), **fields}
         case = Case(settings="sharding=ddp", cluster=cluster, workload=given)
@@ -113,6 +169,11 @@ def test_where_flash_attention_is_not_is_said() -> None:
         ask("a100-80gb", precision=Precision.FP32)
     with pytest.raises(UsageError, match=r"8\.0 or more"):
         ask("v100-32gb")
+    (tmp_path / "train.py").touch()
+    own = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
+    of_its_own = replace(workload(packing=packed()), precision=Precision.FP32)
+    asked = ask("a100-80gb")
+    replace(asked, workload=of_its_own, framework=TORCH, script=own)  # its attention is its own
     on_cpu = ask("cpu:2", precision=Precision.FP32)
     assert fixed_tp_size(on_cpu) is not None
     narrow = workload(packing=packed())

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (3, "737ff46bf97e7de3882a1d375b9c32bab74e9d23dac322f2bd28115b71d6cb04")
+PINNED = (4, "219313b96e40abee295f60c0ad035353a257e8d440296df91db91e3e59b72dee")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.unit.dryrun.test_format import ROOT, digest, sources
 from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (3, "e5e92407b9ef988405ad408a320f718b36ef636e6ff7e29ba814164a56db8855")
+PINNED = (4, "77b6773b4ff976ac0116f551e8073ec56133656ba21810a710fa49a5fabd51b5")
 """``GUARD_FORMAT``, and the digest of the sources that it stands for."""
 PROGRAM = ROOT / "workers" / "probe" / "run.py"
 """From here on all that a rank imports of ours decides what it trains and what it sees."""

@@ -134,6 +134,7 @@ def test_a_twins_rows_are_of_several_documents():
         twin = replica_of(packed, settings(FULL))
         assert twin.workload.packing.variant == wanted
         assert len(twin.workload.row) == 3
+        assert any("FlashAttention" in one for one in twin.notes) == (wanted == "varlen")
         assert family_of(packed) != family_of(replace(asked, workload=work))
 
 

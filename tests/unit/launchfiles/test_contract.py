@@ -203,6 +203,7 @@ def test_packing_is_written_where_batches_are_and_refused_elsewhere() -> None:
         assert "no packing is written" in (why_not(name, question, settings) or ""), name
     text = export("accelerate", question, settings, ABOUT)
     assert 'attn_implementation="flash_attention_2"' in text
+    assert "transformers 4.44 or newer, flash-attn 2.7 or newer" in " ".join(text.split("\n# "))
     assert "collate_fn=collate" in text
     assert "TUNED_PACKING=varlen" in export("env", question, settings, ABOUT)
     flags = export("trainer-flags", *asked("varlen", by=trainer()), ABOUT)
@@ -213,6 +214,13 @@ def test_packing_is_written_where_batches_are_and_refused_elsewhere() -> None:
     assert "take the format accelerate" in (
         why_not("trainer", *asked("block_diagonal", by=trainer())) or ""
     )
+    # columns are dropped but where the collator takes documents
+    padded = {"packing": Packing.from_dict({"variant": "padded", "documents": {"mean": 9}})}
+    case = Case(settings="sharding=ddp", framework=trainer(), workload=padded)
+    for parts, drops in ((case.parts(), True), (asked("position_ids", by=trainer()), False)):
+        assert (
+            "remove_unused_columns" not in json.loads(export("trainer", *parts, ABOUT))
+        ) == drops
 
 
 def test_adapters_are_written_where_peft_is_and_refused_elsewhere() -> None:

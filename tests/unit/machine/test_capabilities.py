@@ -12,7 +12,8 @@ from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question
+from tuner.core.packing import Packing
+from tuner.core.study import Question, missing_beside
 from tuner.core.workload import Workload
 from tuner.machine import Machine, ReportedGpu, together
 from tuner.model import published_model as read
@@ -173,3 +174,11 @@ def test_a_machine_without_a_workloads_library_does_not_probe_it(has):
     assert best_fidelity(adapted, versions=there) == (
         Fidelity.PREDICTED, "peft is needed, and not installed here",
     )  # fmt: skip
+    # on a CPU another kernel attends to documents
+    packed = replace(asked, workload=replace(asked.workload, packing=Packing()))
+    assert missing_beside(packed, there) == ""
+    on_gpus = replace(packed, cluster=parse_cluster("2xa100-80gb"))
+    assert missing_beside(on_gpus, there) == "flash-attn"
+    assert missing_beside(on_gpus, there | {"flash-attn": "2.8.3"}) == ""
+    stack = framework("torch", {}, there | {"flash-attn": "2.8.3"}, beside=["flash-attn"])
+    assert stack.versions["flash-attn"] == "2.8.3"

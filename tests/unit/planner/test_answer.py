@@ -10,6 +10,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement
+from tuner.core.packing import Packing
 from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
 from tuner.core.study import Question, Study, StudyState
@@ -216,7 +217,10 @@ def test_of_a_script_is_said_what_was_counted(tmp_path):
     script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
     asked = Question(
         workload=Workload(
-            model=read_model_config(TINY, name="tiny"), sequence_length=32, global_batch_size=8
+            model=read_model_config(TINY, name="tiny"),
+            sequence_length=32,
+            global_batch_size=8,
+            packing=Packing(),
         ),
         cluster=parse_cluster("cpu:2"),
         framework=framework("torch"),
@@ -240,3 +244,4 @@ def test_of_a_script_is_said_what_was_counted(tmp_path):
     for words in ("1 backward call in", "12 optimizer steps in 12 reports", "lies within 5%"):
         assert words in found.best.guard.why
     assert any("its memory is the peak resident set" in one for one in found.explanation)
+    assert not any("sequence is taken for" in one for one in found.explanation)

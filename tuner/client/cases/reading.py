@@ -123,7 +123,10 @@ def read_case(
     try:
         asked = given.framework
         stack = framework(
-            asked.name, asked.versions, _installed(), beside=packages_beside(workload)
+            asked.name,
+            asked.versions,
+            _installed(),
+            beside=packages_beside(workload, given.cluster.gpu.device),
         )
         if reason := uncovered(workload, stack):
             raise NotCoveredError("workload", workload.model.name, reason)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from workers.probe.checkpointing import VARLEN_FORWARD
 from workers.probe.collectives import tensors_of
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ class Work:
             return
         here, name = self._here, func.overloadpacket.__name__
         here["kernels"] += 1
-        if func in _FUSED or func in _FUSED_BACKWARD:
+        if func in _FUSED or func in _FUSED_BACKWARD or name == VARLEN_FORWARD:
             self._attention(func, args, kwargs)
         elif func in _PLAIN_PRODUCTS:
             first, second = (tensor.shape for tensor in given[-2:])
