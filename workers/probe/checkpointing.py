@@ -25,7 +25,7 @@ ATTENTION = (
     _ATEN._scaled_dot_product_efficient_attention.default,
 )
 # FlashAttention's own for several documents (``torch.library.custom_op`` in its
-# flash_attn_interface.py, 2.7.0 to 2.8.4), in the namespace flash_attn.
+# flash_attn_interface.py, 2.7.0 to 2.8.3), in the namespace flash_attn.
 VARLEN_FORWARD = "_flash_attn_varlen_forward"
 
 
