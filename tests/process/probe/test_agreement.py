@@ -196,6 +196,7 @@ def test_two_axes_train_what_one_process_trains(
     hold_training("mixtral", specs, records, alone["mixtral"])
 
 
+@pytest.mark.long
 def test_whole_sequences_train_what_one_process_trains(
     alone: dict[str, Record], preloaded: Preloaded, tmp_path: Path
 ) -> None:
@@ -307,44 +308,44 @@ CASES: dict[str, dict[str, Any]] = {
     "selective": {
         "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
     },
-    "every_2": {
-        "model": "tied", "activation_checkpointing": "every_2", "optimizer": "adamw_fused",
-    },
     "tp": {"model": "tied", **SPLIT},
-    "sharded logits": {"model": "qwen3", "tp_size": 2, "tensor_parallel": "sharded_logits"},
     "gathered logits": {
         "tp_size": 2, "tensor_parallel": "gathered_logits", "precision": "bf16_mixed",
         "activation_checkpointing": "full",
     },
-    "own loss": {"sharding": "full_shard", "precision": "bf16", "loss": "own_dtype"},
     "fused loss": {
         "sharding": "full_shard", "precision": "bf16", "fused_loss": True,
         "optimizer": "adamw_fused",
     },
     "experts": {"model": "mixtral", "sharding": "full_shard", "precision": "bf16"},
     "adapter": {"precision": "bf16_mixed", "sync_each_batch": False, "adapter": DROPS},
-    **{
-        variant: {
-            "sharding": "full_shard", "precision": "bf16", **packed(variant, 30, 20, 10, 4),
-        }
-        for variant in ("varlen", "position_ids", "block_diagonal")
-    },
     "selective varlen": {
         "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
         **packed("varlen", 30, 20, 10, 4),
     },
     "padded": {"precision": "bf16_mixed", **packed("padded", 40)},
-    "sharded adapter": {
-        "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",
-        "adapter": DROPS,
-    },
-    "quantized": {"precision": "bf16_mixed", "adapter": QUANTIZED},
     "sharded quantized": {
         "model": "tied", "sharding": "full_shard", "precision": "bf16",
         "activation_checkpointing": "full", "adapter": {**QUANTIZED, "double_quant": False},
     },
 }  # fmt: skip
 MORE: dict[str, dict[str, Any]] = {
+    "every_2": {
+        "model": "tied", "activation_checkpointing": "every_2", "optimizer": "adamw_fused",
+    },
+    "sharded logits": {"model": "qwen3", "tp_size": 2, "tensor_parallel": "sharded_logits"},
+    "own loss": {"sharding": "full_shard", "precision": "bf16", "loss": "own_dtype"},
+    **{
+        variant: {
+            "sharding": "full_shard", "precision": "bf16", **packed(variant, 30, 20, 10, 4),
+        }
+        for variant in ("varlen", "position_ids", "block_diagonal")
+    },
+    "sharded adapter": {
+        "sharding": "full_shard", "precision": "bf16_mixed", "activation_checkpointing": "full",
+        "adapter": DROPS,
+    },
+    "quantized": {"precision": "bf16_mixed", "adapter": QUANTIZED},
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
     "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
     "offload": {"sharding": "full_shard", "cpu_offload": True},
