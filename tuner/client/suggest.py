@@ -256,14 +256,7 @@ def cost_model_sampler(
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
-        tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
-            layers are split under tensor parallelism.
-        adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
-            what is trained in the place of the model; by default all of it is trained.
-        packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
-            such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
-            sequence; by default a sequence is one text.
+        loss, tensor_parallel, adapter, packing: what is trained, and how a script trains it.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.

@@ -84,7 +84,7 @@ class DocumentAttention(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, query, key, value, lengths, scale):  # type: ignore
+    def forward(ctx, query, key, value, lengths, scale) -> Any:  # type: ignore
         ctx.lengths, ctx.scale = lengths, scale
         forward = getattr(torch.ops.flash_attn, VARLEN_FORWARD)
         out, rows = forward(query, key, value, lengths, True, scale)
@@ -92,7 +92,7 @@ class DocumentAttention(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx, gradient):  # type: ignore
+    def backward(ctx, gradient) -> Any:  # type: ignore
         saved = ctx.saved_tensors
         if len(ctx.lengths) == 1:
             return *_backward(gradient, *saved, 0.0, True, scale=ctx.scale), None, None
@@ -134,7 +134,7 @@ def _define_varlen_on_cpu() -> None:
         return out, rows
 
     @forward.register_fake
-    def _(query, key, value, lengths, is_causal, scale):  # type: ignore
+    def _(query, key, value, lengths, is_causal, scale) -> Any:  # type: ignore
         out, rows = _forward(query, key, value, 0.0, is_causal, scale=scale)
         return out, rows
 
