@@ -14,7 +14,7 @@ from tuner.dryrun.plan import (
     told,
 )
 from tuner.dryrun.process import DryRunner, DryRunStoppedError
-from tuner.dryrun.profile import DryRun, Profile, ProfileCollective
+from tuner.dryrun.profile import DryRun, Profile
 from tuner.dryrun.trace import Trace
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "DryRunner",
     "NotDryRunError",
     "Profile",
-    "ProfileCollective",
     "Trace",
     "dry_run_versions",
     "missing_package",

@@ -16,10 +16,9 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Phase
+from tuner.core.measurement import Collective
 from tuner.cost.allocated import Peak
-from tuner.cost.memory.shards import Axis
-from tuner.cost.time.collectives import Op, Overlap, StepCollective
+from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
@@ -35,18 +34,6 @@ from tuner.dryrun.trace import (
 
 # The category that takes what rounding leaves over.
 OTHER = "temporaries"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProfileCollective:
-    """Collectives of one kind in one optimizer step of one rank."""
-
-    op: str  # all_gather, reduce_scatter, all_reduce, ..
-    axis: str  # the mesh axis that communicates: dp, dp_shard, dp_replicate or tp
-    phase: str  # what the step was doing
-    overlap: str  # what hides it: prefetched, behind_backward, or exposed where nothing does
-    count: int  # calls
-    bytes: int  # of their whole (gathered or unreduced) tensors, summed over the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -97,9 +84,7 @@ class Profile:
         """
         return _peak(self, micro_batch_size, self._steps(micro_batch_size, accumulation)[-1])
 
-    def collectives(
-        self, micro_batch_size: int, accumulation: int
-    ) -> tuple[ProfileCollective, ...]:
+    def collectives(self, micro_batch_size: int, accumulation: int) -> tuple[Collective, ...]:
         """All collectives of an optimizer step.
 
         Raises:
@@ -112,7 +97,7 @@ class Profile:
         found = []
         for (op, axis, phase, overlap), (calls, sent) in here.items():
             calls_before, sent_before = before.get((op, axis, phase, overlap), (0.0, 0.0))
-            one = ProfileCollective(
+            one = Collective(
                 op=op,
                 axis=axis,
                 phase=phase,
@@ -146,15 +131,7 @@ class Profile:
             trained_elements=_whole(self, [t.trained_elements for t in self.traces]),
             updated_elements=_whole(self, [t.updated_elements for t in self.traces]),
             collectives=tuple(
-                StepCollective(
-                    op=Op(one.op),
-                    axis=Axis(one.axis),
-                    phase=Phase(one.phase),
-                    overlap=Overlap(one.overlap),
-                    count=one.count,
-                    bytes=one.bytes,
-                )
-                for one in self.collectives(micro_batch_size, accumulation)
+                StepCollective.seen(one) for one in self.collectives(micro_batch_size, accumulation)
             ),
         )
 

@@ -25,16 +25,19 @@ ATTENTION = (
     _ATEN._scaled_dot_product_efficient_attention.default,
 )
 # FlashAttention's own for several documents (``torch.library.custom_op`` in its
-# flash_attn_interface.py, 2.7.0 to 2.8.3), in the namespace flash_attn.
+# flash_attn_interface.py, 2.7.0 to 2.8.3), in the namespace flash_attn; CPU's stand-in for it
+# (packing.py) is called the same, in a namespace of its own.
 VARLEN_FORWARD = "_flash_attn_varlen_forward"
+VARLEN_ON_CPU = "varlen_on_cpu"
 
 
 def attention() -> Iterator[Any]:
-    """Operators of attention that keep no scores; FlashAttention's where it is imported."""
+    """Operators of attention that keep no scores; those for documents where they are defined."""
     yield from ATTENTION
-    own = getattr(torch.ops.flash_attn, VARLEN_FORWARD, None)
-    if own is not None:
-        yield own.default
+    for namespace in (torch.ops.flash_attn, getattr(torch.ops, VARLEN_ON_CPU)):
+        of_documents = getattr(namespace, VARLEN_FORWARD, None)
+        if of_documents is not None:
+            yield of_documents.default
 
 
 def products() -> Iterator[Any]:

@@ -10,11 +10,8 @@ from torch._subclasses.fake_tensor import is_fake
 from transformers import AttentionInterface
 from transformers.utils import is_flash_attn_2_available
 
-from workers.probe.checkpointing import VARLEN_FORWARD
+from workers.probe.checkpointing import VARLEN_FORWARD, VARLEN_ON_CPU
 from workers.probe.errors import AttentionUnavailableError
-
-# The name that CPU's stand-in for FlashAttention has in transformers.
-VARLEN_ON_CPU = "varlen_on_cpu"
 
 
 def batch_of(tokens: torch.Tensor, packing: Mapping[str, Any] | None, width: torch.dtype) -> Any:
@@ -86,7 +83,7 @@ class DocumentAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query, key, value, lengths, scale) -> Any:  # type: ignore
         ctx.lengths, ctx.scale = lengths, scale
-        forward = getattr(torch.ops.flash_attn, VARLEN_FORWARD)
+        forward = getattr(getattr(torch.ops, VARLEN_ON_CPU), VARLEN_FORWARD)
         out, rows = forward(query, key, value, lengths, True, scale)
         ctx.save_for_backward(query, key, value, out, rows)
         return out
@@ -112,9 +109,10 @@ _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 @cache
 def _define_varlen_on_cpu() -> None:
     """Has CPU's kernel stand for FlashAttention's under its operator's name, by which trackers and
-    selective checkpointing know it."""
+    selective checkpointing know it; in another namespace, so that the library may be there too."""
+    name = f"{VARLEN_ON_CPU}::{VARLEN_FORWARD}"
 
-    @torch.library.custom_op(f"flash_attn::{VARLEN_FORWARD}", mutates_args=(), device_types="cpu")
+    @torch.library.custom_op(name, mutates_args=(), device_types="cpu")
     def forward(
         query: torch.Tensor,
         key: torch.Tensor,

@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
-from tuner.core.measurement import Phase
+from tuner.core.measurement import Collective, Phase
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
@@ -57,6 +57,22 @@ class StepCollective:
     overlap: Overlap  # what hides it
     count: int  # how many there are
     bytes: float  # bytes of the whole tensors, all of them together
+
+    @classmethod
+    def seen(cls, row: Collective) -> "StepCollective":
+        """What a probe or a dry run saw, in the words of the cost model.
+
+        Raises:
+            ValueError: one that has no price here.
+        """
+        return cls(
+            op=Op(row.op),
+            axis=Axis(row.axis),
+            phase=Phase(row.phase),
+            overlap=Overlap(row.overlap),
+            count=row.count,
+            bytes=row.bytes,
+        )
 
 
 def reducing_passes(settings: Settings) -> int:

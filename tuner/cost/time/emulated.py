@@ -11,12 +11,11 @@ from typing import Any
 from tuner.catalog.gpus import reported_kind
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Exposed, Measurement, Phase
+from tuner.core.measurement import Exposed, Measurement
 from tuner.core.workload import Precision
 from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory.shards import Axis
-from tuner.cost.time.collectives import Op, Overlap, StepCollective
+from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.communication import Computing, copies_beside_s, exposed_s
 from tuner.cost.time.step import missing_link
 
@@ -54,17 +53,7 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
     exposed: dict[int, Exposed] = {}
     for count in () if why_not else emulation.compute_s:
         # as they were seen, in the words of the cost model; a kind without a price is an error
-        collectives = [
-            StepCollective(
-                op=Op(row.op),
-                axis=Axis(row.axis),
-                phase=Phase(row.phase),
-                overlap=Overlap(row.overlap),
-                count=row.count,
-                bytes=row.bytes,
-            )
-            for row in emulation.collectives[count]
-        ]
+        collectives = [StepCollective.seen(row) for row in emulation.collectives[count]]
         phases_s = emulation.phases_s[count]
         found = exposed_s(
             Computing(forward=phases_s.get("forward", 0.0), backward=phases_s.get("backward", 0.0)),
