@@ -1,9 +1,11 @@
-"""Types of transformers' causal language models that a dry run follows, and real steps beside them.
+"""Types of transformers' models that a dry run follows, and real steps beside them.
 
-    python benchmarks/any_model.py [--jobs 2] [--only bloom opt] [--real]
+    python benchmarks/any_model.py [--task masked_lm] [--jobs 2] [--only bloom opt] [--real]
+    python benchmarks/any_model.py --list > tuner/catalog/task_types.toml
 
 Each type has a tiny configuration of four layers, made of its own configuration class. ``--real``
-runs a step of each on one CPU rank too, and holds its peak against the dry run's.
+runs a step of each on one CPU rank too, and holds its peak against the dry run's. ``--list`` prints
+the catalogue of types that can be trained for other tasks than causal language modelling.
 """
 
 import argparse
@@ -11,16 +13,19 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from common import Goal, report
 
+from tuner.model.checks import LENGTH_NAMES
+
 LAYERS, ROOT = 4, Path(__file__).parent.parent
 # What a tiny configuration has, under whatever name its class has for it.
 SIZES: Mapping[str, int] = {
-    **dict.fromkeys(("hidden_size", "d_model", "n_embd"), 64),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "emb_dim", "embedding_size"), 64),
     **dict.fromkeys(
         ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers",
          "decoder_layers"), LAYERS,
@@ -28,7 +33,7 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(
         ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff", "d_inner",
          "decoder_ffn_dim", "encoder_ffn_dim", "max_position_embeddings", "n_positions",
-         "max_seq_len"), 128,
+         "max_seq_len", "hidden_dim", "intermediate_dim"), 128,
     ),
     **dict.fromkeys(
         ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads",
@@ -50,6 +55,10 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "dots3_note_text": {"num_key_value_heads": 4},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]]},
     "dots1": {"n_shared_experts": 1},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},  # both classes of its layers
+    "xlm": {"max_position_embeddings": 128, "n_words": 512},
+    "flaubert": {"n_words": 512},
+    "mobilebert": {"intra_bottleneck_size": 32, "true_hidden_size": 32},
 }
 SETTINGS = {
     "sharding": "ddp", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,
@@ -65,13 +74,13 @@ SPEC = {
 NEAR = 0.01
 
 
-def configurations() -> dict[str, dict[str, Any]]:
+def configurations(task: str) -> dict[str, dict[str, Any]]:
     """A tiny configuration of each type, of the fields that its class has."""
     from transformers import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto import modeling_auto
 
     found: dict[str, dict[str, Any]] = {}
-    for name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    for name in getattr(modeling_auto, f"MODEL_FOR_{task.upper()}_MAPPING_NAMES"):
         kind = CONFIG_MAPPING[name]
         known = {field for one in kind.__mro__ for field in getattr(one, "__annotations__", {})}
         config = {"model_type": name, **{n: size for n, size in SIZES.items() if n in known}}
@@ -79,15 +88,82 @@ def configurations() -> dict[str, dict[str, Any]]:
             text = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
                     "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
             config["text_config"] = {field: SIZES[field] for field in text}
+        if task == "sequence_classification":
+            config["num_labels"] = 3
         found[name] = {**config, **MORE.get(name, {})}
     return found
 
 
-def dry_runs(configs: Mapping[str, Any], jobs: int) -> dict[str, dict[str, Any]]:
+def listed(name: str, config: Mapping[str, Any], task: str) -> dict[str, Any] | str:
+    """What the catalogue says of a type for a task, or why it is left out."""
+    import torch
+    from torch import nn
+    from transformers import CONFIG_MAPPING
+
+    from workers.probe.model import build_on_meta, decoder_layers
+
+    own = CONFIG_MAPPING[name]()
+    if "vision_config" in getattr(own, "sub_configs", {}):
+        return "it sees images"
+    try:
+        model = build_on_meta(config, torch.float32, task=task)
+    except Exception as error:  # noqa: BLE001  (of any library)
+        return f"a tiny one is not built: {' '.join(str(error).split())[:100]}"
+    layers = decoder_layers(model)
+    kinds = {type(layer).__name__ for layer in layers}
+    if len(layers) != LAYERS or len(kinds) != 1:
+        return (
+            f"{len(layers)} layers of {len(kinds)} classes where one list of {LAYERS} is asked for"
+        )
+    found: dict[str, Any] = {"layer": kinds.pop()}
+    longest = next((getattr(own, one, None) for one in LENGTH_NAMES if hasattr(own, one)), None)
+    if isinstance(longest, int) and longest > 1:
+        found["positions"] = longest
+    embeddings = {n: m for n, m in model.named_modules() if isinstance(m, nn.Embedding)}
+    if any("position" in n and m.padding_idx is not None for n, m in embeddings.items()):
+        found["padding"] = 1 if own.pad_token_id is None else own.pad_token_id  # ESM's files say
+    if not model.supports_gradient_checkpointing:
+        found["checkpoints"] = False
+    ends = [one for one in (model.get_input_embeddings(), model.get_output_embeddings()) if one]
+    of_ends = {id(p) for end in ends for p in end.parameters()}
+    owners = Counter(
+        id(p)
+        for module in model.modules()
+        if module not in ends
+        for p in module.parameters(recurse=False)
+    )
+    if any(count > 1 or own in of_ends for own, count in owners.items()):
+        found["shards"] = False
+    if not model._supports_sdpa:
+        found["sdpa"] = False
+    return found
+
+
+def catalogue() -> str:
+    """The text of ``tuner/catalog/task_types.toml``."""
+    import transformers
+
+    release = ".".join(transformers.__version__.split(".")[:2])
+    lines = [
+        f"# Types that transformers {release} builds for other tasks than causal language models:",
+        "# by benchmarks/any_model.py --list, which says of others why they are left out.",
+    ]
+    for task in ("masked_lm", "sequence_classification"):
+        lines += ["", f"[{task}]"]
+        for name, config in sorted(configurations(task).items()):
+            if isinstance(one := listed(name, config, task), str):
+                print(f"{task} {name}: {one}", file=sys.stderr)
+            else:
+                fields = (f"{field} = {json.dumps(value)}" for field, value in one.items())
+                lines.append(f"{name} = {{ {', '.join(fields)} }}")
+    return "\n".join(lines)
+
+
+def dry_runs(configs: Mapping[str, Any], jobs: int, task: str) -> dict[str, dict[str, Any]]:
     """The dry-run program's answers, by type."""
     lines = [
         json.dumps(
-            {"id": name, "spec": {**SPEC, "model": config}, "micro_batch_sizes": [2],
+            {"id": name, "spec": {**SPEC, "model": config, "task": task}, "micro_batch_sizes": [2],
              "accumulation_counts": [1]}
         )
         for name, config in configs.items()
@@ -100,19 +176,14 @@ def dry_runs(configs: Mapping[str, Any], jobs: int) -> dict[str, dict[str, Any]]
     return {one["id"]: one for one in map(json.loads, ended.stdout.splitlines())}
 
 
-def real_peak(config: Mapping[str, Any]) -> int | str:
+def real_peak(config: Mapping[str, Any], task: str) -> int | str:
     """Bytes of a real step's peak on one CPU rank, or how it ended."""
     with tempfile.TemporaryDirectory() as folder:
         spec, out = Path(folder, "spec.json"), Path(folder, "out")
-        spec.write_text(json.dumps({**SPEC, "model": config}))
+        spec.write_text(json.dumps({**SPEC, "model": config, "task": task}))
         out.mkdir()
-        rank = {
-            "RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": "1",
-            "PATH": "",
-            "HF_HUB_OFFLINE": "1",
-        }
+        # without LOCAL_RANK, of which accelerate would make several ranks' DDP
+        rank = {"RANK": "0", "WORLD_SIZE": "1", "PATH": "", "HF_HUB_OFFLINE": "1"}
         subprocess.run(
             [sys.executable, "-P", "-m", "workers.probe", "--spec", str(spec), "--out", str(out),
              "--init-method", f"file://{folder}/rendezvous"],
@@ -123,7 +194,9 @@ def real_peak(config: Mapping[str, Any]) -> int | str:
     return int(memory["peak_allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
 
 
-def row(name: str, config: Mapping[str, Any], answer: Mapping[str, Any], *, real: bool) -> Any:
+def row(
+    name: str, config: Mapping[str, Any], answer: Mapping[str, Any], task: str, *, real: bool
+) -> Any:
     """What is printed of a type."""
     if error := answer.get("error"):
         where = " in ".join(filter(None, (error.get("operator"), error.get("phase"))))
@@ -131,7 +204,7 @@ def row(name: str, config: Mapping[str, Any], answer: Mapping[str, Any], *, real
         return {"type": name, "dry_run_bytes": None, "real_bytes": None, "why": f"{why} ({where})"}
     lines = [line for part in answer["trace"]["steps"][0]["segments"] for line in part["lines"]]
     peak = max(line["bytes"][0] for line in lines)
-    taken = real_peak(config) if real else None
+    taken = real_peak(config, task) if real else None
     why = taken if isinstance(taken, str) else ""
     return {"type": name, "dry_run_bytes": peak, "real_bytes": None if why else taken, "why": why}
 
@@ -153,15 +226,21 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
 def main() -> int:
     """Print the table and the goals."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--task", default="causal_lm")
+    parser.add_argument("--list", action="store_true", help="print the catalogue of other tasks")
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--only", nargs="*", help="types")
     parser.add_argument("--real", action="store_true", help="real steps too: seconds for each")
     options = parser.parse_args()
-    configs = configurations()
+    if options.list:
+        print(catalogue())
+        return 0
+    task = options.task
+    configs = configurations(task)
     chosen = {name: configs[name] for name in options.only or sorted(configs)}
-    answers = dry_runs(chosen, options.jobs)
-    rows = [row(name, chosen[name], answers[name], real=options.real) for name in chosen]
-    report("any_model", goals(rows), rows)
+    answers = dry_runs(chosen, options.jobs, task)
+    rows = [row(name, chosen[name], answers[name], task, real=options.real) for name in chosen]
+    report("any_model" if task == "causal_lm" else f"any_model_{task}", goals(rows), rows)
     return 0
 
 

@@ -316,8 +316,9 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
         )
     }  # fmt: skip
     texts |= _parts_of(workload)
+    texts["workload.task"] = str(model.task)
     texts[FRAMEWORK] = str(question.framework.name)
-    if models.find(model.name) and published_model(model.name).as_config() == model.as_config():
+    if models.find(model.name) and published_model(model.name, model.task) == model:
         texts[MODEL] = model.name
     else:
         texts |= {CONFIG: json.dumps(model.as_config(), indent=2), MODEL_NAME: model.name}

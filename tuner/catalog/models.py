@@ -7,6 +7,10 @@ A name that ends in ``-text`` is the language model alone of one that sees image
 """
 
 import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -48,6 +52,49 @@ def traced_types() -> tuple[str, ...]:
     """Types of causal language models that transformers builds, and that only dry runs know."""
     text = files("tuner.catalog").joinpath("model_types.txt").read_text("utf-8")
     return tuple(line for line in text.splitlines() if line and not line.startswith("#"))
+
+
+class Task(StrEnum):
+    """What a model is trained for, which decides its head, its batches and its loss."""
+
+    CAUSAL_LM = "causal_lm"  # each token is predicted from those before it
+    MASKED_LM = "masked_lm"  # some tokens are predicted from all others
+    SEQUENCE_CLASSIFICATION = "sequence_classification"  # a label for each sequence
+
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that builds the model."""
+        return _AUTO_CLASSES[self]
+
+
+_AUTO_CLASSES: Mapping[Task, str] = {
+    Task.CAUSAL_LM: "AutoModelForCausalLM",
+    Task.MASKED_LM: "AutoModelForMaskedLM",
+    Task.SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskType:
+    """A model type, as transformers' class for a task has it."""
+
+    layer: str  # class of its layers
+    positions: int = 0  # the longest sequence by default; 0 where there is no such field
+    padding: int | None = None
+    """The default token of padding, where positions are counted from the one after it: RoBERTa's
+    514 are for 512 tokens."""
+    checkpoints: bool = True  # whether transformers can compute its layers again in backward
+    shards: bool = True
+    """Whether FSDP2 takes it: the bias of BERT's head is one parameter of two modules, of which
+    accelerate puts one into a group of its own, and torch 2.13 refuses that."""
+    sdpa: bool = True  # whether its attention may be torch's; else it is computed by operators
+
+
+@cache
+def task_types(task: Task) -> Mapping[str, TaskType]:
+    """Types that transformers builds for a task; of causal language models none is listed so."""
+    text = files("tuner.catalog").joinpath("task_types.toml").read_text("utf-8")
+    return {name: TaskType(**one) for name, one in tomllib.loads(text).get(task, {}).items()}
 
 
 def entry(name: str) -> dict[str, Any]:

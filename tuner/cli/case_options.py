@@ -18,6 +18,8 @@ from tuner.cli.options import (
     REDUCTIONS,
     SPACE,
     STYLES,
+    TASK_NAMES,
+    TASKS,
     TENSORS,
     VARIANTS,
     WORKLOAD,
@@ -87,6 +89,9 @@ class CaseAsked:
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
+        None
+    )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[

@@ -56,6 +56,11 @@ DOCUMENTS = (
     " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each is a whole"
     " sequence, of which attention is the most that there can be."
 )
+TASK_NAMES = "causal_lm|masked_lm|sequence_classification"
+TASKS = (
+    "What the model is trained for: its head, its batches and its loss. A classifier has as many"
+    " labels as its configuration says (num_labels, or id2label)."
+)
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
@@ -140,6 +145,7 @@ class Asked:
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    task: Annotated[str, option(TASK_NAMES, TASKS, WORKLOAD)] = "causal_lm"
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[

@@ -90,7 +90,8 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
     given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
     case = read_single_case(**given, beside=texts.wrong)
-    if note := model_note(str(asked.model)):  # told once, and before what takes long
+    model = case.question.workload.model
+    if note := model_note(str(asked.model), model):  # told once, and before what takes long
         typer.echo(note, err=True)
         case = replace(case, notes=tuple(one for one in case.notes if one != note))
     with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
@@ -125,7 +126,9 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
     """The case as a line of a file would have it: what was written, and the precision."""
     question, workload = case.question, case.question.workload.as_dict()
-    optional = ("optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "packing")
+    optional = (
+        "optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "packing", "task",
+    )  # fmt: skip
     left_out = [name for name in optional if getattr(asked, name) is None]
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
     written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}

@@ -103,6 +103,7 @@ class Texts:
             "tensor_parallel": asked.tensor_parallel,
             "adapter": self.adapter(asked),
             "packing": self.packing(asked),
+            "task": asked.task,
             "framework": asked.framework,
             "framework_versions": self.made(
                 lambda: parse_stated_versions(asked.framework_version or ())

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from tuner.catalog.models import Task
 from tuner.catalog.versions import meets, version_table
 from tuner.client.cases import Case, Finding, answer_of
 from tuner.client.predict import Prediction, read_single_case
 from tuner.client.request import read_cluster
 from tuner.client.values import read_model
+from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
 from tuner.core.evaluation import Evaluation
@@ -21,7 +23,7 @@ from tuner.core.study import Limits
 from tuner.errors import UsageError
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found
-from tuner.launchfiles.fsdp import LAYER_CLASSES, ON_HOST
+from tuner.launchfiles.fsdp import ON_HOST, layer_class
 from tuner.model import read_model_config
 from tuner.results import Evidence
 from tuner.store import Store
@@ -200,8 +202,9 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
     if fields and name:
         model = read_model_config(fields[0], name=name)
     else:
-        model = read_model(_needed("model", own("model")))
-    layer = LAYER_CLASSES.get(model.model_type, "")
+        task = choice("task", Task, own("task") or Task.CAUSAL_LM)
+        model = read_model(_needed("model", own("model")), task)
+    layer = layer_class(model)
     if found.layer_classes and layer and found.layer_classes != (layer,):
         allowed = (
             f"the blocks of this model are of the class {layer}, which the file does not shard"
@@ -223,6 +226,7 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         tensor_parallel=own("tensor_parallel"),
         adapter=own("adapter"),
         packing=own("packing"),
+        task=None if fields and name else own("task"),
         framework=_needed("framework", own("framework")),
         framework_versions=stated,
         headroom=beside.get("headroom"),

@@ -206,7 +206,7 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
-    if question.workload.model.is_traced and question.script is None:
+    if not question.workload.model.is_probed and question.script is None:
         raise UsageError(
             "model_type",
             question.workload.model.model_type,

@@ -130,6 +130,7 @@ def predict(
     tensor_parallel: str = ...,
     adapter: str | Mapping[str, Any] | None = ...,
     packing: str | Mapping[str, Any] | None = ...,
+    task: str = ...,
     framework: str = ...,
     framework_versions: Mapping[str, str] | None = ...,
     headroom: float | None = ...,
@@ -164,10 +165,10 @@ def predict(
         progress: is called with each line of what is waited for, such as ``print``.
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
-            ``loss``, ``tensor_parallel``, ``adapter``, ``packing``, ``framework``,
-            ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as :func:`tuner.suggest`
-            has them. ``settings`` is text such as ``sharding=ddp,micro_batch_size=2``, a mapping of
-            knobs, or :class:`tuner.Settings`.
+            ``loss``, ``tensor_parallel``, ``adapter``, ``packing``, ``task``,
+            ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
+            :func:`tuner.suggest` has them. ``settings`` is text such as
+            ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
 
     Returns:
         The prediction of one case, or a list in the order of the cases. Settings that do not fit
@@ -251,6 +252,7 @@ def read_single_case(
     tensor_parallel: str | None = None,
     adapter: str | Mapping[str, Any] | None = None,
     packing: str | Mapping[str, Any] | None = None,
+    task: str | None = None,
     framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
@@ -271,6 +273,7 @@ def read_single_case(
         tensor_parallel=tensor_parallel,
         adapter=adapter,
         packing=packing,
+        task=task,
         framework=framework,
         framework_versions=framework_versions,
         headroom=headroom,

@@ -30,6 +30,7 @@ from pydantic import (
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
+from tuner.catalog.models import Task
 from tuner.client.values import (
     A_LIST,
     MOST_VALUES,
@@ -187,18 +188,19 @@ def short(text: str, field: str) -> str:
 
 
 def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
+    task = info.data.get("task", Task.CAUSAL_LM)  # none where it was no task
     if is_here(info):
-        return read_model(value)
+        return read_model(value, task)
     if isinstance(value, str):
         if models.find(value) is None:
             also = "(or give the fields of its config.json)"
             raise UnknownNameError("model", value[:100], models.names(), also)
-        return published_model(value)
+        return published_model(value, task)
     if not isinstance(value, Mapping):
         raise UsageError("model", value, "must be a name, or the fields of a config.json")
-    if reason := uncovered_model_type(value.get("model_type")):
+    if reason := uncovered_model_type(value.get("model_type"), task):
         raise NotCoveredError("model_type", value.get("model_type"), reason)
-    return read_model_config(value, name=info.data.get("model_name") or INLINE_MODEL)
+    return read_model_config(value, info.data.get("model_name") or INLINE_MODEL, task)
 
 
 Short = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
@@ -267,6 +269,11 @@ class WorkloadGiven(Part):
     model_name: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
         default=None, description="What a configuration is called in answers."
     )
+    task: Task = Field(  # before the model, which is read for it
+        default=Task.CAUSAL_LM,
+        description="What the model is trained for: its head, its batches and its loss. A"
+        " classifier has as many labels as the configuration says (num_labels, or id2label).",
+    )
     model: Annotated[
         ModelConfig,
         PlainValidator(telling(_read_model), json_schema_input_type=Short | dict[str, Any]),
@@ -334,16 +341,18 @@ class WorkloadGiven(Part):
         made: WorkloadGiven = handler(value)
         written = value["model"]
         try:
+            of_model = ("model_name", "task")
             made._whole = Workload(
-                **{name: getattr(made, name) for name in cls.model_fields if name != "model_name"}
+                **{name: getattr(made, name) for name in cls.model_fields if name not in of_model}
             )
         except UsageError as error:
-            longest = default_sizes(written).get("max_position_embeddings")
+            sizes = default_sizes(written) if made.task is Task.CAUSAL_LM else {}
+            longest = sizes.get("max_position_embeddings")
             if error.field != "sequence_length" or longest is None:
                 raise told(error) from error
             also = f"without max_position_embeddings it has transformers' default, {longest}"
             raise wrong(error.field, error.given, f"{error.allowed}: {also}") from error
-        made._note = model_note(written)
+        made._note = model_note(written, made.model)
         return made
 
     @property

@@ -41,6 +41,7 @@ def suggest(
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
     packing: str | Mapping[str, Any] | None = None,
+    task: str = "causal_lm",
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -87,6 +88,8 @@ def suggest(
         packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
             such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
             sequence; by default a sequence is one text.
+        task: ``causal_lm``, ``masked_lm`` or ``sequence_classification``: what the model is trained
+            for.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -143,6 +146,7 @@ def suggest(
             tensor_parallel=tensor_parallel,
             adapter=adapter,
             packing=packing,
+            task=task,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,
@@ -232,6 +236,7 @@ def cost_model_sampler(
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
     packing: str | Mapping[str, Any] | None = None,
+    task: str = "causal_lm",
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -256,7 +261,7 @@ def cost_model_sampler(
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss, tensor_parallel, adapter, packing: what is trained, and how a script trains it.
+        loss, tensor_parallel, adapter, packing, task: what is trained, and how a script trains it.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
@@ -283,6 +288,7 @@ def cost_model_sampler(
             tensor_parallel=tensor_parallel,
             adapter=adapter,
             packing=packing,
+            task=task,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,

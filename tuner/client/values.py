@@ -19,10 +19,12 @@ from pydantic import BaseModel, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from tuner.catalog import models
+from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
 from tuner.errors import UsageError, all_of
 from tuner.model import ModelConfig, load_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
+from tuner.model.shape import known_types
 
 # Is given a line to show; what it returns is not looked at.
 Say = Callable[[str], object]
@@ -36,20 +38,25 @@ ModelLike = str | os.PathLike[str] | Mapping[str, Any] | ModelConfig
 ClusterLike = str | Mapping[str, Any] | Cluster
 
 
-def read_model(value: ModelLike) -> ModelConfig:
-    """The model of a name, a file, or a configuration's fields."""
+def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
+    """The model of a name, a file, or a configuration's fields, for a task."""
     if isinstance(value, ModelConfig):
-        return value
+        same = value.task is task
+        return value if same else read_model_config(value.as_config(), value.name, task)
     if isinstance(value, Mapping):
-        return read_model_config(value, name=str(value.get("_name_or_path") or "the model"))
+        name = str(value.get("_name_or_path") or "the model")
+        return read_model_config(value, name=name, task=task)
     if not isinstance(value, str | os.PathLike):
         raise UsageError("model", value, "must be a name, a path, or the fields of a config.json")
-    return load_model(os.fspath(value))
+    return load_model(os.fspath(value), task)
 
 
-def model_note(value: ModelLike) -> str:
-    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
-    if isinstance(value, ModelConfig):
+def model_note(value: ModelLike, model: ModelConfig) -> str:
+    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known.
+
+    ``model`` is what was read of it.
+    """
+    if isinstance(value, ModelConfig) or not model.is_causal_lm:
         return ""
     if isinstance(value, Mapping):
         return default_note(value)
@@ -58,7 +65,7 @@ def model_note(value: ModelLike) -> str:
         return ""
     # a file, which load_model has found to be small and readable
     note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
-    return note and f"{load_model(spec).name}: {note}"
+    return note and f"{model.name}: {note}"
 
 
 def plain(value: object) -> Any:
@@ -148,15 +155,16 @@ class NotCoveredError(UsageError):
     """
 
 
-def uncovered_model_type(model_type: object) -> str:
+def uncovered_model_type(model_type: object, task: Task = Task.CAUSAL_LM) -> str:
     """Why a type is not covered; empty for one that is, or that is no type at all."""
-    if not isinstance(model_type, str) or not model_type or model_type in ARCHITECTURES:
+    types = known_types(task)
+    if not isinstance(model_type, str) or not model_type or model_type in types:
         return ""
-    if model_type in models.traced_types():
-        return ""
-    shown = model_type[:80]
-    near = get_close_matches(shown, ARCHITECTURES, n=1, cutoff=0.75)
+    shown, is_causal = model_type[:80], task is Task.CAUSAL_LM
+    near = get_close_matches(shown, ARCHITECTURES if is_causal else types, n=1, cutoff=0.75)
     hint = f" (did you mean {near[0]}?)" if near else ""
+    if not is_causal:
+        return f"model type {shown!r} is not covered for {task}{hint}; covered are {len(types)}"
     covered = ", ".join(ARCHITECTURES)
     others = f"{len(models.traced_types())} more of transformers by dry run"
     return f"model type {shown!r} is not covered{hint}; covered are {covered}, and {others}"

@@ -110,7 +110,7 @@ class Adapter:
             UsageError: with those that it has.
         """
         if model.is_traced:
-            allowed = f"is not covered for {model.model_type}, which only dry runs know"
+            allowed = f"is not covered for {model.type_and_task}, which only dry runs know"
             raise UsageError("adapter", str(self.method), allowed)
         if model.experts:
             # ``ParamWrapper`` in peft/tuners/lora/layer.py

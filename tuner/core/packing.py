@@ -129,7 +129,7 @@ class Packing:
         slides = slides and any(one.attention == SLIDING for one in layer_kinds(model))
         why = ""
         if model.is_traced:
-            why = f"is not covered for {model.model_type}, which only dry runs know"
+            why = f"is not covered for {model.type_and_task}, which only dry runs know"
         elif has_biased_scores(model):
             why = f"is not covered for {model.model_type}, whose positions are distances"
         elif kind is PackingVariant.VARLEN and model.model_type == "gpt_bigcode":

@@ -13,7 +13,13 @@ from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value
-from tuner.core.framework import OF_WORKLOADS, Framework, packages_beside, releases_of
+from tuner.core.framework import (
+    OF_WORKLOADS,
+    Framework,
+    FrameworkName,
+    packages_beside,
+    releases_of,
+)
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
@@ -185,6 +191,9 @@ class Question:
         if self.script is None and not is_named(self.workload.model):
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
+        task = self.workload.model.task
+        if self.framework.name is FrameworkName.NANOTRON and not self.workload.model.is_causal_lm:
+            raise UsageError("task", str(task), "must be causal_lm: nanotron trains nothing else")
         # the attention of a user's script is its own
         packing = self.workload.packing if self.script is None else None
         if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
+from tuner.catalog.models import Task
 from tuner.core.adapter import Adapter
 from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.core.packing import Packing
@@ -72,7 +73,7 @@ class TensorParallel(StrEnum):
 class Workload:
     """A workload. Nothing in it may be changed to make training faster."""
 
-    model: ModelConfig  # the model's shape
+    model: ModelConfig  # the model's shape, and the task that it is trained for
     sequence_length: SequenceLength
     """Tokens of one sequence; at least 2, for each is predicted from those before it."""
     global_batch_size: BatchSize
@@ -97,6 +98,9 @@ class Workload:
                 self.sequence_length,
                 f"{self.model.name} takes {longest} at most",
             )
+        if self.loss is not Loss.HF and not self.model.is_causal_lm:
+            allowed = f"must be hf for {self.model.task}: another is not covered"
+            raise UsageError("loss", str(self.loss), allowed)
         if self.adapter is not None:
             self.adapter.check(self.model)
         if self.packing is not None:
@@ -147,8 +151,8 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the model as its whole configuration, with its name beside it.
 
-        What came later, ``loss``, ``tensor_parallel``, ``adapter`` and ``packing``, is left out
-        while it is the default: identities stay.
+        What came later, ``loss``, ``tensor_parallel``, ``task``, ``adapter`` and ``packing``, is
+        left out while it is the default: identities stay.
         """
         return {
             "model": self.model.as_config(),
@@ -169,6 +173,8 @@ class Workload:
             for name, default in defaults.items()
             if getattr(self, name) is not default
         }
+        if not self.model.is_causal_lm:
+            found["task"] = str(self.model.task)
         beside = {"adapter": self.adapter, "packing": self.packing}
         return found | {name: one.as_dict() for name, one in beside.items() if one is not None}
 
@@ -180,7 +186,11 @@ class Workload:
             UsageError: a field is missing, unknown or impossible.
         """
         return cls(
-            model=read_model_config(values["model"], name=values["model_name"]),
+            model=read_model_config(
+                values["model"],
+                name=values["model_name"],
+                task=choice("task", Task, values.get("task", Task.CAUSAL_LM)),
+            ),
             sequence_length=values["sequence_length"],
             global_batch_size=values["global_batch_size"],
             optimizer=choice("optimizer", Optimizer, values["optimizer"]),

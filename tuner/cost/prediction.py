@@ -229,7 +229,7 @@ def predict(
 
 def untraced(workload: Workload, script: Script = PLAIN) -> str:
     """Why nothing is predicted of a model that only dry runs know, where none is there."""
-    kind = f"{workload.model.model_type} is known by dry runs alone"
+    kind = f"{workload.model.type_and_task} is known by dry runs alone"
     if script != PLAIN:
         return f"{kind}, which are of a loop that keeps nothing beside the step"
     return f"{kind}, and there is none of these settings"

@@ -152,6 +152,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
         **_packing_spec(workload),
+        **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),
@@ -178,7 +179,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 4
 # The same of types that only dry runs know.
-TRACED_FORMAT = 6
+TRACED_FORMAT = 7
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is

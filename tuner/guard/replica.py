@@ -71,7 +71,7 @@ def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str,
         NoReplicaError: its layers follow no pattern, or no small shape is allowed.
     """
     if model.is_traced:
-        raise NoReplicaError(f"{model.model_type} is known by dry runs alone")
+        raise NoReplicaError(f"{model.type_and_task} is known by dry runs alone")
     depth = depths_of(model)[0]
     if depth > MOST_LAYERS:
         raise NoReplicaError(f"{model.name} has {depth} layers that follow no pattern")

@@ -18,6 +18,7 @@ from tuner.launchfiles import (
     trainer,
 )
 from tuner.launchfiles.contract import About, Format, Stack, other_stack
+from tuner.launchfiles.fsdp import layer_class
 from tuner.model.shape import is_named
 
 __all__ = ["FORMATS", "About", "Format", "Stack", "export", "other_stack", "why_not"]
@@ -69,7 +70,7 @@ def why_not(format_name: str, question: Question, settings: Settings) -> str | N
         raise UnknownNameError("format", format_name, FORMATS)
     if format_name in NAMES_LAYERS and not is_named(question.workload.model):
         return "it names the model's layers, and no model is named; ask again with --model"
-    if format_name in NAMES_LAYERS and question.workload.model.is_traced:
+    if format_name in NAMES_LAYERS and not layer_class(question.workload.model):
         kind = question.workload.model.model_type
         return f"it names the model's layers, and those of {kind} are not known here"
     return FORMATS[format_name].why_not(question, settings)

@@ -24,6 +24,7 @@ from tuner.launchfiles.model_code import (
     collate_code,
     imports,
     is_varlen,
+    labels_text,
     loading_code,
     loss_code,
     mask_code,
@@ -112,6 +113,7 @@ def script(question: Question, settings: Settings) -> str:
         f"optimizer = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
+        f"# {labels}" if (labels := labels_text(question)) else None,
         f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size}"
         + (", collate_fn=collate)" if collate else ")"),
         "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",

@@ -11,6 +11,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles.contract import reduced_in
 from tuner.launchfiles.fields import Fields
+from tuner.model import ModelConfig
 
 # Class of the decoder's blocks by ``model_type``, which FSDP shards one by one: transformers'
 # ``_no_split_modules``.
@@ -36,6 +37,13 @@ LAYER_CLASSES: Mapping[str, str] = {
     "olmo2": "Olmo2DecoderLayer",
     "smollm3": "SmolLM3DecoderLayer",
 }
+
+
+def layer_class(model: ModelConfig) -> str:
+    """The class of a model's blocks; empty where it is not known."""
+    known = model.known_type
+    return known.layer if known is not None else LAYER_CLASSES.get(model.model_type, "")
+
 
 # Number formats as Python names them.
 DTYPES: Mapping[ReduceDtype, str] = {
@@ -134,7 +142,7 @@ def options(question: Question, settings: Settings) -> dict[str, Any]:
         "version": 2,
         "reshard_after_forward": reshards(settings),
         "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "transformer_layer_cls_to_wrap": LAYER_CLASSES.get(question.workload.model.model_type, ""),
+        "transformer_layer_cls_to_wrap": layer_class(question.workload.model),
         "activation_checkpointing": in_file and not checkpoints_in_script(question, settings),
         "offload_params": settings.cpu_offload,
         # Of no effect on a step: one rank of a node reads the checkpoint, and hands it out. What is

@@ -68,11 +68,12 @@ def asked(question: Question, settings: Settings) -> str:
             f"Your own script {question.script.path} on {question.cluster.name}: sequences of"
             f" {work.sequence_length} tokens, {work.global_batch_size} in an optimizer step."
         )
+    name = work.model.name if work.model.is_causal_lm else f"{work.model.name} ({work.model.task})"
     reduced = f"in {work.reduce_dtype}"
     if work.reduce_dtype is ReduceDtype.FRAMEWORK:
         reduced = "as the framework does: in fp32 under DDP, in bf16 under FSDP"
     return (
-        f"{work.model.name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
+        f"{name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
         f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"
         f" gradients reduced {reduced}{_added(question, settings)}."
     )

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 from textwrap import indent
 
+from tuner.catalog.models import Task
 from tuner.catalog.versions import version_table
 from tuner.core.adapter import ALL_LINEAR
 from tuner.core.configuration import Settings
@@ -95,7 +96,7 @@ def loading_code(question: Question) -> tuple[str, ...]:
     """Lines that load the model ``MODEL``, in four bits where it is quantized."""
     quantized = _quantization(question)
     return (
-        "model = AutoModelForCausalLM.from_pretrained(",
+        f"model = {question.workload.model.task.auto_class}.from_pretrained(",
         f"    MODEL, {dtype_argument(question)}={DTYPES[loaded(question)]},"
         f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
         *([quantized] if quantized else ()),
@@ -162,7 +163,19 @@ def mask_code(question: Question) -> tuple[str, str]:
 
 def attention(question: Question) -> str:
     """What the model is loaded with to compute attention."""
+    known = question.workload.model.known_type
+    if known is not None and not known.sdpa:  # transformers would refuse to load it
+        return "eager"
     return "flash_attention_2" if is_varlen(question) else "sdpa"
+
+
+def labels_text(question: Question) -> str:
+    """Says what labels a task's rows have; empty where they are the tokens."""
+    return {
+        Task.MASKED_LM: "labels are -100 but where a token is predicted, as"
+        " DataCollatorForLanguageModeling makes them",
+        Task.SEQUENCE_CLASSIFICATION: "labels are one for each row",
+    }.get(question.workload.model.task, "")
 
 
 def is_varlen(question: Question) -> bool:
@@ -194,7 +207,7 @@ def imports(question: Question) -> tuple[str, ...]:
     """Lines that import what loads the model, makes its batches and wraps it."""
     work = question.workload
     quantizes = work.adapter is not None and work.adapter.quantizes
-    names = ["AutoModelForCausalLM", *["BitsAndBytesConfig"] * quantizes]
+    names = [work.model.task.auto_class, *["BitsAndBytesConfig"] * quantizes]
     names += ["DataCollatorWithFlattening"] * (work.packing is not None and work.packing.restarts)
     peft = ["from peft import LoraConfig, get_peft_model"] * (work.adapter is not None)
     return (*peft, f"from transformers import {', '.join(names)}")

@@ -10,6 +10,7 @@ these modules (docs/decisions). Everything else needs torch and transformers onl
 import json
 from collections.abc import Iterator
 
+from tuner.catalog.models import Task
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.script import is_sharded
@@ -26,18 +27,18 @@ from tuner.launchfiles.contract import (
 )
 from tuner.launchfiles.fsdp import (
     DTYPES,
-    LAYER_CLASSES,
     REDUCE_HOOK,
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
+    layer_class,
     optimizer_call,
     policy,
     reshards,
     weights,
 )
 from tuner.launchfiles.header import comments, header, provenance
-from tuner.launchfiles.model_code import loss_code, use_loss
+from tuner.launchfiles.model_code import attention, labels_text, loss_code, use_loss
 
 FILE_NAME = "tuned.py"
 
@@ -83,7 +84,7 @@ def _imports(question: Question, settings: Settings) -> Iterator[str]:
     yield from checkpointing_imports(settings) if selective else ()
     if question.workload.optimizer is Optimizer.ADAMW_8BIT:
         yield "from torchao.optim import AdamW8bit"
-    yield "from transformers import AutoModelForCausalLM"
+    yield f"from transformers import {question.workload.model.task.auto_class}"
     yield from checkpointing_imports(settings) if not selective else ()
     if settings.tp_size > 1:
         yield (
@@ -127,9 +128,9 @@ def _axes(question: Question, settings: Settings) -> dict[str, int]:
 def _load(question: Question, settings: Settings) -> Iterator[str]:
     yield "def load(model):"
     yield '    """A model by its name or path for transformers; yours may come from elsewhere."""'
-    yield "    model = AutoModelForCausalLM.from_pretrained("
+    yield f"    model = {question.workload.model.task.auto_class}.from_pretrained("
     dtype = DTYPES[weights(question)]
-    yield f'        model, dtype={dtype}, attn_implementation="sdpa"'
+    yield f'        model, dtype={dtype}, attn_implementation="{attention(question)}"'
     yield "    )"
     yield "    model.config.use_cache = False"
     yield "    return model.train()"
@@ -166,7 +167,7 @@ def _prepare(question: Question, settings: Settings) -> Iterator[str]:
 def _shard(question: Question, settings: Settings) -> Iterator[str]:
     if not is_sharded(question, settings):
         return
-    layer = LAYER_CLASSES[question.workload.model.model_type]
+    layer = layer_class(question.workload.model)
     options = ['"mesh": mesh', f'"reshard_after_forward": {reshards(settings)}']
     if casts := policy(question, settings):
         options.append(f'"mp_policy": MixedPrecisionPolicy({casts})')
@@ -183,6 +184,12 @@ def _shard(question: Question, settings: Settings) -> Iterator[str]:
     yield "            fully_shard(module, **options)"
     yield "    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()"
     yield '    norms = [m for m in model.base_model.children() if "Norm" in type(m).__name__]'
+    if question.workload.model.task is Task.SEQUENCE_CLASSIFICATION:  # its head is the model's own
+        yield "    fully_shard(embedding, **options)"
+        yield "    if norms:"
+        yield '        fully_shard(norms[-1:], **{**options, "reshard_after_forward": False})'
+        yield '    fully_shard(model, **{**options, "reshard_after_forward": None})'
+        return
     yield "    if head.weight is embedding.weight:"
     yield "        last = [*norms[-1:], embedding, head]"
     yield "    else:"
@@ -248,6 +255,7 @@ def module(question: Question, settings: Settings) -> str:
             f"WORLD_SIZE = {question.cluster.world_size}",
             f"# {batch_text(question, settings)}",
             f"# of {question.workload.sequence_length} tokens each",
+            *[f"# {said}" for said in [labels_text(question)] if said],
         ]
     )
     parts = (_start, _load, _prepare, _shard, _optimizer, _step)

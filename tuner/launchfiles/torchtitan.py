@@ -140,7 +140,7 @@ def _checkpointing(settings: Settings) -> dict[str, str]:
 
 def _flavor(model: ModelConfig) -> tuple[str, str] | None:
     shape = (model.model_type, model.layers, model.hidden_size, model.intermediate_size)
-    return _FLAVORS.get((*shape, model.vocab_size))
+    return _FLAVORS.get((*shape, model.vocab_size)) if model.is_causal_lm else None
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:

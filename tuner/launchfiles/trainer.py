@@ -59,6 +59,7 @@ from tuner.launchfiles.model_code import (
     attention,
     collated,
     imports,
+    labels_text,
     loading_code,
     packing_needs,
 )
@@ -265,8 +266,9 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
 def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     """Lists what no argument says; below the first line of a text is code."""
     work, size = question.workload, question.cluster.world_size
+    auto_class = "" if work.model.is_causal_lm else f"{work.model.task.auto_class}, "
     load = (
-        f"Load the model with {dtype_argument(question)}={DTYPES[loaded(question)]} and"
+        f"Load the model with {auto_class}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
     if work.adapter is not None:
@@ -283,6 +285,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     return (
         load if question.script is None else own,
         *_packing(question),
+        *[f"Of its rows {said}." for said in [labels_text(question)] if said],
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"

@@ -113,7 +113,12 @@ LARGEST_SIZE = 2**24
 SQUARED = frozenset({"codegen", "gpt_neo", "gptj"})
 MOST_SQUARED = 2**15
 # What of HARMLESS is not, in some of them.
-_READ = frozenset({"is_decoder", "original_max_position_embeddings", "max_sequence_length"})
+_READ = frozenset({
+    "is_decoder", "original_max_position_embeddings", "max_sequence_length", "classifier_dropout",
+})  # fmt: skip
+MOST_LABELS = 2**20
+# What transformers takes a loss by; without it, by the number of labels and their format.
+PROBLEMS = ("regression", "single_label_classification", "multi_label_classification")
 
 
 def text_of(fields: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -126,6 +131,22 @@ def first_of(fields: Mapping[str, Any], names: tuple[str, ...]) -> str:
     """The name under which text fields give something; empty where they do not."""
     own = text_of(fields)
     return next((name for name in names if own.get(name) is not None), "")
+
+
+def check_labels(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How many labels a classifier has, and of what kind: fields that other models do without.
+
+    transformers takes two where nothing is said (``num_labels`` in configuration_utils.py, 5.23).
+
+    Raises:
+        ModelConfigError: they are refused.
+    """
+    named = given.get("id2label")
+    count = given.get("num_labels") or (len(named) if isinstance(named, Mapping) else 0) or 2
+    found: dict[str, Any] = {"num_labels": whole(1, MOST_LABELS)("num_labels", count)}
+    if (problem := given.get("problem_type")) is not None:
+        found["problem_type"] = one_of(PROBLEMS)("problem_type", problem)
+    return found
 
 
 def check_traced(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,12 +17,14 @@ from types import MappingProxyType
 from typing import Any
 
 from tuner.catalog import models
+from tuner.catalog.models import Task
 from tuner.errors import ModelConfigError, UnknownNameError
 from tuner.model.checks import (
     LAYER_NAMES,
     LENGTH_NAMES,
     check_fields,
     check_json,
+    check_labels,
     check_traced,
     first_of,
     sparse_layers,
@@ -48,23 +50,29 @@ class ModelConfig:
     model_type: str  # which architecture, as transformers spells it
     fields: Mapping[str, Any] = field(compare=False, repr=False)
     """Allow-listed fields of ``config.json``, complete and immutable (lists become tuples)."""
+    task: Task = Task.CAUSAL_LM  # what it is trained for
     fingerprint: str = field(init=False)
-    """SHA-256 of the canonical JSON of ``model_type`` and ``fields``, in hexadecimal."""
+    """SHA-256 of the canonical JSON of ``model_type``, ``fields``, and a ``task`` that is not the
+    default, in hexadecimal."""
 
     def __post_init__(self) -> None:
         name, known = self.name, self.model_type
         if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
             allowed = f"must be printable, from 1 to {LONGEST_NAME} characters"
             raise ModelConfigError("model name", name, allowed)
-        traced = models.traced_types()
-        if not isinstance(known, str) or (known not in ARCHITECTURES and known not in traced):
-            near = get_close_matches(str(known)[:80], (*ARCHITECTURES, *traced), n=1)
+        types = known_types(self.task)
+        if not isinstance(known, str) or known not in types:
+            near = get_close_matches(str(known)[:80], types, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             allowed = f"must be one of {', '.join(ARCHITECTURES)}{hint}"
+            if not self.is_causal_lm:
+                allowed = f"is no type that transformers builds for {self.task}{hint}"
             raise ModelConfigError("model_type", known, allowed)
-        check = check_fields if known in ARCHITECTURES else check_traced
-        fields = check(known, self.fields)
-        text = json.dumps([self.model_type, fields], sort_keys=True, separators=(",", ":"))
+        fields = (check_traced if self.is_traced else check_fields)(known, self.fields)
+        if self.task is Task.SEQUENCE_CLASSIFICATION:
+            fields |= check_labels(self.fields)
+        decides = [self.model_type, fields, *[str(self.task)] * (not self.is_causal_lm)]
+        text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "fields", _freeze(fields))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
 
@@ -79,7 +87,26 @@ class ModelConfig:
         Of such a model there is no arithmetic: of what follows only its layers and its longest
         sequence are known, all else is as of a model that has nothing of it.
         """
-        return self.model_type not in ARCHITECTURES
+        return not self.is_causal_lm or self.model_type not in ARCHITECTURES
+
+    @property
+    def is_probed(self) -> bool:
+        """Tells whether the probe program's own step may be run of it."""
+        return not (self.is_traced and self.is_causal_lm)
+
+    @property
+    def is_causal_lm(self) -> bool:
+        return self.task is Task.CAUSAL_LM
+
+    @property
+    def type_and_task(self) -> str:
+        """The type, such as ``bloom``, with a task that is not the default: ``bert masked_lm``."""
+        return self.model_type if self.is_causal_lm else f"{self.model_type} {self.task}"
+
+    @property
+    def known_type(self) -> models.TaskType | None:
+        """What the catalogue says of its type; nothing of causal language models."""
+        return models.task_types(self.task).get(self.model_type)
 
     @property
     def layers(self) -> int:
@@ -146,8 +173,12 @@ class ModelConfig:
     def max_sequence_length(self) -> int:
         """Tokens of the longest sequence that the model is made for."""
         if self.is_traced:
-            name = first_of(self.fields, LENGTH_NAMES)
-            return int(text_of(self.fields)[name]) if name else POSITIONS
+            name, known = first_of(self.fields, LENGTH_NAMES), self.known_type
+            longest = text_of(self.fields)[name] if name else (known and known.positions)
+            if longest and known is not None and known.padding is not None:
+                given = self.fields.get("pad_token_id")
+                longest -= (known.padding if given is None else given) + 1
+            return int(longest or POSITIONS)
         return int(self.fields.get("max_seq_len") or self.fields["max_position_embeddings"])
 
     @property
@@ -227,7 +258,15 @@ class ModelConfig:
         return self._attention() + norms + router + self.experts * self._expert() + always
 
 
-def read_model_config(data: bytes | Mapping[str, Any], name: str) -> ModelConfig:
+def known_types(task: Task) -> tuple[str, ...]:
+    """The model types that can be trained for a task, those with arithmetic first."""
+    traced = models.traced_types() if task is Task.CAUSAL_LM else models.task_types(task)
+    return (*ARCHITECTURES, *traced) if task is Task.CAUSAL_LM else tuple(traced)
+
+
+def read_model_config(
+    data: bytes | Mapping[str, Any], name: str, task: Task = Task.CAUSAL_LM
+) -> ModelConfig:
     """Read a ``config.json`` as data.
 
     Raises:
@@ -239,10 +278,10 @@ def read_model_config(data: bytes | Mapping[str, Any], name: str) -> ModelConfig
         raise ModelConfigError("model", name, "must hold a JSON object")
     check_json(values)
     rest = dict(values)
-    return ModelConfig(name=name, model_type=rest.pop("model_type", None), fields=rest)
+    return ModelConfig(name=name, model_type=rest.pop("model_type", None), fields=rest, task=task)
 
 
-def load_model(spec: str) -> ModelConfig:
+def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     """The model that a user names: a catalogue name, or the path of a ``config.json``.
 
     A catalogue name wins over a file of the same name. This reads files: a service that
@@ -254,23 +293,24 @@ def load_model(spec: str) -> ModelConfig:
     """
     path = Path(os.path.expanduser(spec))  # noqa: PTH111  (Path's own raises for unknown users)
     if models.find(spec) is not None:
-        return published_model(spec)
+        return published_model(spec, task)
     if not (spec.endswith(".json") or spec.startswith((".", "~", os.sep))):
         try:
             is_there = path != Path() and path.exists()
         except (OSError, ValueError):  # too long, or with a zero byte
             is_there = False
         if not is_there:
-            return published_model(spec)
+            return published_model(spec, task)
     # Named after its folder for ``.../llama/config.json``, else after the file without its ending;
     # not resolved: a link is named as it was given.
     whole = Path(os.path.abspath(path))  # noqa: PTH100  (Path's own keeps "..")
     name = whole.parent.name if whole.name == "config.json" else whole.stem
     shown = "".join(c if c.isprintable() else "?" for c in name)
-    return read_model_config(_read_bounded(path, spec), name=shown[:LONGEST_NAME] or "model")
+    data = _read_bounded(path, spec)
+    return read_model_config(data, name=shown[:LONGEST_NAME] or "model", task=task)
 
 
-def published_model(spec: str) -> ModelConfig:
+def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     """Reads a published model from the catalogue.
 
     Raises:
@@ -282,7 +322,7 @@ def published_model(spec: str) -> ModelConfig:
         raise UnknownNameError(
             "model", shown, models.names(), "(or give the path of a config.json)"
         )
-    return read_model_config(models.entry(name)["config"], name=name)
+    return read_model_config(models.entry(name)["config"], name=name, task=task)
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:

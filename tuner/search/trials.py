@@ -13,6 +13,7 @@ from math import exp, inf, log2
 
 import numpy as np
 
+from tuner.catalog.models import Task
 from tuner.core.adapter import AdapterMethod
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
@@ -195,8 +196,8 @@ def _one_hot(value: object, kinds: Iterable[object]) -> list[float]:
 def workload_features(workload: Workload, cluster: Cluster) -> Array:
     """One point, shape ``(features,)``, in length scales: how alike two studies are.
 
-    The optimizer, the loss, the model's architecture, and what is trained in its place, are
-    choices. They change what a step does, and so where the cost model may be wrong about it.
+    The optimizer, the loss, the task, the model's architecture, and what is trained in its place,
+    are choices. They change what a step does, and so where the cost model may be wrong about it.
     """
     model, adapter = workload.model, workload.adapter
     sizes = (
@@ -210,6 +211,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *(log2(size) / WORKLOAD_DOUBLINGS for size in sizes),
             *_one_hot(workload.optimizer, Optimizer),
             *_one_hot(workload.loss, Loss),
+            *_one_hot(model.task, Task),
             *_one_hot(workload.tensor_parallel, TensorParallel),
             *_one_hot(adapter and adapter.method, (None, *AdapterMethod)),
             # how many times fewer elements are trained than the model has

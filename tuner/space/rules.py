@@ -89,6 +89,8 @@ def _not_split(work: Workload) -> str:
         return "adapters are not split: peft's tensor parallelism is not probed here"
     if work.packing is not None:
         return "packed sequences are not split: that is not probed here"
+    if not model.is_causal_lm:
+        return f"{model.type_and_task} has no verified tensor-parallel plan"
     if model.model_type not in TENSOR_PARALLEL_MODEL_TYPES:
         unknown = f"{model.model_type} has no verified tensor-parallel plan"
         return NO_TENSOR_PARALLEL.get(model.model_type, unknown)
@@ -343,7 +345,11 @@ PLAIN_CHECKPOINTING = (Checkpointing.NONE, Checkpointing.FULL)
 
 def no_checkpointing(question: Question, value: Checkpointing) -> str:
     """Why the stack cannot be told this value of ``activation_checkpointing``; empty if it can."""
-    name = question.framework.name
+    name, model = question.framework.name, question.workload.model
+    if value is Checkpointing.NONE:
+        return ""
+    if model.known_type is not None and not model.known_type.checkpoints:
+        return f"transformers' class of {model.type_and_task} has no gradient checkpointing"
     if value in PLAIN_CHECKPOINTING:
         return ""
     if name is FrameworkName.NANOTRON:
@@ -395,6 +401,12 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
         check_has(question, value)
         if value is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
             raise UsageError("sharding", value, "needs more than one node: it shards within each")
+        model, known = question.workload.model, question.workload.model.known_type
+        shards = known is None or known.shards or question.script is not None
+        if value is not Sharding.DDP and not shards:
+            # ``fsdp2_prepare_model`` in utils/fsdp_utils.py (accelerate 1.15), torch 2.13
+            why = f"of {model.type_and_task} a parameter is tied across two groups, which FSDP2"
+            raise UsageError("sharding", value, f"{why} refuses; it must be ddp")
     if knob == "activation_checkpointing" and (why := no_checkpointing(question, value)):
         raise UsageError(knob, value, f"cannot be had here: {why}")
     sizes = [(what, size) for what, size in split_by(question, knob) if size % value]

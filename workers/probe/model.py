@@ -7,16 +7,17 @@ from functools import cache
 from typing import Any
 
 import torch
+import transformers
 from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 from torch.overrides import TorchFunctionMode
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workers.probe.errors import AdapterUnavailableError
 from workers.probe.quantized import quantize, quantize_layers, quantized_linears
-from workers.probe.spec import Spec
+from workers.probe.spec import TASKS, Spec
 
 # Elements from which what ``zeros`` or ``empty`` make is a parameter: such buffers are smaller.
 LARGE = 2**26
@@ -41,7 +42,10 @@ class _LargeOnMeta(TorchFunctionMode):
 
 
 def build_on_meta(
-    config: Mapping[str, Any], dtype: torch.dtype, attention: str = "sdpa"
+    config: Mapping[str, Any],
+    dtype: torch.dtype,
+    attention: str = "sdpa",
+    task: str = "causal_lm",
 ) -> PreTrainedModel:
     """The model with parameters on the meta device and real buffers (rotary frequencies).
 
@@ -53,7 +57,11 @@ def build_on_meta(
         settings: Any = AutoConfig.for_model(config["model_type"], **fields, use_cache=False)
     except Exception as error:  # its validation raises classes of several libraries
         raise ValueError(f"transformers refuses the configuration: {error}") from error
-    architecture = AutoModelForCausalLM._model_mapping[type(settings)]
+    architecture = getattr(transformers, TASKS[task])._model_mapping[type(settings)]
+    if isinstance(architecture, tuple):  # of Funnel's, whose layers some go without
+        architecture = architecture[0]
+    if task == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
+        settings.pad_token_id = 0  # a decoder finds the last token of a row by it
     # of several parts the language model alone, as ``from_config`` in auto_factory.py does
     if architecture.config_class is type(settings).sub_configs.get("text_config"):
         settings = settings.get_text_config()
@@ -80,12 +88,25 @@ def vocabulary(config: Mapping[str, Any]) -> int:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder's blocks, in order: the unit of sharding and of checkpointing."""
+    """The model's blocks, in order: the unit of sharding and of checkpointing."""
     names = set(model._no_split_modules or ())
     # FSDP2 puts a class of its own before a layer's
-    found = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
+    named = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
     # some types name none; then what transformers checkpoints are the blocks
-    return found or [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    checkpointed = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    listed = {id(one) for each in lists for one in each}
+    # encoders name their embeddings too, which are in no list, or parts of blocks
+    for found in (named, checkpointed):
+        if blocks := [m for m in found if id(m) in listed]:
+            return blocks
+    return named or max(lists, key=len, default=[])
+
+
+def output_head(model: Any) -> nn.Module:
+    """The module that makes logits; a classifier's is its last linear layer."""
+    head: nn.Module | None = model.get_output_embeddings()
+    return head or [m for m in model.modules() if isinstance(m, nn.Linear)][-1]
 
 
 def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -41,6 +41,26 @@ def batch_of(tokens: torch.Tensor, packing: Mapping[str, Any] | None, width: tor
     return batch
 
 
+def labelled(tokens: torch.Tensor, task: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a model is called with for masked language modelling, or for classification.
+
+    15% of the tokens are predicted, the same places of each row, so that the mean over the
+    micro-batches is that over the batch (``DataCollatorForLanguageModeling`` draws as many). A
+    row's label, or labels, follow from its tokens; a model of one label, or of several at once,
+    takes them as numbers (``ForSequenceClassificationLoss`` in loss/loss_utils.py, 5.23).
+    """
+    if task == "masked_lm":
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return {"input_ids": tokens, "labels": tokens.masked_fill(places * 7 % 20 > 2, -100)}
+    count, problem = config["num_labels"], config.get("problem_type")
+    labels = tokens[:, 0] % count
+    if problem == "multi_label_classification":
+        labels = torch.nn.functional.one_hot(labels, count).float()
+    elif problem == "regression" or (problem is None and count == 1):
+        labels = (tokens[:, :1] % 2).float().expand(-1, count)
+    return {"input_ids": tokens, "labels": labels}
+
+
 def block_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A mask of numbers that keeps attention within each document of rows, made on their device."""
     document = (positions == 0).cumsum(-1)

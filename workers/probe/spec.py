@@ -10,6 +10,12 @@ FORMAT = 1
 FIDELITIES = ("measured", "emulated")
 # How documents lie in a sequence.
 PACKING_VARIANTS = ("varlen", "position_ids", "block_diagonal", "padded")
+# What a model is trained for, with the class of transformers that builds it.
+TASKS = {
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,7 @@ class Spec:
     """How documents lie in a sequence: variant (varlen, position_ids, block_diagonal or padded),
     and documents, the tokens of each, the same in every sequence."""
 
+    task: str = "causal_lm"  # one of `TASKS`
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
     ``unmasked`` or ``masked``. A dry run takes ``math`` where it is said so, and else a fused one.
@@ -85,6 +92,12 @@ class Spec:
             raise ValueError("accumulation_counts: must name at least one count")
         if self.fidelity not in FIDELITIES:
             raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
+        if self.task not in TASKS:
+            raise ValueError(f"task: got {self.task!r}; must be one of {', '.join(TASKS)}")
+        if self.task != "causal_lm" and (self.settings.tp_size > 1 or self.settings.fused_loss):
+            raise ValueError("task: only causal_lm is run with tp_size or fused_loss")
+        if self.task != "causal_lm" and (self.loss != "hf" or self.packing or self.adapter):
+            raise ValueError("task: only causal_lm is run with a loss, packing or an adapter")
         if odd := set(self.attention_backends) - {"unmasked", "masked"}:
             raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
         if self.adapter is not None and self.settings.tp_size > 1:

@@ -41,9 +41,10 @@ from workers.probe.model import (
     check_experts,
     decoder_layers,
     move_buffers,
+    output_head,
 )
 from workers.probe.optimizers import make_optimizer
-from workers.probe.packing import attention_name, batch_of
+from workers.probe.packing import attention_name, batch_of, labelled
 from workers.probe.quantized import add_empty_scales, shape_only
 from workers.probe.spec import Spec
 
@@ -68,11 +69,13 @@ class Stack:
         self.accelerator.gradient_accumulation_steps = count
         self.accelerator.step = 0
 
-    def batch(self, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+    def batch(self, tokens: torch.Tensor) -> dict[str, Any]:
         """What the model is called with of a micro-batch's tokens."""
-        width = torch.float32 if self.spec.precision == "fp32" else torch.bfloat16
-        found: dict[str, torch.Tensor] = batch_of(tokens, self.spec.packing, width)
-        return found
+        spec = self.spec
+        if spec.task != "causal_lm":
+            return labelled(tokens, spec.task, spec.model)
+        width = torch.float32 if spec.precision == "fp32" else torch.bfloat16
+        return {**batch_of(tokens, spec.packing, width), "use_cache": False}
 
     def defer_all_reduce(self) -> None:
         """Where that is asked for, reduce the next micro-batch's gradients over replicas only if it
@@ -100,9 +103,7 @@ class Stack:
         return decoder_layers(inner)
 
     def output_head(self) -> nn.Module:
-        inner: Any = getattr(self.model, "module", self.model)
-        head: nn.Module = inner.get_output_embeddings()
-        return head
+        return output_head(getattr(self.model, "module", self.model))
 
     def state_tensors(self) -> list[torch.Tensor]:
         states = self.optimizer.state.values()
@@ -150,7 +151,7 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
     if spec.adapter is not None and mixed:
         weights = torch.bfloat16  # what is frozen needs no more
     attention = attention_name(spec.packing, place.torch_device)
-    model = build_on_meta(spec.model, weights, attention)
+    model = build_on_meta(spec.model, weights, attention, spec.task)
     # autocast passes over a grouped product of experts, FSDP2 casts what it is made of
     casts = spec.is_sharded and mixed
     check_experts(model, torch.bfloat16 if casts else weights)

@@ -28,7 +28,7 @@ def optimizer_step(
             enter("forward")
             batch = stack.batch(tokens)
             with stack.compute():
-                loss = stack.model(**batch, use_cache=False).loss
+                loss = stack.model(**batch).loss
             total += loss.detach()
             enter("backward")
             stack.accelerator.backward(loss)

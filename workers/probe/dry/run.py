@@ -124,7 +124,8 @@ class DryRun:
         """
         started = time.perf_counter()
         self._enter("build")
-        if self.request.copies and not show_whole(*self.request.copies):
+        task = self.request.spec.task
+        if self.request.copies and not show_whole(*self.request.copies, task):
             _, deeper, whole = self.request.copies
             if self.request.spec.model != deeper:
                 return None
@@ -147,7 +148,7 @@ class DryRun:
             axes = stack.axis_names()
             ledger.data_groups = frozenset(g for g, axis in axes.items() if axis.startswith("dp"))
             follow(stack.decoder_layers(), self.phase, self._enter_part)
-            model.get_output_embeddings().register_forward_pre_hook(self._start_loss, prepend=True)
+            stack.output_head().register_forward_pre_hook(self._start_loss, prepend=True)
             self._buckets = DdpBuckets(stack, ledger)
             # untracked: after it the optimizer's state is there
             self._step(request.at(sizes[0], counts[0]))
@@ -224,13 +225,13 @@ class DryRun:
         self.device.tracker.assign(tensors, category)
 
 
-def show_whole(low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any]) -> bool:
+def show_whole(low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any], task: str) -> bool:
     """Tells whether a model's parts grow on a straight line through two depths to the whole.
 
     Parts are modules, told apart by class and by the shapes of their parameters, and the kinds of
     layers that the configuration's own class lists: so this needs no knowledge of the type.
     """
-    models = [build_on_meta(config, torch.bfloat16) for config in (low, high, whole)]
+    models = [build_on_meta(config, torch.bfloat16, task=task) for config in (low, high, whole)]
     first, second, last = (len(decoder_layers(model)) for model in models)
     here, there, then = (
         Counter[object](
