@@ -58,6 +58,7 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},  # both classes of its layers
     "xlm": {"max_position_embeddings": 128, "n_words": 512},
     "flaubert": {"n_words": 512},
+    "xmod": {"default_language": "en_XX"},
     "mobilebert": {"intra_bottleneck_size": 32, "true_hidden_size": 32},
 }
 SETTINGS = {

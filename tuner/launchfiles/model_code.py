@@ -97,7 +97,7 @@ def loading_code(question: Question) -> tuple[str, ...]:
     quantized = _quantization(question)
     return (
         f"model = {question.workload.model.task.auto_class}.from_pretrained(",
-        f"    MODEL, {dtype_argument(question)}={DTYPES[loaded(question)]},"
+        f"    MODEL, {head_arguments(question)}{dtype_argument(question)}={DTYPES[loaded(question)]},"
         f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
         *([quantized] if quantized else ()),
         ")",
@@ -167,6 +167,18 @@ def attention(question: Question) -> str:
     if known is not None and not known.sdpa:  # transformers would refuse to load it
         return "eager"
     return "flash_attention_2" if is_varlen(question) else "sdpa"
+
+
+def head_arguments(question: Question) -> str:
+    """The arguments of ``from_pretrained`` that a classifier's head is made by; else empty."""
+    given = question.workload.model.fields
+    if question.workload.model.task is not Task.SEQUENCE_CLASSIFICATION:
+        return ""
+    return "".join(
+        f"{name}={_quoted(given[name])}, "
+        for name in ("num_labels", "problem_type")
+        if name in given
+    )
 
 
 def labels_text(question: Question) -> str:

@@ -38,7 +38,13 @@ from tuner.launchfiles.fsdp import (
     weights,
 )
 from tuner.launchfiles.header import comments, header, provenance
-from tuner.launchfiles.model_code import attention, labels_text, loss_code, use_loss
+from tuner.launchfiles.model_code import (
+    attention,
+    head_arguments,
+    labels_text,
+    loss_code,
+    use_loss,
+)
 
 FILE_NAME = "tuned.py"
 
@@ -130,7 +136,7 @@ def _load(question: Question, settings: Settings) -> Iterator[str]:
     yield '    """A model by its name or path for transformers; yours may come from elsewhere."""'
     yield f"    model = {question.workload.model.task.auto_class}.from_pretrained("
     dtype = DTYPES[weights(question)]
-    yield f'        model, dtype={dtype}, attn_implementation="{attention(question)}"'
+    yield f'        model, {head_arguments(question)}dtype={dtype}, attn_implementation="{attention(question)}"'
     yield "    )"
     yield "    model.config.use_cache = False"
     yield "    return model.train()"

@@ -58,6 +58,7 @@ from tuner.launchfiles.model_code import (
     adapter_needs,
     attention,
     collated,
+    head_arguments,
     imports,
     labels_text,
     loading_code,
@@ -268,7 +269,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     work, size = question.workload, question.cluster.world_size
     auto_class = "" if work.model.is_causal_lm else f"{work.model.task.auto_class}, "
     load = (
-        f"Load the model with {auto_class}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
+        f"Load the model with {auto_class}{head_arguments(question)}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
     if work.adapter is not None:

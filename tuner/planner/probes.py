@@ -79,7 +79,7 @@ def attention_text(study: Study, measurement: Measurement) -> str:
     """
     question, seen = study.question, dict(measurement.attention)
     said = _by_layers(seen)
-    if question.cluster.gpu.device is Device.CPU or not seen:
+    if question.cluster.gpu.device is Device.CPU or not seen or question.workload.model.is_traced:
         return said
     expected = Counter(map(str, layer_backends(question.workload, question.cluster)))
     return said if seen == expected else f"{said}; predicted was {_by_layers(expected)}"

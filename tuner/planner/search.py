@@ -49,6 +49,8 @@ class ExpectedMemory:
         question = known.study.question
         self._workload, self._cluster = question.workload, question.cluster
         self._bounds = _bounds(self._workload, self._cluster)
+        # arithmetic says nothing of a user's script, nor of a model that only dry runs know
+        self._says_nothing = question.script is not None or question.workload.model.is_traced
 
     def bytes_of(self, settings: Settings) -> float:
         """The estimate, scaled by the layout's probes, or else by what is typical so far."""
@@ -58,8 +60,8 @@ class ExpectedMemory:
         )
 
     def cannot_fit(self, settings: Settings) -> bool:
-        """True where arithmetic alone says so; of a user's script it says nothing."""
-        if self._known.study.question.script is not None:
+        """True where arithmetic alone says so."""
+        if self._says_nothing:
             return False
         return self._bound(settings).floor_bytes > self._known.limit_bytes
 
@@ -82,9 +84,8 @@ class ExpectedMemory:
         return "; ".join(dict.fromkeys(known.wrong[one].why for one in found))
 
     def is_expected_to_fit(self, settings: Settings) -> bool:
-        """True where the estimate is within the limit; of a script it says nothing against it."""
-        is_script = self._known.study.question.script is not None
-        return is_script or self.bytes_of(settings) <= self._known.limit_bytes
+        """True where the estimate is within the limit, or says nothing."""
+        return self._says_nothing or self.bytes_of(settings) <= self._known.limit_bytes
 
     @cached_property
     def _factors(self) -> dict[Settings, float]:

@@ -202,7 +202,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
     model, adapter = workload.model, workload.adapter
     sizes = (
         cluster.world_size,
-        model.parameters,
+        max(1, model.parameters),
         workload.sequence_length,
         workload.global_batch_size,
     )
@@ -222,5 +222,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *_one_hot(workload.packing and workload.packing.variant, PackingVariant),
             log2(max(workload.row)) / WORKLOAD_DOUBLINGS if workload.packing else 0.0,
             *_one_hot(model.model_type, sorted(ARCHITECTURES)),
+            # of models that no arithmetic knows nothing tells how alike they are: all are far apart
+            int(model.fingerprint[:8], 16) / 2**20 if model.is_traced else 0.0,
         ]
     )
