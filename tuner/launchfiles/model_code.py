@@ -95,9 +95,10 @@ _PACKING = _FUSED.with_name("packing.py")
 def loading_code(question: Question) -> tuple[str, ...]:
     """Lines that load the model ``MODEL``, in four bits where it is quantized."""
     quantized = _quantization(question)
+    dtype = f"{dtype_argument(question)}={DTYPES[loaded(question)]}"
     return (
         f"model = {question.workload.model.task.auto_class}.from_pretrained(",
-        f"    MODEL, {head_arguments(question)}{dtype_argument(question)}={DTYPES[loaded(question)]},"
+        f"    MODEL, {head_arguments(question)}{dtype},"
         f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
         *([quantized] if quantized else ()),
         ")",

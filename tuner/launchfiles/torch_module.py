@@ -135,8 +135,8 @@ def _load(question: Question, settings: Settings) -> Iterator[str]:
     yield "def load(model):"
     yield '    """A model by its name or path for transformers; yours may come from elsewhere."""'
     yield f"    model = {question.workload.model.task.auto_class}.from_pretrained("
-    dtype = DTYPES[weights(question)]
-    yield f'        model, {head_arguments(question)}dtype={dtype}, attn_implementation="{attention(question)}"'
+    given = f"{head_arguments(question)}dtype={DTYPES[weights(question)]}"
+    yield f'        model, {given}, attn_implementation="{attention(question)}"'
     yield "    )"
     yield "    model.config.use_cache = False"
     yield "    return model.train()"

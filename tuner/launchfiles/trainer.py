@@ -267,9 +267,10 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
 def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     """Lists what no argument says; below the first line of a text is code."""
     work, size = question.workload, question.cluster.world_size
-    auto_class = "" if work.model.is_causal_lm else f"{work.model.task.auto_class}, "
+    given = "" if work.model.is_causal_lm else f"{work.model.task.auto_class}, "
+    given += head_arguments(question)
     load = (
-        f"Load the model with {auto_class}{head_arguments(question)}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
+        f"Load the model with {given}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
     if work.adapter is not None:

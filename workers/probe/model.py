@@ -60,8 +60,12 @@ def build_on_meta(
     architecture = getattr(transformers, TASKS[task])._model_mapping[type(settings)]
     if isinstance(architecture, tuple):  # of Funnel's, whose layers some go without
         architecture = architecture[0]
-    if task == "sequence_classification" and getattr(settings, "pad_token_id", None) is None:
-        settings.pad_token_id = 0  # a decoder finds the last token of a row by it
+    if task == "sequence_classification":
+        if getattr(settings, "pad_token_id", None) is None:
+            settings.pad_token_id = 0  # a decoder finds the last token of a row by it
+        # DeBERTa would look into the labels for what it is not told
+        kind = "regression" if settings.num_labels == 1 else "single_label_classification"
+        settings.problem_type = settings.problem_type or kind
     # of several parts the language model alone, as ``from_config`` in auto_factory.py does
     if architecture.config_class is type(settings).sub_configs.get("text_config"):
         settings = settings.get_text_config()
