@@ -318,7 +318,8 @@ def texts_of_study(study: Study) -> dict[str, list[str]]:
     texts |= _parts_of(workload)
     texts["workload.task"] = str(model.task)
     texts[FRAMEWORK] = str(question.framework.name)
-    if models.find(model.name) and published_model(model.name, model.task) == model:
+    known = models.find(model.name) if model.is_causal_lm else None
+    if known and published_model(known).as_config() == model.as_config():
         texts[MODEL] = model.name
     else:
         texts |= {CONFIG: json.dumps(model.as_config(), indent=2), MODEL_NAME: model.name}

@@ -90,8 +90,8 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
     given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
     case = read_single_case(**given, beside=texts.wrong)
-    model = case.question.workload.model
-    if note := model_note(str(asked.model), model):  # told once, and before what takes long
+    task = case.question.workload.model.task
+    if note := model_note(str(asked.model), task):  # told once, and before what takes long
         typer.echo(note, err=True)
         case = replace(case, notes=tuple(one for one in case.notes if one != note))
     with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:

@@ -352,7 +352,7 @@ class WorkloadGiven(Part):
                 raise told(error) from error
             also = f"without max_position_embeddings it has transformers' default, {longest}"
             raise wrong(error.field, error.given, f"{error.allowed}: {also}") from error
-        made._note = model_note(written, made.model)
+        made._note = model_note(written, made.task)
         return made
 
     @property

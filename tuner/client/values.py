@@ -51,12 +51,9 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     return load_model(os.fspath(value), task)
 
 
-def model_note(value: ModelLike, model: ModelConfig) -> str:
-    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known.
-
-    ``model`` is what was read of it.
-    """
-    if isinstance(value, ModelConfig) or not model.is_causal_lm:
+def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
+    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
+    if isinstance(value, ModelConfig):
         return ""
     if isinstance(value, Mapping):
         return default_note(value)
@@ -65,7 +62,7 @@ def model_note(value: ModelLike, model: ModelConfig) -> str:
         return ""
     # a file, which load_model has found to be small and readable
     note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
-    return note and f"{model.name}: {note}"
+    return note and f"{load_model(spec, task).name}: {note}"
 
 
 def plain(value: object) -> Any:

@@ -140,13 +140,16 @@ def _checkpointing(settings: Settings) -> dict[str, str]:
 
 def _flavor(model: ModelConfig) -> tuple[str, str] | None:
     shape = (model.model_type, model.layers, model.hidden_size, model.intermediate_size)
-    return _FLAVORS.get((*shape, model.vocab_size)) if model.is_causal_lm else None
+    return _FLAVORS.get((*shape, model.vocab_size))
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
     optimizer, device = question.workload.optimizer, question.cluster.gpu.device
     return refusals.first(
         refusals.own_script("torchtitan trains by code of its own", question),
+        None
+        if question.workload.model.is_causal_lm
+        else "torchtitan trains causal language models; take the format accelerate, or trainer",
         refusals.pipelines("torchtitan", settings, "torch"),
         refusals.fused("torchtitan", settings),
         refusals.adapters("torchtitan", question),

@@ -1,4 +1,4 @@
-"""Masked language models and classifiers: what ranks train, and what dry runs say that they need."""
+"""Masked language models and classifiers: what ranks train, and what dry runs say of them."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -43,6 +43,7 @@ WRONG = {
     "workload.optimizer": "adagrad",
     "workload.precision": "fp8",
     "workload.reduce_dtype": "fp8",
+    "workload.task": "ner",
     "workload.loss": "mse",
     "workload.tensor_parallel": "columns",
     "workload.adapter.method": "dora",
