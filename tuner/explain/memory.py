@@ -132,6 +132,8 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
 
 def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[InputsOnHost]:
     """Says what of a node's memory inputs of layers take; nothing where they stay on the device."""
+    if workload.model.is_traced:  # of which no arithmetic says how wide they are
+        return
     if inputs := host_inputs(workload, settings, cluster):
         yield InputsOnHost(
             rank_bytes=sum(inputs),

@@ -210,4 +210,5 @@ def test_files_train_the_task(task: Task, model_type: str) -> None:
 
 def test_torchtitan_is_of_causal_language_models() -> None:
     found = why_not("torchtitan", asked(CLASSES, fields=LLAMA), parse_settings("sharding=ddp"))
-    assert found is not None and "torchtitan trains causal language models" in found
+    assert found is not None
+    assert "torchtitan trains causal language models" in found

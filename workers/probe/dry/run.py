@@ -125,7 +125,7 @@ class DryRun:
         started = time.perf_counter()
         self._enter("build")
         task = self.request.spec.task
-        if self.request.copies and not show_whole(*self.request.copies, task):
+        if self.request.copies and not show_whole(*self.request.copies, task=task):
             _, deeper, whole = self.request.copies
             if self.request.spec.model != deeper:
                 return None
@@ -225,7 +225,9 @@ class DryRun:
         self.device.tracker.assign(tensors, category)
 
 
-def show_whole(low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any], task: str) -> bool:
+def show_whole(
+    low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any], task: str = "causal_lm"
+) -> bool:
     """Tells whether a model's parts grow on a straight line through two depths to the whole.
 
     Parts are modules, told apart by class and by the shapes of their parameters, and the kinds of
