@@ -106,6 +106,8 @@ bench-extrapolation: $(INSTALLED)  ## extrapolated against full-depth dry runs (
 
 bench-any-model: $(INSTALLED)  ## which types of models dry runs follow (minutes)
 	@$(BIN)/python benchmarks/any_model.py
+	@$(BIN)/python benchmarks/any_model.py --task masked_lm
+	@$(BIN)/python benchmarks/any_model.py --task sequence_classification
 
 bench-traced: $(INSTALLED)  ## step times from traces against arithmetic (10 minutes)
 	@$(BIN)/python benchmarks/traced_times.py

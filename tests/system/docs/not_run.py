@@ -36,6 +36,7 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"tuner suggest .*--cluster local .*", GPUS),
     Rule("*", r"tuner suggest --model stories15m .*--max-probes \d+\b.*", MINUTES),
     Rule("*", r"tuner probe --model stories15m .*", TINY),
+    Rule("*", r"tuner suggest --model bert/config.json .*", EXAMPLE),
     Rule("*", r"tuner check .*", "checks the reader's own file: tests/unit/cli/test_check.py"),
     Rule("*", r"tuner calibrate( --cluster cpu:2)?", "measures for two minutes"),
     Rule("*", r"tuner doctor --run", "trains replicas for minutes: tests/unit/cli/test_doctor.py"),
