@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "acfed5844e7ab31c8968079141747ad03c82486aa006b330f436b9fcba7f389a")
+PINNED = (4, "e606c9129215c70613a152c5a20c620c46ec3d663d304c9406a8a86bd3508fde")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

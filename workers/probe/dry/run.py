@@ -226,7 +226,7 @@ class DryRun:
 
 
 def show_whole(
-    low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any], task: str = "causal_lm"
+    low: dict[str, Any], high: dict[str, Any], whole: dict[str, Any], *, task: str = "causal_lm"
 ) -> bool:
     """Tells whether a model's parts grow on a straight line through two depths to the whole.
 
