@@ -59,7 +59,7 @@ MORE: Mapping[str, Mapping[str, Any]] = {
     "xlm": {"max_position_embeddings": 128, "n_words": 512},
     "flaubert": {"n_words": 512},
     "xmod": {"default_language": "en_XX"},
-    "mobilebert": {"intra_bottleneck_size": 32, "true_hidden_size": 32},
+    "mobilebert": {"embedding_size": 32, "intra_bottleneck_size": 32, "true_hidden_size": 32},
 }
 SETTINGS = {
     "sharding": "ddp", "tp_size": 1, "tp_recompute_allgather": False, "pp_size": 1,

@@ -51,6 +51,12 @@ def test_a_goal_is_met_up_to_its_limit(benchmark, goal, value, met):
     assert benchmark("common").Goal(name="x", goal=goal, value=value).met is met
 
 
+@pytest.mark.slow
+def test_the_catalogue_of_tasks_is_that_of_the_release(benchmark):
+    written = (ROOT / "tuner" / "catalog" / "task_types.toml").read_text()
+    assert benchmark("any_model").catalogue() + "\n" == written, "any_model.py --list writes it"
+
+
 def test_judging(benchmark):
     judging = benchmark("judging")
     # By the formula without ties: 1 - 6 * (1 + 1) / (4 * 15).
