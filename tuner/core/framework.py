@@ -47,6 +47,10 @@ __all__ = [
 
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
+# Optimizers that are from there too.
+OF_BITSANDBYTES = frozenset({Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION})
+# Releases of torch that have Muon (torch.optim.Muon in its release notes).
+MUON_BY_TORCH = ">=2.9"
 # FlashAttention's, for rows of several documents.
 FLASH_PACKAGE = "flash-attn"
 # Those of a framework's versions that only workloads with an adapter have, and with packing.
@@ -199,13 +203,26 @@ def packages_beside(workload: Workload, device: Device = Device.CPU) -> tuple[st
     varlen = packing is not None and packing.variant is PackingVariant.VARLEN
     eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
     adapter = workload.adapter
+    quantizes = adapter is not None and adapter.quantizes
     wanted = {
         EIGHT_BIT_PACKAGE: eight_bit,
         ADAPTER_PACKAGE: adapter is not None,
-        FOUR_BIT_PACKAGE: adapter is not None and adapter.quantizes,
+        FOUR_BIT_PACKAGE: quantizes or workload.optimizer in OF_BITSANDBYTES,
         FLASH_PACKAGE: varlen and device is Device.CUDA,
     }
     return tuple(package for package, is_needed in wanted.items() if is_needed)
+
+
+def no_optimizer(workload: Workload, framework: Framework) -> str:
+    """Why these versions have no such optimizer; empty where they do."""
+    if workload.optimizer is not Optimizer.MUON:
+        return ""
+    if framework.name is FrameworkName.TRAINER:  # ``OptimizerNames`` in training_args.py, 5.23
+        return "is none of the Trainer's optimizers; ask with --framework accelerate"
+    release = framework.versions.get("torch")
+    if release is None or meets(release, MUON_BY_TORCH):
+        return ""
+    return f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {release}"
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

@@ -13,7 +13,13 @@ from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value
-from tuner.core.framework import OF_WORKLOADS, Framework, packages_beside, releases_of
+from tuner.core.framework import (
+    OF_WORKLOADS,
+    Framework,
+    no_optimizer,
+    packages_beside,
+    releases_of,
+)
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
@@ -189,6 +195,8 @@ class Question:
         packing = self.workload.packing if self.script is None else None
         if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):
             raise UsageError("packing", str(packing.variant), why)
+        if self.script is None and (why := no_optimizer(self.workload, self.framework)):
+            raise UsageError("optimizer", str(self.workload.optimizer), why)
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
 

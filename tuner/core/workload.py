@@ -27,6 +27,11 @@ class Optimizer(StrEnum):
     ADAMW_FUSED = "adamw_fused"  # the same, in one kernel that makes no copies
     ADAMW_8BIT = "adamw_8bit"  # two moments of one byte each, by torchao
     SGD = "sgd"  # no state: momentum is off
+    ADAMW_BNB_8BIT = "adamw_bnb_8bit"  # two moments of one byte each, by bitsandbytes
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"  # the same, in memory that host and GPU share
+    LION = "lion"  # one moment in fp32, by bitsandbytes
+    ADAFACTOR = "adafactor"  # means of squares over rows and columns, by transformers
+    MUON = "muon"  # one moment of layers' matrices; AdamW of all else
 
 
 class Precision(StrEnum):

@@ -21,6 +21,7 @@ from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
 from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
+from workers.probe.optimizers import in_host_memory
 from workers.probe.quantized import scales
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -187,9 +188,10 @@ class DryRun:
             ledger.work.to_host((host_bytes(stack.decoder_layers()) - on_host) / count)
         state = stack.state_tensors()
         if self.request.spec.device == "cuda":
-            # torch's optimizers keep their step counts, scalars, in host memory there
-            ledger.drop(t for t in state if t.dim() == 0)
-            state = [t for t in state if t.dim() > 0]
+            name, states = self.request.spec.optimizer, stack.optimizer.state.values()
+            outside = {id(t): t for t in in_host_memory(name, states)}
+            ledger.drop(outside.values())
+            state = [t for t in state if id(t) not in outside]
         self._own(state, Category.OPTIMIZER_STATE)
         return turning_points(ledger.log), list(ledger.calls)
 
