@@ -178,19 +178,7 @@ STACK = ("torch", "accelerate", "transformers")
 # in bf16 not at all where parameters are sharded, and its version is not one of those that a
 # question states. In fp32 two of its replicas agreed within 1.3e-7; they took 80 s, and 32 s with
 # what was compiled at hand, where eight with AdamW took 32 s (torchao 0.18, torch 2.13, two cores).
-#
-# What bitsandbytes rounds to 8 bits, the signs of Lion's updates and Muon's products in bf16 differ
-# by more than a fault where sums are in another order.
-STANDS_FOR = dict.fromkeys(
-    (
-        Optimizer.ADAMW_8BIT,
-        Optimizer.ADAMW_BNB_8BIT,
-        Optimizer.PAGED_ADAMW_8BIT,
-        Optimizer.LION,
-        Optimizer.MUON,
-    ),
-    Optimizer.ADAMW,
-)
+STANDS_FOR = {Optimizer.ADAMW_8BIT: Optimizer.ADAMW}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

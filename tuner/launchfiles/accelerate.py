@@ -26,7 +26,13 @@ from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.accelerate_script import script
 from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_parallel_ranks
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
+from tuner.launchfiles.fsdp import (
+    LAYER_CLASSES,
+    is_passed_over,
+    optimizer_needs,
+    options,
+    read_fsdp,
+)
 from tuner.launchfiles.header import code, comment, header, provenance
 from tuner.launchfiles.model_code import adapter_needs, packing_needs, use_loss
 from tuner.launchfiles.shell import in_force
@@ -159,7 +165,10 @@ def _needs(question: Question, settings: Settings) -> str:
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
     elif question.workload.optimizer is Optimizer.ADAMW_FUSED and question.script is None:
         needs += f", torch {refusals.FUSED_ON_CPU.strip('>=')} or newer"
-    return ", ".join(filter(None, (needs, adapter_needs(question), *packing_needs(question))))
+    optimizer = optimizer_needs(question.workload.optimizer) if question.script is None else ""
+    adapter = adapter_needs(question)
+    optimizer = "" if optimizer in adapter else optimizer  # of models in four bits they say it
+    return ", ".join(filter(None, (needs, adapter, optimizer, *packing_needs(question))))
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "55f56f7f705a671836e3e0bd2557d4d5dfb8e0c217d92f327674a555684dad4a")
+PINNED = (4, "da52e8c5a3557e30fbcee6e4464cbcdcf5c57236c1382228cd7fc5fd87f1c9d2")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
