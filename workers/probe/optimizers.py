@@ -137,7 +137,7 @@ def _of_bitsandbytes(name: str, parameters: list[nn.Parameter]) -> torch.optim.O
             from bitsandbytes import optim
     except ImportError as error:
         raise OptimizerUnavailableError(
-            f"{name} needs bitsandbytes: pip install bitsandbytes"
+            f"{name} needs bitsandbytes: pip install 'tuner[8bit]'"
         ) from error
     # on a CPU nothing is paged, which the library says in a warning
     paged = name == "paged_adamw_8bit" and parameters[0].device.type == "cuda"

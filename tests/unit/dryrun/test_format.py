@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "da52e8c5a3557e30fbcee6e4464cbcdcf5c57236c1382228cd7fc5fd87f1c9d2")
+PINNED = (4, "abae2332c3191af1dbb5ebadf907ad5ee7a3e0b0534b0aea08dc516a8c3f9326")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
