@@ -9,6 +9,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import FrameworkName
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import default_costs
+from tuner.cost.prediction import predict
 from tuner.cost.time.step import sharded_step_s, step_notes, step_time
 from tuner.model import published_model as read
 
@@ -90,6 +91,8 @@ def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back() 
     kept, paged = found.values()
     assert (kept.value, kept.low) == (paged.value, paged.low)
     assert paged.high - kept.high == pytest.approx(2 * state / (63e9 / 2), rel=0.01)
+    shown = predict(*(asked[i] for i in (0, 2, 3, 1))).device_bytes
+    assert shown.high == parse_cluster(H100).gpu.memory_bytes  # nvidia-smi shows what has not gone
 
 
 def test_adapters_take_launches_and_autocasts_casts() -> None:
