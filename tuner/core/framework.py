@@ -51,6 +51,19 @@ ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsa
 OF_BITSANDBYTES = frozenset({Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION})
 # Releases of torch that have Muon (torch.optim.Muon in its release notes).
 MUON_BY_TORCH = ">=2.9"
+# Why optimizers do not step parameters that are sharded or split, run on two CPU ranks with torch
+# 2.13, bitsandbytes 0.50.2 and transformers 5.23 (workers/probe/optimizers.py has their errors).
+NO_DTENSORS: Mapping[Optimizer, str] = {
+    **dict.fromkeys(
+        OF_BITSANDBYTES,
+        "bitsandbytes' kernels take no DTensors, which FSDP2 and tensor parallelism make; torchao's"
+        " AdamW (--optimizer adamw_8bit) does",
+    ),
+    Optimizer.ADAFACTOR: "transformers' Adafactor keeps means of rows and columns that are no"
+    " DTensors, and ends with an error",
+    Optimizer.MUON: "torch's Muon steps DTensors, but what they send for its products depends on"
+    " ranks and shapes, and is not predicted",
+}
 # FlashAttention's, for rows of several documents.
 FLASH_PACKAGE = "flash-attn"
 # Those of a framework's versions that only workloads with an adapter have, and with packing.
@@ -211,6 +224,15 @@ def packages_beside(workload: Workload, device: Device = Device.CPU) -> tuple[st
         FLASH_PACKAGE: varlen and device is Device.CUDA,
     }
     return tuple(package for package, is_needed in wanted.items() if is_needed)
+
+
+def no_dtensors(optimizer: Optimizer, framework: Framework, tp_size: int) -> str:
+    """Why it steps no parameters that are sharded, or split by ``tp_size``; empty where it does."""
+    why = NO_DTENSORS.get(optimizer, "")
+    if not why or framework.fsdp_version == 2 or tp_size > 1:
+        return why
+    flat = "FSDP1 shards plain tensors, but flat ones, without rows and columns"
+    return "" if optimizer in OF_BITSANDBYTES else flat
 
 
 def no_optimizer(workload: Workload, framework: Framework) -> str:

@@ -10,17 +10,17 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, InactiveKnob, Settings, Sharding
 from tuner.core.framework import (
-    OF_BITSANDBYTES,
     Condition,
     Effect,
     Framework,
     FrameworkName,
     KnobEffect,
     knob_effect,
+    no_dtensors,
 )
 from tuner.core.script import pinned
 from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
@@ -446,13 +446,14 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         return UsageError("tp_size x pp_size", given, f"must divide {cluster.world_size} GPUs")
     if why := _no_sharded_adapter(question, settings):
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
-    if why := _no_sharded_optimizer(question, settings):
-        knob = "sharding" if settings.sharding in FSDP else "tp_size"
-        allowed = "ddp" if knob == "sharding" else "1"
-        optimizer = question.workload.optimizer
-        return UsageError(
-            knob, getattr(settings, knob), f"must be {allowed} with optimizer {optimizer}: {why}"
-        )
+    sharded, work = settings.sharding in FSDP, question.workload
+    own = question.script is not None or question.framework.name is FrameworkName.NANOTRON
+    why = no_dtensors(work.optimizer, question.framework, tp)
+    if why and not own and (sharded or tp > 1):
+        why = f"with optimizer {work.optimizer}: {why}"
+        if sharded:
+            return UsageError("sharding", settings.sharding, f"must be ddp {why}")
+        return UsageError("tp_size", tp, f"must be 1 {why}")
     if settings.sharding is Sharding.HYBRID_SHARD and cluster.gpus_per_node == tp:
         allowed = "needs more than one data-parallel rank in a node"
         return UsageError("sharding", settings.sharding, allowed)
@@ -473,32 +474,6 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         )
         return UsageError("sharding", settings.sharding, allowed)
     return None
-
-
-# Why optimizers do not step parameters that are sharded or split, run on two CPU ranks with torch
-# 2.13, bitsandbytes 0.50.2 and transformers 5.23 (workers/probe/optimizers.py has their errors).
-NO_DTENSORS: Mapping[Optimizer, str] = {
-    **dict.fromkeys(
-        OF_BITSANDBYTES,
-        "bitsandbytes' kernels take no DTensors, which FSDP2 and tensor parallelism make; torchao's"
-        " (--optimizer adamw_8bit) does",
-    ),
-    Optimizer.ADAFACTOR: "transformers' Adafactor keeps means of rows and columns that are no"
-    " DTensors, and ends with an error",
-    Optimizer.MUON: "torch's Muon steps DTensors, but what they send for its products depends on"
-    " ranks and shapes, and is not predicted",
-}
-
-
-def _no_sharded_optimizer(question: Question, settings: Settings) -> str:
-    """Why the optimizer does not step what is sharded or split; empty where it does, or where it is
-    the user's own. FSDP1's shards are plain tensors, but without a shape."""
-    if question.script is not None or not (settings.sharding in FSDP or settings.tp_size > 1):
-        return ""
-    optimizer, fsdp1 = question.workload.optimizer, question.framework.fsdp_version == 1
-    if fsdp1 and settings.tp_size == 1 and optimizer in OF_BITSANDBYTES:
-        return ""
-    return NO_DTENSORS.get(optimizer, "")
 
 
 def _no_sharded_adapter(question: Question, settings: Settings) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tuner.launchfiles.accelerate import LAYER_CLASSES, configuration
 from tuner.launchfiles.trainer import OPTIMIZERS
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES
+from workers.probe.errors import OptimizerUnavailableError
 from workers.probe.optimizers import make_optimizer
 
 FULL = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=true"
@@ -176,6 +178,15 @@ def test_the_trainers_optimizers_are_those_of_the_probes(tmp_path: Path) -> None
         settings="sharding=ddp", framework=old, workload={"optimizer": Optimizer.ADAMW_8BIT}
     )
     assert "--optimizer adamw_bnb_8bit" in (why_not("trainer", *case.parts()) or "")
+
+
+def test_an_optimizer_without_its_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(OptimizerUnavailableError, match="lion needs bitsandbytes: pip install"):
+        make_optimizer("lion", _Model())
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(OptimizerUnavailableError, match=r"muon needs torch 2\.9"):
+        make_optimizer("muon", _Model())
 
 
 class _Model(torch.nn.Sequential):

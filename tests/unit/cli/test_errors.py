@@ -147,12 +147,14 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypat
     assert_usage_error(result, "micro_batch_size: got 3; must divide 4")
     assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; is required")
     known = framework_module._installed
-    hidden = {"torchao", "peft"}
+    hidden = {"torchao", "peft", "bitsandbytes"}
     monkeypatch.setattr(
         framework_module, "_installed", lambda name: "" if name in hidden else known(name)
     )
     result = cli("suggest", *asked(tiny, "--optimizer", "adamw_8bit"))
     assert_usage_error(result, r"optimizer: got 'adamw_8bit'; needs torchao")
+    result = cli("suggest", *asked(tiny, "--optimizer", "lion"))
+    assert_usage_error(result, r"optimizer: got 'lion'; needs bitsandbytes")
     result = cli("suggest", *asked(tiny, "--adapter", "lora", "--fidelity", "measured"))
     assert_usage_error(result, r"adapter: got 'lora'; needs peft, .* pip install peft")
     assert sorted(tmp_path.rglob("*")) == before
