@@ -47,6 +47,7 @@ class Footprint:
     moves: Callable[[int], float]  # read and written per parameter, from its width
 
 
+@lru_cache(maxsize=64)
 def updated(model: ModelConfig, adapter: Adapter | None) -> tuple[Updated, ...]:
     """Lists the trained parameters, in the order of ``model.parameters()``."""
     tensors = model_tensors(model, adapter)
