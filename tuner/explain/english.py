@@ -69,7 +69,7 @@ RULE = (
 )
 _REASONS = {
     Reason.CHECKED: "that one's knobs were not seen to train what they should, and these were",
-    Reason.SIMPLER: "it has fewer knobs off their default and needs no more memory",
+    Reason.SIMPLER: "the answer has fewer knobs off their default and needs no more memory",
 }
 
 
@@ -300,7 +300,7 @@ def _(fact: facts.Chosen) -> str:
 @say.register
 def _(fact: facts.TiedWithFastest) -> str:
     fastest = fact.fastest
-    spared = f"it needs {size_text(fact.spared_bytes)} less memory"
+    spared = f"the answer needs {size_text(fact.spared_bytes)} less memory"
     reason = _REASONS.get(fact.reason, spared)
     if fact.change is None:
         return (

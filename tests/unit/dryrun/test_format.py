@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "55f56f7f705a671836e3e0bd2557d4d5dfb8e0c217d92f327674a555684dad4a")
+PINNED = (4, "818b1345c10f4d0c97efce6606e849c267e786f85fa9fa7d82a99ce10e999fe5")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
