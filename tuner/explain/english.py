@@ -750,7 +750,7 @@ def _row(one: PlainFact) -> tuple[str, str, str, str]:
     time, more = "-", "-"
     if step is not None:
         low, high = (100 * (step[end] - 1) for end in ("low", "high"))
-        ends = f" ({low:.0f} to {high:.0f})" if high - low >= 1 else ""
+        ends = f" ({round(low)} to {round(high)})" if high - low >= 1 else ""  # never -0
         time = f"{100 * (step['ratio'] - 1):+.1f}%{ends}"
     if memory is not None:
         more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
