@@ -122,7 +122,7 @@ TEMPLATES: Mapping[type[Fact], str] = {
     ),
     facts.Unverified: (
         "By arithmetic {leader.settings:settings} would be faster, with {leader.seconds:seconds}"
-        " ({ratio:change}) and {leader:need}, but its class was not dry-run; more --max-probes"
+        " ({ratio:change}) and {leader:need}, but its layout was not dry-run; more --max-probes"
         " allow that."
     ),
     facts.Lighter: (
