@@ -301,6 +301,8 @@ def _(fact: facts.Chosen) -> str:
 def _(fact: facts.TiedWithFastest) -> str:
     fastest = fact.fastest
     spared = f"the answer needs {size_text(fact.spared_bytes)} less memory"
+    if fastest.basis and fastest.most_bytes > fastest.expected_bytes * (1 + CLEARLY):
+        spared = f"at its upper end {spared}"
     reason = _REASONS.get(fact.reason, spared)
     if fact.change is None:
         return (
@@ -751,7 +753,7 @@ def _row(one: PlainFact) -> tuple[str, str, str, str]:
     if step is not None:
         low, high = (100 * (step[end] - 1) for end in ("low", "high"))
         ends = f" ({round(low)} to {round(high)})" if high - low >= 1 else ""  # never -0
-        time = f"{100 * (step['ratio'] - 1):+.1f}%{ends}"
+        time = f"{round(100 * (step['ratio'] - 1), 1) + 0.0:+.1f}%{ends}"  # nor -0.0
     if memory is not None:
         more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
     if not one["fits"]:
