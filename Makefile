@@ -30,7 +30,7 @@ suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU proc
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.
-test test-all test-long: export PYTHONDONTWRITEBYTECODE =
+test test-all test-long test-cuda: export PYTHONDONTWRITEBYTECODE =
 
 test: $(INSTALLED)  ## the unit tests, and a few that start processes: no system package, no network (3 minutes)
 	@$(BIN)/python -m pytest -q -n 2 --dist loadgroup tests/unit tests/process \

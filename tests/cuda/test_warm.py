@@ -1,7 +1,7 @@
 """A probe reports the same memory after any other in its processes as in new ones, to the byte.
 
-The probes of a table run one after another in the same processes, and once more from another one
-on: each then has others before it, and the first of each series has none.
+The probes of a table run one after another in the same processes, and once more from the last to
+the first: each then has others before it, and what is first in one series is last in the other.
 """
 
 from typing import Any
@@ -34,9 +34,17 @@ SHARDED: list[dict[str, Any]] = [
     dict(sharding="ddp", precision="bf16_mixed", optimizer="adamw_8bit"),
     dict(sharding="full_shard", tp_size=2, tp_recompute_allgather=True),
     dict(sharding="full_shard", precision="bf16_mixed", optimizer="sgd"),
+    dict(sharding="full_shard", cpu_offload=True),
 ]
-"""On two ranks and more, measured and emulated."""
-MEASURED_ALONE: list[dict[str, Any]] = [dict(sharding="full_shard", cpu_offload=True)]
+"""On two ranks."""
+EMULATED: list[dict[str, Any]] = [
+    dict(sharding="ddp", micro=4),
+    dict(sharding="full_shard", tp_size=2, micro=1),
+    dict(sharding="shard_grad_op", precision="bf16_mixed", sync_each_batch=False),
+    dict(sharding="ddp", reduce_dtype="fp32", count=3),
+    dict(sharding="full_shard", precision="fp32", **CHECKPOINTED),
+]
+"""On one rank that stands for eight."""
 ON_FOUR: list[dict[str, Any]] = [
     dict(sharding="ddp", micro=4),
     dict(sharding="hybrid_shard", micro=1),
@@ -47,38 +55,34 @@ ON_FOUR: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("ranks", "fidelity", "table", "starts"),
+    ("ranks", "fidelity", "table"),
     [
-        pytest.param(1, "measured", ALONE, (0, 2), id="1-rank"),
-        pytest.param(2, "measured", SHARDED + MEASURED_ALONE, (0, 4, 8), id="2-ranks"),
-        pytest.param(4, "measured", ON_FOUR, (0, 2), id="4-ranks"),
-        pytest.param(8, "emulated", SHARDED, (0, 4, 8), id="8-ranks-emulated"),
+        pytest.param(1, "measured", ALONE, id="1-rank"),
+        pytest.param(2, "measured", SHARDED, id="2-ranks"),
+        pytest.param(4, "measured", ON_FOUR, id="4-ranks"),
+        pytest.param(8, "emulated", EMULATED, id="8-ranks-emulated"),
     ],
 )
-def test_memory_does_not_depend_on_the_probes_before(
-    gpus, tmp_path, ranks, fidelity, table, starts
-):
+def test_memory_does_not_depend_on_the_probes_before(gpus, tmp_path, ranks, fidelity, table):
     gpus(ranks)
     specs = [spec(ranks, model=MODEL, fidelity=fidelity, **choices) for choices in table]
     # torch times a kernel that it compiles for the first time on copies of what the kernel changes
     # (clone_args in torch/_inductor/runtime/triton_heuristics.py); from then on it is kept on disk
-    for compiled in (one for one in specs if one["optimizer"] == "adamw_8bit"):
-        probe_all([compiled], tmp_path / "compiled")
-    first, *others = (_memory(specs, start, tmp_path / str(start)) for start in starts)
-    for other in others:
-        for choices, one, another in zip(table, first, other, strict=True):
-            assert one == another, choices
+    compiled = [one for one in specs if one["optimizer"] == "adamw_8bit"]
+    down = _memory([*compiled, *specs], tmp_path / "down")[len(compiled) :]
+    up = _memory(specs[::-1], tmp_path / "up")
+    for choices, one, another in zip(table, down, up[::-1], strict=True):
+        assert one == another, choices
 
 
-def _memory(specs, start, folder):
-    """Memory of each probe's ranks, in the order of ``specs``; that at ``start`` runs first."""
-    order = [*range(start, len(specs)), *range(start)]
-    found: dict[int, list[RankMemory]] = {}
-    for index, probed in zip(order, probe_all([specs[i] for i in order], folder), strict=True):
+def _memory(specs, folder):
+    """Memory of each probe's ranks."""
+    found: list[list[RankMemory]] = []
+    for probed in probe_all(specs, folder):
         assert probed.measurement.outcome == "ok", probed.measurement.detail
-        found[index] = []
+        found.append([])
         for record in probed.records:
             assert not isinstance(record, BadRecord)
             assert record.memory is not None
-            found[index].append(record.memory)
-    return [found[index] for index in range(len(specs))]
+            found[-1].append(record.memory)
+    return found
