@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "818b1345c10f4d0c97efce6606e849c267e786f85fa9fa7d82a99ce10e999fe5")
+PINNED = (4, "bbef4812f4cc0ff8fdedfff3f0eca70da84dc735ae2e5f448a0183444fc23653")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

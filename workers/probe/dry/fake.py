@@ -188,7 +188,7 @@ class FakeMode(FakeTensorMode):
                     tensor.storage_offset(),
                     tensor.untyped_storage().nbytes(),
                     tensor.requires_grad,
-                    attributes["_fake_device"],
+                    tensor.fake_device,
                 )
             elif kind in _PLAIN:
                 found += (kind, arg)
