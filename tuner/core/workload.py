@@ -133,6 +133,13 @@ class Workload:
         packing = self.packing
         return packing.row(self.sequence_length) if packing else (self.sequence_length,)
 
+    @property
+    def unlike_usual(self) -> tuple[str, ...]:
+        """How it is not all of a model that is trained on whole texts, such as ``qlora of rank 16``
+        and ``packing varlen``."""
+        found = [f"{self.adapter.method} of rank {self.adapter.rank}"] if self.adapter else []
+        return (*found, *([f"packing {self.packing.variant}"] if self.packing else []))
+
     def reduced_in(self, *, sharded: bool) -> ReduceDtype:
         """Number format in which FSDP reduces gradients, or else DDP.
 

@@ -171,15 +171,19 @@ def _needs(question: Question, settings: Settings) -> str:
     return ", ".join(filter(None, (needs, adapter, optimizer, *packing_needs(question))))
 
 
+def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
+    if not is_passed_over(question, settings):
+        return ()
+    return (
+        "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
+        " shard nothing. It describes the settings for as many GPUs, and the script stops"
+        " anywhere else.",
+    )
+
+
 def _render(question: Question, settings: Settings, about: About) -> str:
     values = configuration(question, settings)
-    not_here: list[str] = []
-    if is_passed_over(question, settings):
-        not_here = comment(
-            "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
-            " shard nothing. It describes the settings for as many GPUs, and the script stops"
-            " anywhere else."
-        )
+    not_here = [line for text in _beside(question, settings) for line in comment(text)]
     nodes = values["num_machines"]
     needs = f"{_needs(question, settings)}. Start it"
     command = f"#     accelerate launch --config_file {FILE_NAME}"
@@ -260,6 +264,7 @@ FORMAT = Format(
     why_not=_why_not,
     render=_render,
     argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),
+    beside=_beside,
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "abae2332c3191af1dbb5ebadf907ad5ee7a3e0b0534b0aea08dc516a8c3f9326")
+PINNED = (4, "1e34b1fcae60b0c85afe88c3ed2d28147ef417d36d20de4dda28a6038ffbd0cb")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
