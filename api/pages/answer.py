@@ -21,13 +21,15 @@ GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
 
 
 class CopyTab(NamedTuple):
-    """Something to copy: what it is of, its text, and the address of the file if it is one."""
+    """Something to copy: what it is of, its text, and the address of the file if it is one, with
+    what that cannot say, as sentences with lines of code."""
 
     id: str
     title: str
     about: str
     text: str
     download: str = ""
+    beside: tuple[tuple[str, str], ...] = ()
 
 
 def answer_of(
@@ -103,10 +105,16 @@ def _tabs(
             about=known.file_name,
             text=exported(name, study.question, best, study.id),
             download=f"/tune/{study.id}/export/{name}",
+            beside=tuple(
+                (said, pasted)
+                for beside in known.beside(study.question, best.settings)
+                for said, _, pasted in [beside.partition("\n")]
+            ),
         )
         for name, known in FORMATS.items()
         if not known.for_programs and why[name] is None
     ]
+    files.sort(key=lambda tab: tab.id != study.question.framework.name)  # its own first
     text = json.dumps(best.settings.as_dict(), indent=2)
     files.append(CopyTab(id="settings", title="settings", about="as JSON", text=text))
     script, argv = study.question.script, list(suggestion.launch["argv"])

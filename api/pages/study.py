@@ -225,6 +225,7 @@ def head_of(study: Study) -> StudyHead:
         f"global batch {workload.global_batch_size:,}",
         f"sequence {workload.sequence_length:,}",
         *own,
+        *workload.unlike_usual,
         str(question.framework.name),
     ]
     for name, values in question.knobs.items():

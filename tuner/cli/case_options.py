@@ -11,6 +11,7 @@ from tuner.cli.options import (
     DOUBLES,
     LORA_TARGETS,
     LOSSES,
+    OPTIMIZERS,
     PACKINGS,
     PLACE,
     PRECISIONS,
@@ -64,7 +65,7 @@ class CaseAsked:
     sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
     optimizer: Annotated[
         str | None,
-        option("adamw|adamw_fused|adamw_8bit|sgd", "The optimizer. By default adamw.", WORKLOAD),
+        option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD),
     ] = None
     precision: Annotated[
         str | None,

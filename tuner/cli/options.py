@@ -15,6 +15,10 @@ from typer import Argument, Option
 T = TypeVar("T")
 
 WORKLOAD = "What is trained"
+OPTIMIZERS = (
+    "The optimizer: adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
+    " adafactor or muon."
+)
 LOSSES = (
     "What your script does with whole logits: transformers' own loss (hf), or cross entropy of an"
     " fp32 copy of them (fp32) or of them as they are (own_dtype)."
@@ -112,9 +116,7 @@ class Asked:
         ),
     ]
     sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
-    optimizer: Annotated[
-        str, option("adamw|adamw_fused|adamw_8bit|sgd", "The optimizer.", WORKLOAD)
-    ] = "adamw"
+    optimizer: Annotated[str, option("NAME", OPTIMIZERS, WORKLOAD)] = "adamw"
     precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
     reduce_dtype: Annotated[
         str | None,

@@ -69,6 +69,12 @@ def show_answered(answered: Answered, *, as_json: bool) -> int:
         show_evidence(console, answered.study, answered.suggestion)
         show_answer(console, answered.study, answered.suggestion)
         answered.write()
+        for path, texts in answered.beside.items():
+            for index, text in enumerate(texts):
+                said, _, pasted = text.partition("\n")
+                paragraphs(console, [said], "" if index else f"Beside {path}")
+                if pasted:  # as it is, to be copied
+                    console.print(Text(pasted), soft_wrap=True)
         show_end(console, answered.suggestion, tuple(answered.files))
     return 0 if answered.why_none is None else report(answered.why_none, as_json=False)
 

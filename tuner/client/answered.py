@@ -150,15 +150,26 @@ class Answered:
     as_json: Mapping[str, Any]
     why_none: TunerError | None
     """Why it is none; ``None`` where it is one."""
-    targets: tuple[str, ...]
-    """Paths of those files among the launch's that are to be written."""
+    targets: tuple[Target, ...]
+    """Those files among the launch's that are to be written."""
 
     @property
     def files(self) -> Mapping[str, str]:
         """Text by path of the files to write; none where it is no answer."""
         if self.why_none is not None:
             return {}
-        return {path: self.suggestion.launch["files"][path] for path in self.targets}
+        paths = (str(target.path) for target in self.targets)
+        return {path: self.suggestion.launch["files"][path] for path in paths}
+
+    @property
+    def beside(self) -> Mapping[str, tuple[str, ...]]:
+        """What no file that is written can say, by its path; below a text's first line is code."""
+        best = self.suggestion.best
+        if self.why_none is not None or best is None:
+            return {}
+        said = {t.path: FORMATS[t.format_name].beside for t in self.targets}
+        found = {str(p): say(self.study.question, best.settings) for p, say in said.items()}
+        return {path: texts for path, texts in found.items() if texts}
 
     def write(self) -> None:
         for path, text in self.files.items():
@@ -190,7 +201,7 @@ def answered_of(study: Study, targets: Sequence[Target] = ()) -> Answered:
         suggestion=suggestion,
         as_json=suggestion.as_dict(),
         why_none=None if is_answered else why_none(study, suggestion, shown=True),
-        targets=tuple(path for _, path in wanted),
+        targets=tuple(targets),
     )
 
 

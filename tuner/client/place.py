@@ -21,6 +21,7 @@ from tuner.client.request import RequestHere, TuneRequest
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
     FLASH_PACKAGE,
+    FOUR_BIT_PACKAGE,
     OF_ADAPTERS,
     FrameworkName,
     installed_versions,
@@ -222,8 +223,12 @@ def _check_software(question: Question) -> None:
             " or leave it out",
         )
     if missing := missing_beside(question):
-        adapter = question.workload.adapter if missing in OF_ADAPTERS else None
-        field, given = ("adapter", adapter.method) if adapter else ("optimizer", "adamw_8bit")
+        work = question.workload
+        adapter = work.adapter if missing in OF_ADAPTERS else None
+        if missing == FOUR_BIT_PACKAGE and adapter and not adapter.quantizes:
+            adapter = None
+        field, given = "optimizer", str(work.optimizer)
+        field, given = ("adapter", str(adapter.method)) if adapter else (field, given)
         field, given = ("packing", "varlen") if missing == FLASH_PACKAGE else (field, given)
         allowed = f"needs {missing}, which is not installed: pip install {missing}"
         raise UsageError(field, str(given), allowed)

@@ -223,7 +223,7 @@ def _answered(
         suggestion=suggestion,
         as_json=shown,
         why_none=why,
-        targets=tuple(str(one.path) for one in targets),
+        targets=targets,
     )
 
 

@@ -75,7 +75,7 @@ def suggest(
         global_batch_size: sequences of one optimizer step, over all GPUs. No answer changes it.
         sequence_length: tokens of one sequence.
         cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields.
-        optimizer: ``adamw``, ``adamw_fused``, ``adamw_8bit`` or ``sgd``.
+        optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
@@ -256,7 +256,7 @@ def cost_model_sampler(
         global_batch_size: sequences of one optimizer step, over all GPUs.
         sequence_length: tokens of one sequence.
         cluster: the machines.
-        optimizer: ``adamw``, ``adamw_fused``, ``adamw_8bit`` or ``sgd``.
+        optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and

@@ -47,6 +47,23 @@ __all__ = [
 
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
+# Optimizers that are from there too.
+OF_BITSANDBYTES = frozenset({Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION})
+# Releases of torch that have Muon (torch.optim.Muon in its release notes).
+MUON_BY_TORCH = ">=2.9"
+# Why optimizers do not step parameters that are sharded or split, run on two CPU ranks with torch
+# 2.13, bitsandbytes 0.50.2 and transformers 5.23 (workers/probe/optimizers.py has their errors).
+NO_DTENSORS: Mapping[Optimizer, str] = {
+    **dict.fromkeys(
+        OF_BITSANDBYTES,
+        "bitsandbytes' kernels take no DTensors, which FSDP2 and tensor parallelism make; torchao's"
+        " AdamW (--optimizer adamw_8bit) does",
+    ),
+    Optimizer.ADAFACTOR: "transformers' Adafactor keeps means of rows and columns that are no"
+    " DTensors, and ends with an error",
+    Optimizer.MUON: "torch's Muon steps DTensors, but what they send for its products depends on"
+    " ranks and shapes, and is not predicted",
+}
 # FlashAttention's, for rows of several documents.
 FLASH_PACKAGE = "flash-attn"
 # Those of a framework's versions that only workloads with an adapter have, and with packing.
@@ -199,13 +216,35 @@ def packages_beside(workload: Workload, device: Device = Device.CPU) -> tuple[st
     varlen = packing is not None and packing.variant is PackingVariant.VARLEN
     eight_bit = workload.optimizer is Optimizer.ADAMW_8BIT
     adapter = workload.adapter
+    quantizes = adapter is not None and adapter.quantizes
     wanted = {
         EIGHT_BIT_PACKAGE: eight_bit,
         ADAPTER_PACKAGE: adapter is not None,
-        FOUR_BIT_PACKAGE: adapter is not None and adapter.quantizes,
+        FOUR_BIT_PACKAGE: quantizes or workload.optimizer in OF_BITSANDBYTES,
         FLASH_PACKAGE: varlen and device is Device.CUDA,
     }
     return tuple(package for package, is_needed in wanted.items() if is_needed)
+
+
+def no_dtensors(optimizer: Optimizer, framework: Framework, tp_size: int) -> str:
+    """Why it steps no parameters that are sharded, or split by ``tp_size``; empty where it does."""
+    why = NO_DTENSORS.get(optimizer, "")
+    if not why or framework.fsdp_version == 2 or tp_size > 1:
+        return why
+    flat = "FSDP1 shards plain tensors, but flat ones, without rows and columns"
+    return "" if optimizer in OF_BITSANDBYTES else flat
+
+
+def no_optimizer(workload: Workload, framework: Framework) -> str:
+    """Why these versions have no such optimizer; empty where they do."""
+    if workload.optimizer is not Optimizer.MUON:
+        return ""
+    if framework.name is FrameworkName.TRAINER:  # ``OptimizerNames`` in training_args.py, 5.23
+        return "is none of the Trainer's optimizers; ask with --framework accelerate"
+    release = framework.versions.get("torch")
+    if release is None or meets(release, MUON_BY_TORCH):
+        return ""
+    return f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {release}"
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

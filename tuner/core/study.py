@@ -17,6 +17,7 @@ from tuner.core.framework import (
     OF_WORKLOADS,
     Framework,
     FrameworkName,
+    no_optimizer,
     packages_beside,
     releases_of,
 )
@@ -198,6 +199,8 @@ class Question:
         packing = self.workload.packing if self.script is None else None
         if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):
             raise UsageError("packing", str(packing.variant), why)
+        if self.script is None and (why := no_optimizer(self.workload, self.framework)):
+            raise UsageError("optimizer", str(self.workload.optimizer), why)
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
 

@@ -28,6 +28,11 @@ class Optimizer(StrEnum):
     ADAMW_FUSED = "adamw_fused"  # the same, in one kernel that makes no copies
     ADAMW_8BIT = "adamw_8bit"  # two moments of one byte each, by torchao
     SGD = "sgd"  # no state: momentum is off
+    ADAMW_BNB_8BIT = "adamw_bnb_8bit"  # two moments of one byte each, by bitsandbytes
+    PAGED_ADAMW_8BIT = "paged_adamw_8bit"  # the same, in memory that host and GPU share
+    LION = "lion"  # one moment in fp32, by bitsandbytes
+    ADAFACTOR = "adafactor"  # means of squares over rows and columns, by transformers
+    MUON = "muon"  # one moment of layers' matrices; AdamW of all else
 
 
 class Precision(StrEnum):
@@ -131,6 +136,13 @@ class Workload:
         """Tokens of the documents in a sequence."""
         packing = self.packing
         return packing.row(self.sequence_length) if packing else (self.sequence_length,)
+
+    @property
+    def unlike_usual(self) -> tuple[str, ...]:
+        """How it is not all of a model that is trained on whole texts, such as ``qlora of rank 16``
+        and ``packing varlen``."""
+        found = [f"{self.adapter.method} of rank {self.adapter.rank}"] if self.adapter else []
+        return (*found, *([f"packing {self.packing.variant}"] if self.packing else []))
 
     def reduced_in(self, *, sharded: bool) -> ReduceDtype:
         """Number format in which FSDP reduces gradients, or else DDP.

@@ -24,10 +24,11 @@ from tuner.cost.calibration import (
     of_kind,
 )
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.memory.optimizers import update_bytes
 from tuner.cost.memory.pipeline import Stage
 from tuner.cost.time.communication import Group, ring_s
 from tuner.cost.time.compute import stage_compute_s
-from tuner.cost.time.step import ENDS, LAYER, update_bytes
+from tuner.cost.time.step import ENDS, LAYER
 
 # Of one number.
 BYTES = {"bf16": 2, "fp32": 4}

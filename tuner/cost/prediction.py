@@ -19,6 +19,7 @@ from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.liger import more_seconds, runs_liger
 from tuner.cost.memory.device import WORKSPACES, device_terms, workspaces
+from tuner.cost.memory.optimizers import paged_bytes
 from tuner.cost.memory.pipeline import refused
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.script import PLAIN, Script
@@ -159,6 +160,8 @@ def predict(
     cublas_bytes = cublas.value or 0.0
     allocated = _sum(tensors.allocated, cublas)
     held = allocated.value or 0.0
+    # of paged state as much is on the device as finds room
+    pages = _predicted(0.0, 0.0, 0.0 if piped else paged_bytes(workload, cluster))
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     outside = _sum(terms.context, terms.communicators)
     late = tensors.late_bytes
@@ -210,7 +213,7 @@ def predict(
         reserved_bytes=_each(
             _sum(allocated, free), lambda end: min(end, room - (outside.low or 0.0))
         ),
-        device_bytes=_each(_sum(allocated, free, outside), lambda end: min(end, room)),
+        device_bytes=_each(_sum(allocated, free, outside, pages), lambda end: min(end, room)),
         needed_bytes=needed,
         limit_bytes=limit,
         fits=not why,

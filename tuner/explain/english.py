@@ -69,7 +69,7 @@ RULE = (
 )
 _REASONS = {
     Reason.CHECKED: "that one's knobs were not seen to train what they should, and these were",
-    Reason.SIMPLER: "it has fewer knobs off their default and needs no more memory",
+    Reason.SIMPLER: "the answer has fewer knobs off their default and needs no more memory",
 }
 
 
@@ -122,7 +122,7 @@ TEMPLATES: Mapping[type[Fact], str] = {
     ),
     facts.Unverified: (
         "By arithmetic {leader.settings:settings} would be faster, with {leader.seconds:seconds}"
-        " ({ratio:change}) and {leader:need}, but its class was not dry-run; more --max-probes"
+        " ({ratio:change}) and {leader:need}, but its layout was not dry-run; more --max-probes"
         " allow that."
     ),
     facts.Lighter: (
@@ -300,7 +300,9 @@ def _(fact: facts.Chosen) -> str:
 @say.register
 def _(fact: facts.TiedWithFastest) -> str:
     fastest = fact.fastest
-    spared = f"it needs {size_text(fact.spared_bytes)} less memory"
+    spared = f"the answer needs {size_text(fact.spared_bytes)} less memory"
+    if fastest.basis and fastest.most_bytes > fastest.expected_bytes * (1 + CLEARLY):
+        spared = f"at its upper end {spared}"
     reason = _REASONS.get(fact.reason, spared)
     if fact.change is None:
         return (
@@ -750,8 +752,8 @@ def _row(one: PlainFact) -> tuple[str, str, str, str]:
     time, more = "-", "-"
     if step is not None:
         low, high = (100 * (step[end] - 1) for end in ("low", "high"))
-        ends = f" ({low:.0f} to {high:.0f})" if high - low >= 1 else ""
-        time = f"{100 * (step['ratio'] - 1):+.1f}%{ends}"
+        ends = f" ({round(low)} to {round(high)})" if high - low >= 1 else ""  # never -0
+        time = f"{round(100 * (step['ratio'] - 1), 1) + 0.0:+.1f}%{ends}"  # nor -0.0
     if memory is not None:
         more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
     if not one["fits"]:

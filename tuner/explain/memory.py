@@ -14,6 +14,7 @@ from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
 from tuner.cost.allocated import Profile
+from tuner.cost.memory.optimizers import state_bytes
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     WEIGHT_BYTES,
@@ -22,7 +23,6 @@ from tuner.cost.memory.shards import (
     pinned_bytes,
     shard_ranks,
     shards,
-    state_bytes,
 )
 from tuner.cost.prediction import Prediction, predict, uncovered_settings
 from tuner.errors import UsageError
@@ -117,7 +117,7 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
     # What one rank holds through a step, and in its largest gathered layer.
     held, gathered = 0.0, max(padded) * COMPUTE_BYTES[workload.precision]
     if not settings.cpu_offload:  # which holds all of it in host memory
-        each = 2 * WEIGHT_BYTES[workload.precision] + state_bytes(workload)
+        each = 2 * WEIGHT_BYTES[workload.precision] + state_bytes(workload, cluster)
         held = sum(padded) / shard_ranks(settings, cluster) * each
     if held + gathered >= TOLD_FROM * cluster.gpu.memory_bytes:
         ranks = shard_ranks(settings, cluster)
@@ -181,6 +181,7 @@ def memory_changes(
         Optimizer.ADAMW: Optimizer.ADAMW_8BIT,
         Optimizer.ADAMW_FUSED: Optimizer.ADAMW_8BIT,
         Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
+        Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW,
     }.get(workload.optimizer)
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
         return

@@ -26,7 +26,13 @@ from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.accelerate_script import script
 from tuner.launchfiles.contract import PORT, About, Format, Stack, has_data_parallel_ranks
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import LAYER_CLASSES, is_passed_over, options, read_fsdp
+from tuner.launchfiles.fsdp import (
+    LAYER_CLASSES,
+    is_passed_over,
+    optimizer_needs,
+    options,
+    read_fsdp,
+)
 from tuner.launchfiles.header import code, comment, header, provenance
 from tuner.launchfiles.model_code import adapter_needs, packing_needs, use_loss
 from tuner.launchfiles.shell import in_force
@@ -159,18 +165,25 @@ def _needs(question: Question, settings: Settings) -> str:
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
     elif question.workload.optimizer is Optimizer.ADAMW_FUSED and question.script is None:
         needs += f", torch {refusals.FUSED_ON_CPU.strip('>=')} or newer"
-    return ", ".join(filter(None, (needs, adapter_needs(question), *packing_needs(question))))
+    optimizer = optimizer_needs(question.workload.optimizer) if question.script is None else ""
+    adapter = adapter_needs(question)
+    optimizer = "" if optimizer in adapter else optimizer  # of models in four bits they say it
+    return ", ".join(filter(None, (needs, adapter, optimizer, *packing_needs(question))))
+
+
+def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
+    if not is_passed_over(question, settings):
+        return ()
+    return (
+        "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
+        " shard nothing. It describes the settings for as many GPUs, and the script stops"
+        " anywhere else.",
+    )
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
     values = configuration(question, settings)
-    not_here: list[str] = []
-    if is_passed_over(question, settings):
-        not_here = comment(
-            "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
-            " shard nothing. It describes the settings for as many GPUs, and the script stops"
-            " anywhere else."
-        )
+    not_here = [line for text in _beside(question, settings) for line in comment(text)]
     nodes = values["num_machines"]
     needs = f"{_needs(question, settings)}. Start it"
     command = f"#     accelerate launch --config_file {FILE_NAME}"
@@ -251,6 +264,7 @@ FORMAT = Format(
     why_not=_why_not,
     render=_render,
     argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),
+    beside=_beside,
 )
 
 

@@ -12,11 +12,13 @@ from tuner.core.workload import Optimizer
 from tuner.launchfiles.contract import batch_text
 from tuner.launchfiles.fsdp import (
     DTYPES,
+    MAKE_MUON,
     REDUCE_HOOK,
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
     optimizer_call,
+    optimizer_import,
     policy,
 )
 from tuner.launchfiles.model_code import (
@@ -54,6 +56,15 @@ for batch in batches:{masks}
         optimizer.zero_grad()"""
 
 
+_STEP = """
+        optimizer.step()
+        optimizer.zero_grad()"""
+_STEPS = """
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()"""
+
+
 def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
     if settings.activation_checkpointing is Checkpointing.FULL:
         return (_CHECKPOINTING,)
@@ -77,7 +88,10 @@ def script(question: Question, settings: Settings) -> str:
     *peft, of_transformers = imports(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
-    functions = list(filter(None, (reduces, loss_code(question, settings), collate, mask)))
+    muon = work.optimizer is Optimizer.MUON
+    loop = _LOOP.replace(_STEP, _STEPS) if muon else _LOOP
+    functions = [reduces, loss_code(question, settings), collate, mask, MAKE_MUON if muon else ""]
+    functions = list(filter(None, functions))
     parts = (
         "import torch",
         "import torch.distributed as dist" if hook else None,
@@ -86,7 +100,7 @@ def script(question: Question, settings: Settings) -> str:
         *peft,
         "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
         "from torch.utils.data import DataLoader",
-        "from torchao.optim import AdamW8bit" if work.optimizer is Optimizer.ADAMW_8BIT else None,
+        optimizer_import(work.optimizer) or None,
         of_transformers,
         *(checkpointing_imports(settings) if in_script else ()),
         "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
@@ -110,16 +124,18 @@ def script(question: Question, settings: Settings) -> str:
         use_loss(question, settings) or None,
         *checkpoints,
         adapter_code(question, checkpointed=bool(checkpoints)) or None,
-        f"optimizer = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
+        f"optimizer{'s' * muon} = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
         f"# {labels}" if (labels := labels_text(question)) else None,
         f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size}"
         + (", collate_fn=collate)" if collate else ")"),
-        "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
+        "model, batches, *optimizers = accelerator.prepare(model, batches, *optimizers)"
+        if muon
+        else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        _LOOP.replace("{defers}", _DEFERS if settings.defer_all_reduce else "").replace(
+        loop.replace("{defers}", _DEFERS if settings.defer_all_reduce else "").replace(
             "{masks}", masks and f"\n    {masks}"
         ),
     )

@@ -39,6 +39,9 @@ _STAGES = {
 }
 
 
+_ADAMW = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
+
+
 def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     """The file's content for DeepSpeed."""
     values: dict[str, Any] = {
@@ -59,7 +62,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         values["bf16"] = {"enabled": True, **both}
     elif question.workload.precision is Precision.BF16_MIXED:
         values["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
-    if question.workload.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
+    if question.workload.optimizer not in _ADAMW:
         values["zero_allow_untested_optimizer"] = True
     if settings.cpu_offload:  # torch's own optimizer then steps on the CPU, as it was probed
         values["zero_force_ds_cpu_optimizer"] = False
@@ -91,6 +94,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         return (
             "ZeRO partitions no optimizer state of torchao's 8-bit AdamW; ask again with"
             " --optimizer adamw"
+        )
+    if question.workload.optimizer not in (*_ADAMW, Optimizer.SGD):
+        return (
+            f"what ZeRO does with {question.workload.optimizer}, whose state is not of the"
+            " parameters' shapes, is not known here; ask again with --optimizer adamw"
         )
     if settings.cpu_offload and stage != 3:
         return "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard"

@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.catalog.versions import meets
+from tuner.catalog.versions import meets, version_table
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.framework import (
+    FOUR_BIT_PACKAGE,
+    MUON_BY_TORCH,
+    OF_BITSANDBYTES,
+    FrameworkName,
+)
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
@@ -51,19 +57,55 @@ DTYPES: Mapping[ReduceDtype, str] = {
     ReduceDtype.FP32: "torch.float32",
 }
 
-# torch's own optimizers, as Python names them.
-OPTIMIZERS: Mapping[Optimizer, str] = {
-    Optimizer.ADAMW: "torch.optim.AdamW",
-    Optimizer.ADAMW_FUSED: "torch.optim.AdamW",
-    Optimizer.ADAMW_8BIT: "AdamW8bit",
-    Optimizer.SGD: "torch.optim.SGD",
-}
+# Optimizers of a model: the module and class, and arguments beside parameters and learning rate.
+OPTIMIZERS: Mapping[Optimizer, tuple[str, str, str]] = {
+    Optimizer.ADAMW: ("", "torch.optim.AdamW", ""),
+    Optimizer.ADAMW_FUSED: ("", "torch.optim.AdamW", ", fused=True"),
+    Optimizer.ADAMW_8BIT: ("torchao.optim", "AdamW8bit", ""),
+    Optimizer.SGD: ("", "torch.optim.SGD", ""),
+    Optimizer.ADAMW_BNB_8BIT: ("bitsandbytes.optim", "AdamW8bit", ""),
+    Optimizer.PAGED_ADAMW_8BIT: ("bitsandbytes.optim", "PagedAdamW8bit", ""),
+    Optimizer.LION: ("bitsandbytes.optim", "Lion32bit", ""),
+    Optimizer.ADAFACTOR: (
+        "transformers.optimization", "Adafactor", ", scale_parameter=False, relative_step=False"
+    ),
+}  # fmt: skip
+# Muon and the AdamW beside it, which are two: the probe program's (workers/probe/optimizers.py).
+MAKE_MUON = '''\
+def make_optimizers(model, lr):
+    """Muon of the layers' matrices, and AdamW of what else is trained, if anything is."""
+    model = getattr(model, "module", model)  # inside of DistributedDataParallel
+    embeddings = [m for m in model.modules() if isinstance(m, torch.nn.Embedding)]
+    ends = {id(m.weight) for m in (*embeddings, model.get_output_embeddings())}
+    trained = [p for p in model.parameters() if p.requires_grad]
+    hidden = [p for p in trained if p.ndim == 2 and id(p) not in ends]
+    rest = [p for p in trained if p.ndim != 2 or id(p) in ends]
+    others = [torch.optim.AdamW(rest, lr=lr)] if rest else []
+    return [torch.optim.Muon(hidden, lr=lr), *others]'''
 
 
 def optimizer_call(optimizer: Optimizer, rate: str) -> str:
-    """The expression that makes a model's optimizer."""
-    fused = ", fused=True" if optimizer is Optimizer.ADAMW_FUSED else ""
-    return f"{OPTIMIZERS[optimizer]}(model.parameters(), lr={rate}{fused})"
+    """The expression that makes a model's optimizer; Muon's is a list."""
+    if optimizer is Optimizer.MUON:
+        return f"make_optimizers(model, lr={rate})"
+    _, name, more = OPTIMIZERS[optimizer]
+    return f"{name}(model.parameters(), lr={rate}{more})"
+
+
+def optimizer_import(optimizer: Optimizer) -> str:
+    """The line that imports what torch does not have; empty for its own."""
+    module, name, _ = OPTIMIZERS.get(optimizer, ("", "", ""))
+    return f"from {module} import {name}" if module else ""
+
+
+def optimizer_needs(optimizer: Optimizer) -> str:
+    """The release that the optimizer needs; empty where any will do."""
+    if optimizer is Optimizer.MUON:
+        return f"torch {MUON_BY_TORCH.strip('>=')} or newer"
+    if optimizer not in OF_BITSANDBYTES:
+        return ""
+    oldest = version_table().frameworks[FrameworkName.ACCELERATE].oldest[FOUR_BIT_PACKAGE]
+    return f"{FOUR_BIT_PACKAGE} {oldest} or newer"
 
 
 # What selective checkpointing keeps, as in the probe program (workers/probe/checkpointing.py).

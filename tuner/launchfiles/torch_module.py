@@ -27,12 +27,15 @@ from tuner.launchfiles.contract import (
 )
 from tuner.launchfiles.fsdp import (
     DTYPES,
+    MAKE_MUON,
     REDUCE_HOOK,
     checkpointing,
     checkpointing_imports,
     ddp_reduce_dtype,
     layer_class,
     optimizer_call,
+    optimizer_import,
+    optimizer_needs,
     policy,
     reshards,
     weights,
@@ -88,8 +91,7 @@ def _imports(question: Question, settings: Settings) -> Iterator[str]:
     yield "from torch.utils.data import DataLoader, DistributedSampler"
     selective = settings.activation_checkpointing is Checkpointing.SELECTIVE
     yield from checkpointing_imports(settings) if selective else ()
-    if question.workload.optimizer is Optimizer.ADAMW_8BIT:
-        yield "from torchao.optim import AdamW8bit"
+    yield optimizer_import(question.workload.optimizer)
     yield f"from transformers import {question.workload.model.task.auto_class}"
     yield from checkpointing_imports(settings) if not selective else ()
     if settings.tp_size > 1:
@@ -206,6 +208,8 @@ def _shard(question: Question, settings: Settings) -> Iterator[str]:
 
 
 def _optimizer(question: Question, settings: Settings) -> Iterator[str]:
+    if question.workload.optimizer is Optimizer.MUON:
+        yield f"{MAKE_MUON}\n\n"
     yield "def make_optimizer(model, lr):"
     yield f"    return {optimizer_call(question.workload.optimizer, 'lr')}"
 
@@ -244,8 +248,13 @@ def _step(question: Question, settings: Settings) -> Iterator[str]:
     yield "        total += loss.detach()"
     if settings.tp_size > 1:
         yield "    reduce_partial_gradients(model.parameters())"
-    yield "    optimizer.step()"
-    yield "    optimizer.zero_grad()"
+    if question.workload.optimizer is Optimizer.MUON:
+        yield "    for one in optimizer:  # Muon, and AdamW"
+        yield "        one.step()"
+        yield "        one.zero_grad()"
+    else:
+        yield "    optimizer.step()"
+        yield "    optimizer.zero_grad()"
     yield "    return total"
 
 
@@ -306,6 +315,8 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         )
     if question.workload.optimizer is Optimizer.ADAMW_8BIT:
         needs.append("The optimizer needs torchao 0.18 or newer.")
+    if needed := optimizer_needs(question.workload.optimizer):
+        needs.append(f"The optimizer needs {needed}.")
     top = header(provenance(question, settings, about), use, comments(*needs))
     return f"{top}\n\n{module(question, settings)}\n"
 

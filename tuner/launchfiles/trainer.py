@@ -75,12 +75,20 @@ FSDP2_BY_TRAINER = ">=5.0"
 # Characters; Weights & Biases shows no more.
 LONGEST_RUN_NAME = 128
 
+# ``OptimizerNames`` in training_args.py (the wheels of 4.38.2 to 5.23.0, read): all the same, but
+# for torchao's.
 _OPTIMIZERS = {
     Optimizer.ADAMW: "adamw_torch",
     Optimizer.ADAMW_FUSED: "adamw_torch_fused",
     Optimizer.ADAMW_8BIT: "adamw_torch_8bit",
     Optimizer.SGD: "sgd",
+    Optimizer.ADAMW_BNB_8BIT: "adamw_bnb_8bit",
+    Optimizer.PAGED_ADAMW_8BIT: "paged_adamw_8bit",
+    Optimizer.LION: "lion_32bit",
+    Optimizer.ADAFACTOR: "adafactor",
 }
+# Releases that have torchao's (in the wheel of 4.49.0, not in that of 4.48.0).
+TORCHAO_BY_TRAINER = ">=4.49"
 
 
 # Liger's loss alone, as it was priced: it would swap norms, rotations and MLPs too. What a model
@@ -158,6 +166,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         # on GPUs the Trainer moves the model there first
         refusals.fused_optimizer(question) if question.cluster.gpu.device is Device.CPU else None,
         _other_packing(question),
+        _other_optimizer(question),
     )
 
 
@@ -200,6 +209,24 @@ def _other_packing(question: Question) -> str | None:
     return (
         f"the mask of packing {packing.variant} is made by a function on the device, which no"
         " argument says; take the format accelerate"
+    )
+
+
+def _other_optimizer(question: Question) -> str | None:
+    optimizer, release = (
+        question.workload.optimizer,
+        question.framework.versions.get("transformers"),
+    )
+    if question.script is not None:
+        return None
+    if optimizer not in _OPTIMIZERS:
+        return f"the Trainer has no {optimizer}; take the format accelerate"
+    old = release is not None and not meets(release, TORCHAO_BY_TRAINER)
+    if not old or optimizer is not Optimizer.ADAMW_8BIT:
+        return None
+    return (
+        f"transformers {release} has no adamw_torch_8bit; ask again with --framework-version"
+        f" transformers={TORCHAO_BY_TRAINER.strip('>=')}, or with --optimizer adamw_bnb_8bit"
     )
 
 
@@ -398,11 +425,10 @@ FLAGS = Format(
 NAME = "trainer"
 # Fields that other files do not have.
 MARKS = frozenset({"per_device_train_batch_size", "accelerator_config", "fsdp", "output_dir"})
+# The Trainer's ``adamw_8bit`` is bitsandbytes', by another name, in all those releases.
 OPTIMIZERS = {
-    "adamw_torch": Optimizer.ADAMW,
-    "adamw_torch_fused": Optimizer.ADAMW_FUSED,
-    "adamw_torch_8bit": Optimizer.ADAMW_8BIT,
-    "sgd": Optimizer.SGD,
+    **{name: optimizer for optimizer, name in _OPTIMIZERS.items()},
+    "adamw_8bit": Optimizer.ADAMW_BNB_8BIT,
 }
 # Fields that change what a step needs in ways that are not predicted.
 REFUSED: Mapping[str, str] = {

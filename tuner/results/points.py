@@ -324,11 +324,13 @@ def question_text(question: Question) -> str:
     Optimizer and precision of a user's script are its own, and not known.
     """
     workload = question.workload
-    known = f", {workload.optimizer}, {workload.precision}" if question.script is None else ""
-    return (
-        f"{question.trained} on {question.cluster.name} ({question.framework.name}),"
-        f" global batch {workload.global_batch_size}, sequence {workload.sequence_length}{known}"
-    )
+    own = () if question.script else (str(workload.optimizer), str(workload.precision))
+    return ", ".join((
+        f"{question.trained} on {question.cluster.name} ({question.framework.name})",
+        f"global batch {workload.global_batch_size}, sequence {workload.sequence_length}",
+        *own,
+        *workload.unlike_usual,
+    ))  # fmt: skip
 
 
 def row_text(row: Row, per: str) -> str:

@@ -56,6 +56,8 @@ class Headline:
     probes: int
     wall_s: float
     device_s: float
+    trains: tuple[str, ...] = ()
+    """How the workload is not all of a model that is trained on whole texts."""
 
     def as_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -71,6 +73,7 @@ class Headline:
             **quantities,
             "settings": None if settings is None else Settings.from_dict(settings),
             "provenance": Provenance(values["provenance"]),
+            "trains": tuple(values.get("trains", ())),
         }
         return cls(**{**values, **read})
 
@@ -100,6 +103,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         probes=sum(outcomes(same.probes).values()),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
+        trains=study.question.workload.unlike_usual,
     )
 
 

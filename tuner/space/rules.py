@@ -16,6 +16,7 @@ from tuner.core.framework import (
     FrameworkName,
     KnobEffect,
     knob_effect,
+    no_dtensors,
 )
 from tuner.core.script import pinned
 from tuner.core.study import Question
@@ -457,6 +458,14 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         return UsageError("tp_size x pp_size", given, f"must divide {cluster.world_size} GPUs")
     if why := _no_sharded_adapter(question, settings):
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
+    sharded, work = settings.sharding in FSDP, question.workload
+    own = question.script is not None or question.framework.name is FrameworkName.NANOTRON
+    why = no_dtensors(work.optimizer, question.framework, tp)
+    if why and not own and (sharded or tp > 1):
+        why = f"with optimizer {work.optimizer}: {why}"
+        if sharded:
+            return UsageError("sharding", settings.sharding, f"must be ddp {why}")
+        return UsageError("tp_size", tp, f"must be 1 {why}")
     if settings.sharding is Sharding.HYBRID_SHARD and cluster.gpus_per_node == tp:
         allowed = "needs more than one data-parallel rank in a node"
         return UsageError("sharding", settings.sharding, allowed)

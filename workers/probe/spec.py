@@ -43,7 +43,7 @@ class Spec:
     sequence_length: int  # tokens of one sequence
     global_batch_size: int
     """Sequences of one optimizer step at the configuration's own accumulation."""
-    optimizer: str  # adamw, adamw_fused, adamw_8bit or sgd
+    optimizer: str  # one of ``Optimizer`` in tuner/core/workload.py
     precision: str  # bf16, bf16_mixed or fp32
     reduce_dtype: str  # bf16 or fp32
     world_size: int  # ranks

@@ -65,6 +65,22 @@ class Phase:
     """Number of the micro-batch in the optimizer step, from 1; 0 before the first."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a tracker does about an operator: worked out once for each."""
+
+    collective: str | None  # the collective that it is
+    unpacks: bool  # whether it is bitsandbytes' product
+
+
+class _Storage(weakref.ref[torch.UntypedStorage]):
+    """A storage that lives, by its address; ``weakref.finalize`` does the same, five times as
+    slowly."""
+
+    __slots__ = ("key",)
+    key: int
+
+
 class StorageTracker(TorchDispatchMode):
     """Counts bytes of live tensor storages, and records collectives and kernels of attention.
 
@@ -101,6 +117,8 @@ class StorageTracker(TorchDispatchMode):
         self._limit_bytes = limit_bytes
         self._over_gloo = over_gloo
         self._sizes: dict[int, int] = {}
+        self._alive: dict[int, _Storage] = {}
+        self._plans: dict[int, Any] = {}
         self._propagating = 0
         self._home_mode: object = None
         self._undo: list[Callable[[], None]] = []
@@ -113,13 +131,23 @@ class StorageTracker(TorchDispatchMode):
             # a fake tensor's own device, not its storage's; and asking for it is dispatched
             if (getattr(plain, "fake_device", None) or plain.device).type == "meta":
                 continue
-            storage = plain.untyped_storage()
-            key, size = storage._cdata, rounded(storage.nbytes())
-            known = self._sizes.get(key)
-            if known != size:
-                self._grow(key, size - (known or 0))
-                if known is None:
-                    weakref.finalize(storage, self._free, key)
+            self._count(plain)
+
+    def _count(self, plain: torch.Tensor) -> None:
+        storage = plain.untyped_storage()
+        key, size = storage._cdata, rounded(storage.nbytes())
+        known = self._sizes.get(key)
+        if known != size:
+            self._grow(key, size - (known or 0))
+            if known is None:
+                alive = self._alive[key] = _Storage(storage, self._died)
+                alive.key = key
+
+    def _died(self, storage: Any) -> None:
+        key: int = storage.key
+        if self._alive.get(key) is storage:
+            del self._alive[key]
+        self._free(key)
 
     def note_phase(self) -> None:
         name = self._phase.name
@@ -136,7 +164,7 @@ class StorageTracker(TorchDispatchMode):
         return False
 
     def __enter__(self) -> "StorageTracker":
-        self._home_mode = _fake_mode()
+        self._home_mode = fake_mode()
         # FSDP2 frees gathered parameters, and gathers again, by ``resize_`` of their storages,
         # which is not dispatched.
         original = torch.UntypedStorage.resize_
@@ -181,13 +209,14 @@ class StorageTracker(TorchDispatchMode):
         if DTensor in types:
             return NotImplemented  # seen again as operators on local tensors
         kwargs = kwargs or {}
-        out = self._run(func, args, kwargs)
+        plan = self._plans.get(id(func)) or self._plan(func)
+        out = self._run(plan, func, args, kwargs)
         # no part of the step: DTensor's own inference, its fake mode, and instruments
         if self._propagating or self._phase.name == INSTRUMENT:
             return out
-        if _fake_mode() is not self._home_mode:
+        if fake_mode() is not self._home_mode:
             return out
-        kind = self._kind(func)
+        kind = plan.collective
         if kind is not None:
             phase = self._phase
             self.calls.append(call_of(kind, args, kwargs, out, phase.name, phase.micro_batch))
@@ -196,8 +225,8 @@ class StorageTracker(TorchDispatchMode):
         elif out is not None:
             for leaf in tensors_of(out):
                 self.add(leaf)
-        self._note(func, args, kwargs, out)
-        if getattr(func, "_name", "") == UNPACKS and self._count_storages:
+        self._note(plan, func, args, kwargs, out)
+        if plan.unpacks and self._count_storages:
             scales = kwargs.get("absmax_8bit")  # in bytes, of which it makes fp32 twice
             size = math.prod(args[2]) * out.element_size()
             size += 0 if scales is None else 8 * scales.numel()
@@ -211,13 +240,18 @@ class StorageTracker(TorchDispatchMode):
     def _copy_for_gloo(self, whole: torch.Tensor) -> None:
         self.add(torch.empty_like(whole))
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def _run(self, plan: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         return func(*args, **kwargs)
 
-    def _kind(self, func: Any) -> str | None:
-        return kind_of(func)
+    def _plan(self, func: Any) -> Any:
+        """The plan for an operator; operators live as long as the process."""
+        unpacks = getattr(func, "_name", "") == UNPACKS
+        plan = self._plans[id(func)] = Plan(collective=kind_of(func), unpacks=unpacks)
+        return plan
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
+    def _note(
+        self, plan: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
         # backward itself goes without gradients of its own
         if self._phase.name == "backward" and func in self._products and torch.is_grad_enabled():
             self.recomputed_products += 1
@@ -253,7 +287,7 @@ def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from plain_tensors(part)
 
 
-def _fake_mode() -> object:
+def fake_mode() -> object:
     """The fake-tensor mode that is active beneath this one, if any."""
     mode: object = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     return mode

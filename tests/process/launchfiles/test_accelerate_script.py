@@ -3,6 +3,7 @@
 import itertools
 import re
 import sys
+import warnings
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -17,9 +18,11 @@ from tests.unit.launchfiles.cases import trainer as by_trainer
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.packing import Packing, PackingVariant
-from tuner.core.workload import Precision, ReduceDtype
+from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import FORMATS, export, trainer
 from tuner.launchfiles.accelerate import script
+from tuner.launchfiles.torch_module import module
+from workers.probe.optimizers import LEARNING_RATE, make_optimizer
 from workers.probe.quantized import quantized_linears
 
 QLORA = Adapter(rank=2, method=AdapterMethod.QLORA)
@@ -142,6 +145,49 @@ def described(model: Any) -> list[tuple[str, Any, Any, bool]]:
 def fields_of(model: Any) -> dict[str, Any]:
     """All of peft's settings but the name of the model's folder."""
     return {**model.peft_config["default"].to_dict(), "base_model_name_or_path": None}
+
+
+def test_optimizers_step_as_the_probe_s(tmp_path: Path) -> None:
+    """Those that exported code makes, with accelerate and with torch alone."""
+    from accelerate.state import AcceleratorState, GradientState
+    from transformers import AutoModelForCausalLM
+
+    path = save_tiny_llama(tmp_path / "model", tied=False, hidden_size=64)  # 4096 elements and more
+    tokens = torch.randint(0, 64, (4, 8), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": tokens, "labels": tokens}
+    dataset = [{name: row[i] for name, row in batch.items()} for i in range(4)]
+    for optimizer in set(Optimizer) - {Optimizer.ADAMW_8BIT}:  # which compiles its step
+        made = [AutoModelForCausalLM.from_pretrained(path).train() for _ in range(2)]
+        before = [p.clone() for p in made[0].parameters()]
+        for model in made:
+            model.config.use_cache = False
+        case = Case(
+            model="stories15m", cluster="cpu:1", sequence_length=8,
+            settings="sharding=ddp,micro_batch_size=4",
+            workload={"optimizer": optimizer, "precision": Precision.FP32},
+        )  # fmt: skip
+        known: dict[str, Any] = {
+            "MODEL": path, "DATASET": dataset, "LEARNING_RATE": LEARNING_RATE,
+        }  # fmt: skip
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Paged optimizers are not supported on CPU")
+            try:
+                exec(script(*case.parts()), known)
+            finally:
+                AcceleratorState._reset_state(reset_partial_state=True)
+                GradientState._reset_state()
+            own: dict[str, Any] = {}
+            exec(module(*case.parts()), own)
+            stepped = own["make_optimizer"](made[0], LEARNING_RATE)
+            own["train_step"](made[0], stepped, [batch])
+        probed = make_optimizer(str(optimizer), made[1])
+        made[1](**batch).loss.backward()
+        probed.step()
+        want = list(made[1].parameters())
+        assert all(not torch.equal(a, b) for a, b in zip(want, before, strict=True)), optimizer
+        for model in (known["model"], made[0]):
+            for got, wanted in zip(model.parameters(), want, strict=True):
+                assert torch.equal(got, wanted), optimizer
 
 
 def test_sharded_code_stops_on_a_cpu(launched_environment: Any) -> None:

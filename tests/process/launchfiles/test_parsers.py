@@ -2,17 +2,22 @@
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.unit.launchfiles.cases import ABOUT, CASES, Case, trainer
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
-from tuner.launchfiles import export
+from tuner.launchfiles import export, why_not
 from tuner.launchfiles.accelerate import LAYER_CLASSES, configuration
+from tuner.launchfiles.trainer import OPTIMIZERS
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES
+from workers.probe.errors import OptimizerUnavailableError
+from workers.probe.optimizers import make_optimizer
 
 FULL = "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=true"
 
@@ -138,15 +143,59 @@ def test_the_trainers_parser_reads_the_flags_as_the_file(tmp_path: Path) -> None
         assert flagged == as_json
 
 
-def test_the_trainers_optimizers_are_those_of_the_probes() -> None:
-    from transformers.training_args import OptimizerNames
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+def test_the_trainers_optimizers_are_those_of_the_probes(tmp_path: Path) -> None:
+    """Each by a name that it knows, which is read back; what they keep after a step is the same."""
+    from transformers import Trainer
 
     names = {}
-    for optimizer in Optimizer:
-        case = Case(settings=FULL, framework=trainer(), workload={"optimizer": optimizer})
-        names[str(optimizer)] = json.loads(export("trainer", *case.parts(), ABOUT))["optim"]
+    for optimizer in set(Optimizer) - {Optimizer.MUON}:
+        work = {"optimizer": optimizer, "precision": Precision.FP32}
+        case = Case(settings="sharding=ddp", framework=trainer(), workload=work)
+        text = export("trainer", *case.parts(), ABOUT)
+        name = names[str(optimizer)] = json.loads(text)["optim"]
+        assert OPTIMIZERS[name] is optimizer
+        args = _read(tmp_path / "args.json", text, use_cpu=True, output_dir=str(tmp_path))
+        kind, options = Trainer.get_optimizer_cls_and_kwargs(args)
+        if optimizer is Optimizer.ADAMW_8BIT:  # compiles its step
+            continue
+        model = _Model()
+        mine = make_optimizer(str(optimizer), model)
+        theirs = kind(model.parameters(), **options)
+        for one in (mine, theirs):
+            model(torch.ones(2, 64)).sum().backward()
+            one.step()
+        assert _kept(mine) == _kept(theirs)
+        assert bool(_kept(mine)) is (optimizer is not Optimizer.SGD)
     assert names == {
         "adamw": "adamw_torch", "adamw_fused": "adamw_torch_fused",
-        "adamw_8bit": "adamw_torch_8bit", "sgd": "sgd",
+        "adamw_8bit": "adamw_torch_8bit", "sgd": "sgd", "adamw_bnb_8bit": "adamw_bnb_8bit",
+        "paged_adamw_8bit": "paged_adamw_8bit", "lion": "lion_32bit", "adafactor": "adafactor",
     }  # fmt: skip
-    assert set(names.values()) <= {str(name.value) for name in OptimizerNames}
+    assert OPTIMIZERS["adamw_8bit"] is Optimizer.ADAMW_BNB_8BIT  # torchao's has another name
+    old = trainer(transformers="4.48.0", accelerate="1.2.0")
+    case = Case(
+        settings="sharding=ddp", framework=old, workload={"optimizer": Optimizer.ADAMW_8BIT}
+    )
+    assert "--optimizer adamw_bnb_8bit" in (why_not("trainer", *case.parts()) or "")
+
+
+def test_an_optimizer_without_its_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(OptimizerUnavailableError, match="lion needs bitsandbytes: pip install"):
+        make_optimizer("lion", _Model())
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(OptimizerUnavailableError, match=r"muon needs torch 2\.9"):
+        make_optimizer("muon", _Model())
+
+
+class _Model(torch.nn.Sequential):
+    """A matrix of 8192 elements, and a vector."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(64, 128))
+
+
+def _kept(optimizer: torch.optim.Optimizer) -> list[tuple[str, torch.dtype, torch.Size]]:
+    states = (item for state in optimizer.state.values() for item in state.items())
+    return [(name, v.dtype, v.shape) for name, v in states if torch.is_tensor(v)]

@@ -11,7 +11,9 @@ import pytest
 from tests.process.launchfiles.launching import all_json, launched, save_tiny_llama
 from tests.unit.launchfiles.cases import ABOUT, Case, trainer
 from tests.unit.launchfiles.readers import variables_in
-from tuner.core.workload import Precision
+from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.packing import Packing, PackingVariant
+from tuner.core.workload import Precision, ReduceDtype
 from tuner.launchfiles import FORMATS, export
 
 RANK = """\
@@ -71,6 +73,7 @@ from transformers import TrainingArguments
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
+WHOLE = "model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)"
 folder, *rest = sys.argv[1:]
 parser = HfArgumentParser(TrainingArguments)
 if rest[0].endswith(".json"):
@@ -83,10 +86,16 @@ spec.loader.exec_module(launched)
 torch.manual_seed(0)
 tokens = torch.randint(0, 64, (16, 8))
 dataset = [{"input_ids": row, "labels": row} for row in tokens]
-model = AutoModelForCausalLM.from_pretrained(folder + "/model", dtype=torch.float32)
+own = {"MODEL": folder + "/model", "torch": torch, "AutoModelForCausalLM": AutoModelForCausalLM}
+exec(os.environ.get("LOAD", WHOLE), own)
+collator = eval(os.environ.get("COLLATOR", "None"), own)
+if collator:
+    dataset = [{"documents": [row[:5].tolist(), row[5:].tolist()]} for row in tokens]
 arguments.num_train_epochs, arguments.report_to, arguments.save_strategy = 1, [], "no"
-arguments.disable_tqdm = True
-trainer = Trainer(model=model, args=arguments, train_dataset=dataset)
+arguments.disable_tqdm, arguments.learning_rate = True, 1e-3
+model = own["model"]
+trainer = Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator)
+before = launched.values_of(model)
 class Begun(TrainerCallback):
     def on_train_begin(self, *given, **named):
         eval(os.environ.get("ON_TRAIN_BEGIN", "None"))
@@ -95,6 +104,8 @@ with launched.Collectives() as collectives:
     trainer.train()
 if arguments.process_index == 0:
     seen = {"steps": trainer.state.global_step, "collectives": dict(collectives.counts)}
+    seen["moved"] = launched.moved(model, before)
+    seen["checkpointed"] = sum(map(launched._is_checkpointed, model.modules()))
     sys.stdout.write(json.dumps(seen) + "\\n")
 torch.distributed.destroy_process_group()
 sys.stdout.flush()
@@ -102,30 +113,70 @@ os._exit(0)  # threads of libraries that still run can abort an orderly end
 """
 
 
+def _trained(folder: Path, name: str, case: Case, **environment: str) -> dict[str, Any]:
+    """What was seen of 16 sequences that a file's Trainer trained on, on two processes."""
+    (folder / "launched.py").unlink(missing_ok=True)
+    (folder / "launched.py").symlink_to(Path(__file__).parent / "launched.py")
+    (folder / "train.py").write_text(TRAINING, encoding="utf-8")
+    text = export(name, *case.parts(), ABOUT)
+    if name == "trainer":
+        values = {**json.loads(text), "output_dir": str(folder / "out")}
+        (folder / "args.json").write_text(json.dumps(values), encoding="utf-8")
+        command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
+        command += [str(folder), "args.json"]
+    else:
+        (folder / "trainer.sh").write_text(text, encoding="utf-8")
+        command = ["sh", "trainer.sh", "train.py", str(folder)]
+    return all_json(launched(command, cwd=folder, **environment))[-1]
+
+
 @pytest.mark.long
 def test_the_trainer_does_what_its_arguments_say(tmp_path: Path) -> None:
     """16 sequences in 2 optimizer steps of 4 micro-batches on 2 processes; one DDP bucket."""
     save_tiny_llama(tmp_path / "model", tied=True)
-    (tmp_path / "launched.py").symlink_to(Path(__file__).parent / "launched.py")
-    (tmp_path / "train.py").write_text(TRAINING, encoding="utf-8")
     for name, sync, reductions, precision, reduced in (
         ("trainer", "true", 8, Precision.FP32, "float32"),
         ("trainer-flags", "false", 2, Precision.FP32, "float32"),
         ("trainer", "true", 8, Precision.BF16_MIXED, "bfloat16"),
     ):
         more = {"framework": trainer(), "workload": {"precision": precision}}
-        text = _text(name, "cpu:2", f"{DDP},sync_each_batch={sync}", **more)
-        said = FORMATS[name].beside(*_case("cpu:2", DDP, **more).parts())
-        hook = re.search(r" calls (trainer\..*\)), with", " ".join(said))
+        case = _case("cpu:2", f"{DDP},sync_each_batch={sync}", **more)
+        hook = re.search(r" calls (trainer\..*\)), with", " ".join(_beside(name, case)))
         own = {"ON_TRAIN_BEGIN": hook[1]} if hook else {}
-        if name == "trainer":
-            values = {**json.loads(text), "output_dir": str(tmp_path / "out")}
-            (tmp_path / "args.json").write_text(json.dumps(values), encoding="utf-8")
-            command = ["torchrun", "--standalone", "--nproc-per-node", "2", "train.py"]
-            command += [str(tmp_path), "args.json"]
-        else:
-            (tmp_path / "trainer.sh").write_text(text, encoding="utf-8")
-            command = ["sh", "trainer.sh", "train.py", str(tmp_path)]
-        found = all_json(launched(command, cwd=tmp_path, **own))[-1]
+        found = _trained(tmp_path, name, case, **own)
         assert found["steps"] == 2
         assert found["collectives"][f"allreduce torch.{reduced}"] == reductions
+
+
+@pytest.mark.parametrize(
+    "method", [AdapterMethod.QLORA, pytest.param(AdapterMethod.LORA, marks=pytest.mark.long)]
+)
+def test_the_trainer_trains_an_adapter_on_packed_rows(
+    tmp_path: Path, method: AdapterMethod
+) -> None:
+    """With what is told beside the file: adapters move and nothing else, and their gradients alone
+    are reduced, of each micro-batch."""
+    save_tiny_llama(tmp_path / "model")
+    workload = {
+        "precision": Precision.BF16_MIXED,
+        "reduce_dtype": ReduceDtype.FP32,
+        "adapter": Adapter(rank=2, method=method),
+        "packing": Packing(variant=PackingVariant.POSITION_IDS, documents=((5, 1), (3, 1))),
+    }
+    settings = f"{DDP},sync_each_batch=true,activation_checkpointing=every_2"
+    more = {"framework": trainer(), "workload": workload, "sequence_length": 8}
+    case = _case("cpu:2", settings, **more)
+    said = _beside("trainer", case)
+    (load,) = [text.partition("\n")[2] for text in said if "get_peft_model" in text]
+    (collator,) = re.findall(r"data_collator=(lambda.*?)\. Its rows have documents", " ".join(said))
+    found = _trained(tmp_path, "trainer", case, LOAD=load, COLLATOR=collator)
+    adapters = 2 * 2 * 7  # two matrices beside each linear of two layers
+    whole = 2 * 9 + 3
+    assert found["steps"] == 2
+    assert found["moved"] == {"trained": [adapters] * 2, "frozen": [0, whole]}
+    assert found["collectives"] == {"allreduce torch.float32": 2 * 4}
+    assert found["checkpointed"] == 1
+
+
+def _beside(name: str, case: Case) -> tuple[str, ...]:
+    return FORMATS[name].beside(*case.parts())

@@ -323,7 +323,10 @@ CASES: dict[str, dict[str, Any]] = {
         "activation_checkpointing": "selective", "sharding": "full_shard", "precision": "bf16",
         **packed("varlen", 30, 20, 10, 4),
     },
-    "padded": {"precision": "bf16_mixed", **packed("padded", 40)},
+    "padded": {
+        "precision": "bf16_mixed", "optimizer": "adafactor", **packed("padded", 40),
+    },
+    "muon": {"precision": "bf16", "optimizer": "muon"},
     "sharded quantized": {
         "model": "tied", "sharding": "full_shard", "precision": "bf16",
         "activation_checkpointing": "full", "adapter": {**QUANTIZED, "double_quant": False},
@@ -347,6 +350,14 @@ MORE: dict[str, dict[str, Any]] = {
     },
     "quantized": {"precision": "bf16_mixed", "adapter": QUANTIZED},
     "shard_grad_op": {"sharding": "shard_grad_op", "sync_each_batch": False, "optimizer": "sgd"},
+    **{
+        f"{optimizer} {precision} {bool(adapter)}": {
+            "precision": precision, "optimizer": optimizer, "adapter": adapter,
+        }
+        for optimizer in ("adamw_bnb_8bit", "paged_adamw_8bit", "lion", "adafactor", "muon")
+        for precision in ("fp32", "bf16_mixed")
+        for adapter in (None, DROPS)
+    },
     "ddp reduce fp32": {"precision": "bf16", "reduce_dtype": "fp32", "sync_each_batch": False},
     "offload": {"sharding": "full_shard", "cpu_offload": True},
     "reduce fp32": {

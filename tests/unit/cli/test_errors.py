@@ -7,6 +7,7 @@ import pytest
 
 from tuner.cli.errors import report
 from tuner.core import framework as framework_module
+from tuner.core.workload import Optimizer
 from tuner.errors import (
     NothingFitsError,
     OtherLimitsError,
@@ -75,21 +76,21 @@ def assert_usage_error(result, message):
 
 
 def test_with_json_an_error_is_an_object_too(cli, tiny):
-    result = cli("suggest", *asked(tiny, "--optimizer", "lion"), "--json")
-    message = "optimizer: got 'lion'; must be one of adamw, adamw_fused, adamw_8bit, sgd"
+    result = cli("suggest", *asked(tiny, "--optimizer", "lamb"), "--json")
+    message = "optimizer: got 'lamb'; must be one of " + ", ".join(Optimizer)
     assert result.code == 2
-    wrong = {"field": "optimizer", "value": "lion", "allowed": message.partition("; ")[2]}
+    wrong = {"field": "optimizer", "value": "lamb", "allowed": message.partition("; ")[2]}
     error = {"field": "optimizer", "message": message, "exit_code": 2, "errors": [wrong]}
     assert result.json == {"error": error}
     assert result.err == f"tuner: error: {message}\n"
 
 
 def test_the_traceback_is_for_those_who_ask(cli, tiny, monkeypatch):
-    assert "Traceback" not in cli("suggest", *asked(tiny, "--optimizer", "lion")).err
+    assert "Traceback" not in cli("suggest", *asked(tiny, "--optimizer", "lamb")).err
     monkeypatch.setenv("TUNER_DEBUG", "1")
-    result = cli("suggest", *asked(tiny, "--optimizer", "lion"))
+    result = cli("suggest", *asked(tiny, "--optimizer", "lamb"))
     assert "Traceback" in result.err
-    assert result.err.splitlines()[-1].startswith("tuner: error: optimizer: got 'lion'")
+    assert result.err.splitlines()[-1].startswith("tuner: error: optimizer: got 'lamb'")
 
 
 def test_an_interrupt_is_no_traceback(cli, monkeypatch):
@@ -146,12 +147,14 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypat
     assert_usage_error(result, "micro_batch_size: got 3; must divide 4")
     assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; is required")
     known = framework_module._installed
-    hidden = {"torchao", "peft"}
+    hidden = {"torchao", "peft", "bitsandbytes"}
     monkeypatch.setattr(
         framework_module, "_installed", lambda name: "" if name in hidden else known(name)
     )
     result = cli("suggest", *asked(tiny, "--optimizer", "adamw_8bit"))
     assert_usage_error(result, r"optimizer: got 'adamw_8bit'; needs torchao")
+    result = cli("suggest", *asked(tiny, "--optimizer", "lion"))
+    assert_usage_error(result, r"optimizer: got 'lion'; needs bitsandbytes")
     result = cli("suggest", *asked(tiny, "--adapter", "lora", "--fidelity", "measured"))
     assert_usage_error(result, r"adapter: got 'lora'; needs peft, .* pip install peft")
     assert sorted(tmp_path.rglob("*")) == before

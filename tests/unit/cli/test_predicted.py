@@ -1,5 +1,7 @@
 """Predicted studies at the command line; dry runs are kept already, or cannot be made."""
 
+import re
+
 import pytest
 
 from tuner.client import advance
@@ -99,6 +101,21 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli, arguments):
     assert "allocated memory by arithmetic" in text
     assert "torch is not installed here, which a dry run needs" in text
     assert "No dry run was made" in text
+
+
+@pytest.mark.usefixtures("no_torch", "no_worker")
+def test_what_a_file_cannot_say_is_shown_beside_it(cli, arguments, tmp_path):
+    written = tmp_path / "args.json"
+    more = ["--framework", "trainer", "--adapter", "qlora", "--packing", "--knob", "sharding=ddp"]
+    found = cli("suggest", *arguments, *more, "--write", f"trainer={written}")
+    assert found.code == 0, found.err
+    assert written.exists()
+    beside, end = found.out.split("\nBeside ")[1].split("\nWritten ")
+    assert beside.startswith(str(written))
+    assert end.startswith(f" {written}")
+    code = beside[beside.index("import torch") : beside.index("  Give the Trainer data_collator=")]
+    assert {"get_peft_model", "load_in_4bit"} <= set(re.findall(r"\w+", code))
+    compile(code, "pasted", "exec")
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")

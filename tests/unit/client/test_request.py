@@ -361,7 +361,7 @@ def test_arguments_are_named_as_arguments(tmp_path):
         ({"script": "train.py"}, "script"),
     ):
         assert list(wrong(read_here, {**given, **change})) == [field], change
-    bad = {**given, "optimizer": "lion", "headroom": 2, "max_probes": 0}
+    bad = {**given, "optimizer": "lamb", "headroom": 2, "max_probes": 0}
     assert set(wrong(read_here, bad)) == {"optimizer", "headroom", "max_probes"}
     beside = [UsageError("budget", "soon", "must be a duration")]
     with pytest.raises(UsageError) as caught:
@@ -464,7 +464,7 @@ def test_what_is_wrong_with_a_case_is_named_with_its_path(lab):
             found = wrong(read_case, lab.case(**change))
             assert list(found) == [field], change
             assert allowed in found[field], change
-    both = lab.case(settings={"tp": 1, "tp_size": 0}, headroom=2, workload__optimizer="lion")
+    both = lab.case(settings={"tp": 1, "tp_size": 0}, headroom=2, workload__optimizer="lamb")
     fields = {"settings.tp", "settings.tp_size", "headroom", "workload.optimizer"}
     assert set(wrong(read_case, both)) == fields
 

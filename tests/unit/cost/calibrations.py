@@ -9,9 +9,9 @@ from tuner.core.workload import Optimizer
 from tuner.cost.calibration import PRECISIONS, Calibration, Reading
 from tuner.cost.calibration_fit import BYTES, ENDS, LAYER, _costs, fitted
 from tuner.cost.constants import default_costs
+from tuner.cost.memory.optimizers import update_bytes
 from tuner.cost.time.communication import Group, ring_s
 from tuner.cost.time.compute import stage_compute_s
-from tuner.cost.time.step import update_bytes
 
 FLOPS_PER_S, SMALL_DIM, COPY_BYTES_PER_S = 4e14, 200.0, 2e12
 TRAFFIC, LOGIT, HOST_S, UPDATE = 12.0, 40.0, 5e-4, 1.25

@@ -2,12 +2,15 @@ from dataclasses import replace
 
 import pytest
 
+from tuner.catalog.gpus import matmul_share
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.workload import Precision, Workload
+from tuner.core.framework import FrameworkName
+from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.time.step import sharded_step_s
+from tuner.cost.prediction import predict
+from tuner.cost.time.step import sharded_step_s, step_notes, step_time
 from tuner.model import published_model as read
 
 H100, NODES, PCIE = "8xh100-80gb", "4x8xh100-80gb", "4x8xa100-80gb-pcie"
@@ -65,6 +68,31 @@ def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
     once = 2 * seconds(text.format(1), H100, asked) - seconds(text.format(2), H100, asked)
     whole = 2 * 2 * asked.model.parameters * 7 / 8 / 450e9  # seconds of an ideal all-reduce
     assert once > 0.8 * whole
+
+
+def test_muon_multiplies_matrices_in_its_step() -> None:
+    """Five times a square of the shorter side, that times itself, and times the matrix."""
+    plain, muon = (workload(optimizer=one) for one in (Optimizer.ADAMW, Optimizer.MUON))
+    more = seconds("", asked=muon) - seconds("", asked=plain)
+    sides = ((4096, 4096, 2), (1024, 4096, 2), (4096, 14336, 3))
+    flops = 32 * 5 * sum(n * (4 * m**2 * k + 2 * m**3) for m, k, n in sides)
+    assert more == pytest.approx(flops / (989.4e12 * matmul_share("h100-80gb")), rel=0.15)
+
+
+def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back() -> None:
+    state, one = 2 * 8.03e9, parse_settings("")
+    found = {}
+    for optimizer in (Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT):
+        asked = workload(optimizer=optimizer), one, parse_cluster(H100), FrameworkName.TORCH
+        found[optimizer], _ = step_time(*asked, default_costs())
+        notes = step_notes(*asked, default_costs())
+        paged = optimizer is Optimizer.PAGED_ADAMW_8BIT
+        assert [note.startswith("15 GiB of optimizer state") for note in notes] == [True] * paged
+    kept, paged = found.values()
+    assert (kept.value, kept.low) == (paged.value, paged.low)
+    assert paged.high - kept.high == pytest.approx(2 * state / (63e9 / 2), rel=0.01)
+    shown = predict(*(asked[i] for i in (0, 2, 3, 1))).device_bytes
+    assert shown.high == parse_cluster(H100).gpu.memory_bytes  # nvidia-smi shows what has not gone
 
 
 def test_adapters_take_launches_and_autocasts_casts() -> None:

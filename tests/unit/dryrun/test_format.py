@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "e606c9129215c70613a152c5a20c620c46ec3d663d304c9406a8a86bd3508fde")
+PINNED = (4, "2f9068edf0cf15aaa42877a0268904414b447d068d125cfd8f8ba14ae936816c")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -95,7 +95,8 @@ SENTENCES: list[tuple[Fact, str]] = [
             spared_bytes=GIB,
         ),
         f"Its speed cannot be told apart from that of the fastest, {DDP} with 2 s (25% longer, 80%"
-        " interval 20% to 30% longer) and 1.00 GiB (probe #2); it needs 1.00 GiB less memory.",
+        " interval 20% to 30% longer) and 1.00 GiB (probe #2); the answer needs 1.00 GiB less"
+        " memory.",
     ),
     (
         facts.KnobProbed(changes=(PAIR,)),

@@ -205,7 +205,7 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
         True,
         "liger_kernel_config.cross_entropy: got true; must be false",
     ),
-    (TRAINER, "optim", "adamw_bnb_8bit", "optim: got 'adamw_bnb_8bit'"),
+    (TRAINER, "optim", "lion_8bit", "optim: got 'lion_8bit'"),
     (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
     (TRAINER, "fsdp", True, "fsdp_config.fsdp_version: got nothing; must be 2"),
     (DEEPSPEED, "zero_optimization.stage", 4, "zero_optimization.stage: got 4"),

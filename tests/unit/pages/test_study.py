@@ -6,14 +6,18 @@ import pytest
 
 from api.pages.answer import answer_of
 from api.pages.charts.memory import OUTSIDE
-from api.pages.study import MOST_TROUBLES, MOST_VALUES, status_of
+from api.pages.study import MOST_TROUBLES, MOST_VALUES, head_of, status_of
 from tests.unit.pages.html import Element, read_part
 from tests.unit.pages.made import GIB, crashed, events, ok, oom, question, shown, study
 from tuner.client.answered import with_launch
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.evaluation import Guard
+from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
+from tuner.core.packing import Packing
 from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
+from tuner.results import headline
 
 MOST_BYTES = 300_000
 AROUND_BYTES = 10_000
@@ -58,6 +62,29 @@ def test_what_to_run_and_what_to_copy():
     other = answer(study(question(tp_size=[2]), [ok(2.0, 1, 20 * GIB)]))
     assert "accelerate" not in [tab.id for tab in other.tabs]
     assert "tp_size=2" in dict(other.cannot)["accelerate"]
+
+
+def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
+    whole = question(sharding=["ddp"])
+    adapted = replace(
+        whole,
+        workload=replace(
+            whole.workload, adapter=Adapter(method=AdapterMethod.QLORA), packing=Packing()
+        ),
+        framework=framework("trainer"),
+    )
+    made = study(adapted, [ok(2.0, 1, 20 * GIB)])
+    assert {"qlora of rank 16", "packing varlen"} <= set(head_of(made).facts)
+    assert not {"qlora of rank 16", "packing varlen"} & set(head_of(study(whole, FOUND)).facts)
+    first, *others = answer(made).tabs
+    assert first.id == "trainer"
+    (code,) = [pasted for _, pasted in first.beside if pasted]
+    assert "load_in_4bit=True" in code
+    assert "get_peft_model" in code
+    assert "accelerate" in [tab.id for tab in others]
+    drawn = words(shown(made).parts["answer"])
+    assert "get_peft_model" in drawn
+    assert headline(made, best_known(made)).trains == ("qlora of rank 16", "packing varlen")
 
 
 def test_what_is_not_sure_is_not_dressed_as_measured():

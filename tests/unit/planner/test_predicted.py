@@ -104,7 +104,7 @@ def after(study, request, said, dry_run_of):
 
 def test_the_class_of_the_winner_is_dry_run(predicted, play):
     study, stop = play(predicted(), lambda settings: 20.0)
-    assert stop.reason == "the class of the best settings was dry-run"
+    assert stop.reason == "the layout of the best settings was dry-run"
     found = answer(study)
     assert found.best.basis is Basis.DRY_RUN
     assert found.best.settings.settings_class in {

@@ -1,9 +1,11 @@
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from tuner.core.configuration import parse_settings
 from tuner.core.study import Question
+from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.space import check_settings, enumerate_space, settings_notes
 
@@ -38,6 +40,45 @@ def test_broken_rules_are_named(ask: Ask) -> None:
             check_settings(ask(), parse_settings(text))
         assert caught.value.field == field
         assert words in caught.value.allowed
+
+
+def test_optimizers_that_step_no_dtensors_are_refused_where_there_are_some(ask: Ask) -> None:
+    plain = {Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.ADAMW_8BIT, Optimizer.SGD}
+    of_bitsandbytes = {Optimizer.ADAMW_BNB_8BIT, Optimizer.PAGED_ADAMW_8BIT, Optimizer.LION}
+    by_fsdp1 = {"accelerate": "1.5.0", "torch": "2.9.0"}
+    for optimizer in Optimizer:
+        question, of_fsdp1 = (
+            replace(one, workload=replace(one.workload, optimizer=optimizer))
+            for one in (ask(), ask(name="accelerate", versions=by_fsdp1))
+        )
+        legal = enumerate_space(question).legal
+        assert all(s.sharding == "ddp" and s.tp_size == 1 for s in legal) is (
+            optimizer not in plain
+        )
+        for text, field in (("sharding=full_shard", "sharding"), ("tp_size=8", "tp_size")):
+            if optimizer in plain:
+                check_settings(question, parse_settings(text))
+                continue
+            with pytest.raises(UsageError, match=f"with optimizer {optimizer}: ") as caught:
+                check_settings(question, parse_settings(text))
+            assert caught.value.field == field
+        shards = {s.sharding for s in enumerate_space(of_fsdp1).legal} > {"ddp"}
+        assert shards is (optimizer in plain | of_bitsandbytes)  # flat shards are plain tensors
+
+
+def test_muon_is_where_torch_has_it_and_not_the_trainer_s(ask: Ask) -> None:
+    for name, versions, why in (
+        ("torch", {"torch": "2.9.0"}, ""),
+        ("torch", {"torch": "2.8.0"}, "needs torch 2.9 or newer"),
+        ("trainer", {}, "none of the Trainer's optimizers"),
+    ):
+        question = ask(name=name, versions=versions)
+        muon = replace(question.workload, optimizer=Optimizer.MUON)
+        if not why:
+            replace(question, workload=muon)
+            continue
+        with pytest.raises(UsageError, match=why):
+            replace(question, workload=muon)
 
 
 def test_hybrid_shard_needs_ranks_to_shard_over_in_each_node(ask: Ask) -> None:

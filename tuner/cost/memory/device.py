@@ -24,14 +24,13 @@ from tuner.core.measurement import Phase
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs, default_costs
+from tuner.cost.memory.optimizers import copies_whole, state_bytes
 from tuner.cost.memory.shards import (
     WEIGHT_BYTES,
     axis_sizes,
-    copies_whole,
     frozen_bytes,
     is_fsdp,
     shard_ranks,
-    state_bytes,
 )
 from tuner.cost.memory.step import step_memory
 from tuner.cost.memory.tensors import model_tensors
@@ -237,7 +236,7 @@ def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) ->
 
     own, own_more = sums(WEIGHT_BYTES[workload.precision])
     frozen, frozen_more = sums(frozen_bytes(workload), trained=False)
-    moment, moment_more = sums(state_bytes(workload) / 2)
+    moment, moment_more = sums(state_bytes(workload, cluster) / 2)
     copies = copies_whole(workload, cluster)
     kept = _Kept(
         own=own + frozen,

@@ -16,7 +16,7 @@ from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.packing import PackingVariant
-from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, Workload
+from tuner.core.workload import Loss, Precision, ReduceDtype, Workload
 from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.graph import Program
 from tuner.cost.memory.layers import LayerKey, layer_program
@@ -173,13 +173,6 @@ COMPUTE_BYTES = {Precision.BF16: 2, Precision.BF16_MIXED: 2, Precision.FP32: 4}
 # Bytes of an unsharded gradient that waits for its reduction.
 REDUCE_BYTES = {ReduceDtype.BF16: 2, ReduceDtype.FP32: 4}
 
-# torchao's 8-bit AdamW: two moments of a byte, and an fp32 scale for each block of 256.
-STATE_BYTES_8BIT = 2 * (1 + 4 / 256)
-
-# Of its step on CUDA, per element of the parameter that is updated: both moments in fp32, and new
-# scales (``single_param_adam`` in torchao/optim/adam.py, as inductor compiles it).
-STEP_BYTES_8BIT = 2 * (4 + 4 / 256)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
@@ -317,13 +310,6 @@ def logit_ranks(workload: Workload, settings: Settings) -> int:
     return 1 if workload.gathers_logits else settings.tp_size
 
 
-def state_bytes(workload: Workload) -> float:
-    """Bytes of optimizer state per parameter: Adam has two moments."""
-    if workload.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
-        return 2 * WEIGHT_BYTES[workload.precision]
-    return STATE_BYTES_8BIT if workload.optimizer is Optimizer.ADAMW_8BIT else 0
-
-
 def shards(
     workload: Workload, settings: Settings, cluster: Cluster, selects_every: int = 1
 ) -> Shards:
@@ -430,11 +416,6 @@ def is_block_diagonal(workload: Workload) -> bool:
     """Tells whether one mask of numbers, which comes with the batch, is all layers' own."""
     packing = workload.packing
     return packing is not None and packing.variant is PackingVariant.BLOCK_DIAGONAL
-
-
-def copies_whole(workload: Workload, cluster: Cluster) -> bool:
-    """On CUDA torch's AdamW, unless fused, works on all parameters at once, through one copy."""
-    return workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
 
 
 # DDP's first bucket is small, so that reducing starts early.

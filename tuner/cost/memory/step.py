@@ -14,26 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tuner.core.cluster import Cluster, Device
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.measurement import Phase
-from tuner.core.workload import Optimizer, Workload
+from tuner.core.workload import Workload
 from tuner.cost.memory.layers import WIDE_NORMS, dropout_mask
+from tuner.cost.memory.optimizers import state_bytes, step_bytes
 from tuner.cost.memory.shards import (
     NEAR_ENDS,
     REDUCE_BYTES,
-    STEP_BYTES_8BIT,
     WEIGHT_BYTES,
     Layer,
     Unit,
-    copies_whole,
     is_block_diagonal,
     is_fsdp,
     layer_variants,
     loss_width,
     parameter_bytes,
     shards,
-    state_bytes,
 )
 from tuner.cost.memory.tensors import buffer_bytes, scales_bytes
 from tuner.cost.memory.wrapping import (
@@ -119,7 +117,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     own = on_device * parameter_bytes(workload, *elements)
     gradients = on_device * weights * elements[1]
     state = held.trained_shard if settings.sharding is not Sharding.ZERO1 else 0.0
-    state *= on_device * state_bytes(workload)
+    state *= on_device * state_bytes(workload, cluster)
     waits = 0.0  # whole gradients that wait for the step's last micro-batch
     if settings.gradient_accumulation_steps > 1 and not sharded:
         waits = weights * held.trained_whole
@@ -159,7 +157,8 @@ class _Step(Wrapping):
         if not self.turns:  # rotary frequencies are too few to count
             tape.fixed(PARAMETERS, buffer_bytes(self.model))
         tape.fixed(PARAMETERS, scales_bytes(self.model, self.workload.adapter))
-        tape.fixed(OPTIMIZER_STATE, self.on_device * state_bytes(self.workload) * state)
+        state *= state_bytes(self.workload, self.cluster)
+        tape.fixed(OPTIMIZER_STATE, self.on_device * state)
         if not self.fsdp and self.replicas > 1:
             tape.fixed(DDP_BUCKETS, self.w * own)
         if self.whole_waits:
@@ -178,15 +177,9 @@ class _Step(Wrapping):
         self._loss_backward()
         self._backward()
         tape.enter(Phase.OPTIMIZER)
-        # AdamW's copy of what it updates: all of it on CUDA, elsewhere twice the largest part. On
-        # CUDA the 8-bit one holds both moments of one parameter in fp32. On CPUs no probe sees what
-        # its compiled step makes.
-        optimizer, on_cuda = self.workload.optimizer, self.cluster.gpu.device is Device.CUDA
-        if self.on_device and optimizer is Optimizer.ADAMW_8BIT and on_cuda:
-            tape.fixed(TEMPORARIES, STEP_BYTES_8BIT * parts.largest)
-        if self.on_device and optimizer is Optimizer.ADAMW:
-            copies = own if copies_whole(self.workload, self.cluster) else 2 * parts.largest
-            tape.fixed(TEMPORARIES, self.w * copies)
+        if self.on_device:
+            taken = step_bytes(self.workload, self.cluster, own, parts.largest)
+            tape.fixed(TEMPORARIES, taken)
         return tape.moments()
 
     def _forward(self) -> None:

@@ -35,6 +35,7 @@ class Tensor(NamedTuple):
     columns: int = 1  # elements of one row
     split: Split = Split.NONE  # under tensor parallelism
     trained: bool = True  # false of what is frozen beside an adapter
+    last: int = 0  # size of the last of three dimensions; 0 where there are fewer
 
     def local(self, tp: int) -> "Tensor":
         """Counts the elements that tensor parallelism leaves to rank 0; as ``torch.chunk``, the
@@ -114,7 +115,8 @@ def model_tensors(
     sparse: tuple[Tensor, ...] = ()
     if model.experts:  # packed in two tensors, cut by expert, beside router and shared expert
         width, experts = model.expert_intermediate_size, model.experts
-        packed = (Tensor(experts, 2 * width * hidden), Tensor(experts, hidden * width))
+        into = Tensor(experts, 2 * width * hidden, last=hidden)
+        packed = (into, Tensor(experts, hidden * width, last=width))
         router = (Tensor(experts, hidden),)
         shared = model.fields.get("shared_expert_intermediate_size")
         always = (*_mlp(model, shared), Tensor(1, hidden)) if shared else ()

@@ -8,7 +8,7 @@ all-to-all. Constants: ``catalog/costs.toml``.
 from dataclasses import replace
 from math import inf
 
-from tuner.catalog.gpus import gpu_kinds, has_matmul_share
+from tuner.catalog.gpus import gpu_kinds, has_matmul_share, matmul_share
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
@@ -16,6 +16,7 @@ from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.attention import Backend
+from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
 from tuner.cost.memory.pipeline import Stage
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
@@ -111,6 +112,11 @@ def _step_s(
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     else:
         update_s = costs.torch.update_factor * update / memory_rate
+    if work := update_flops(workload):  # in bf16, whatever the weights are in
+        rate = cluster.gpu.dense_bf16_flops_per_s or peak_flops_per_s(workload, cluster)
+        assert rate is not None
+        share = 1.0 if costs.calibrated else matmul_share(cluster.gpu.name)
+        update_s += work / (rate * share)
     if traced is None:
         computed = [_computing(workload, settings, cluster, one) for one in each]
     else:
@@ -157,26 +163,6 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     )
 
 
-# Traffic of an update per parameter: numbers in the weights' precision, and bytes beside them.
-#
-# AdamW of torch is ``foreach`` (``_multi_tensor_adam`` in torch/optim/adam.py): decay 2, first
-# moment 3, second 2 + 3, root 2, division 2, epsilon 2, update 4. torchao's 8-bit AdamW is one
-# kernel: it reads the gradient, reads and writes the weight and two moments of a byte. SGD is one
-# kernel. So is the fused AdamW: it reads the gradient, reads and writes the weight and two moments.
-UPDATE_PASSES = {
-    Optimizer.ADAMW: (20, 0),
-    Optimizer.ADAMW_FUSED: (7, 0),
-    Optimizer.ADAMW_8BIT: (3, 4),
-    Optimizer.SGD: (3, 0),
-}
-
-
-def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:
-    """Bytes of the device's memory that an optimizer's step reads and writes."""
-    numbers, more = UPDATE_PASSES[optimizer]
-    return parameters * (numbers * WEIGHT_BYTES[precision] + more)
-
-
 # The GPUs of the runs that constants were fitted on: nanotron's, and FSDP's.
 FITTED_GPU, FITTED_TORCH_GPU = "h100-80gb", "a100-80gb"
 # Stalls of this share of the step without them, or more, are told.
@@ -201,7 +187,8 @@ def step_time(
     ``traced`` is of the dry runs of a model that no arithmetic knows: nothing was fitted on such.
 
     The low end supposes attention at the rate of its kernel's paper, which is above what published
-    steps show.
+    steps show. The high end of paged state supposes that all of it is evicted in each step, the
+    value that none is.
 
     Published runs of nanotron stall at times, unexplained. Where they may, the interval reaches
     from no stall to the expected one, and beyond both; the value holds the expected stall on the
@@ -210,6 +197,8 @@ def step_time(
     piped = framework is FrameworkName.NANOTRON
     if workload.model.is_traced and traced is None:
         return UNKNOWN, "time is unknown: its dry runs counted no operators"
+    if workload.model.is_traced and workload.optimizer is Optimizer.MUON:
+        return UNKNOWN, "time is unknown: its dry runs counted no products of Muon's"
     if missing := missing_rate(
         workload, settings, cluster, piped=piped, calibrated=costs.calibrated
     ):
@@ -234,8 +223,16 @@ def step_time(
             width = t.torch
         else:
             width = t.torch_other
-    low, high = width.low * least, width.high * most
+    low, high = width.low * least, width.high * most + paging_s(workload, settings, cluster)
     return Quantity(value=seconds, low=low, high=high, provenance=Provenance.PREDICTED), ""
+
+
+def paging_s(workload: Workload, settings: Settings, cluster: Cluster) -> float:
+    """Seconds that paged optimizer state takes if all of it goes to the host and back in each step,
+    at half of the link's rate, the most that bitsandbytes found (docs/source/explanations/
+    optimizers.mdx)."""
+    rate = host_bytes_per_s(cluster)
+    return 2 * paged_bytes(workload, cluster) / (rate / 2) if rate else 0.0
 
 
 def _is_as_fitted(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
@@ -265,12 +262,18 @@ def step_notes(
     *,
     fits: bool = True,
 ) -> tuple[str, ...]:
-    """Lists what a reader should know of the step time: the stalls that it, or its interval, holds.
+    """Lists what a reader should know of the step time: the stalls that it, or its interval, holds,
+    and paged state.
 
-    The arguments are those of :func:`step_time`. Empty where stalls are under a tenth of the step,
-    and where the time is unknown.
+    The arguments are those of :func:`step_time`. No stalls are told under a tenth of the step, and
+    where the time is unknown.
     """
     piped = framework is FrameworkName.NANOTRON
+    if paged := paged_bytes(workload, cluster):
+        told = f"{paged / 2**30:.3g} GiB of optimizer state are paged, and not counted: where the"
+        told += " GPU has no room for them they wait on the host, and come back in each step"
+        seconds = paging_s(workload, settings, cluster)
+        return (told + (f", all of it in {seconds:.2g} s at best" if seconds else ""),)
     if not piped or not fits or missing_rate(workload, settings, cluster, piped=True):
         return ()
     found = pipeline_seconds(workload, settings, cluster, costs)

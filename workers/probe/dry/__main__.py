@@ -19,10 +19,12 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 
 # Modules that libraries import late, and every dry run needs; or are left to it, if missing.
 MODULES = ("transformers.models.llama.modeling_llama",)
+OF_ADAPTERS = ("peft", "bitsandbytes")
 
 
 def main() -> int:
@@ -58,6 +60,7 @@ def main() -> int:
         wall_s=options.wall_s,
         jobs=options.jobs,
         since=started,
+        prepare=preload_for,
     )
     try:
         server.run()
@@ -66,27 +69,38 @@ def main() -> int:
     return 0
 
 
-def preload() -> None:
-    """Import what every dry run needs, once, before any is forked."""
+def preload(names: Sequence[str] = MODULES) -> None:
+    """Import what every dry run needs, or those of some requests, once, before any is forked."""
+    gc.disable()  # nothing imported is garbage, and looking for some takes a tenth of the time
     import torch
 
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     torch.set_num_threads(1)
-    # Keep transformers from importing torchao, for quantized models that nobody trains here: that
-    # takes a second and prints warnings. The 8-bit optimizer imports it after this.
+    # Keep transformers and peft from importing torchao, for quantized models that nobody trains
+    # here: that takes a second and prints warnings. The 8-bit optimizer imports it after this.
     hides = "torchao" not in sys.modules
     if hides:
         hidden: dict[str, object] = {"torchao": None}
         sys.modules.update(hidden)  # type: ignore[arg-type]
     try:
-        for name in MODULES:
+        for name in names:
             with suppress(ImportError):
                 importlib.import_module(name)
         importlib.import_module("workers.probe.dry.server")
+        # peft asks once in a process, layer by layer
+        if (peft := sys.modules.get("peft.import_utils")) is not None:
+            peft.is_torchao_available()
     finally:
         if hides:
             sys.modules.pop("torchao", None)
     gc.freeze()  # nothing imported is ever freed: spare each dry run the search
+    gc.enable()
+
+
+def preload_for(line: str) -> None:
+    """Import what a request needs beside, before it is forked: others will need it too."""
+    if '"adapter"' in line and "peft" not in sys.modules:
+        preload(OF_ADAPTERS)
 
 
 if __name__ == "__main__":

@@ -7,11 +7,22 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
 
 from workers.probe.collectives import group_of, kind_of, tensors_of
+from workers.probe.dry.fake import UNKNOWN, FakeMode
 from workers.probe.dry.substitutes import STAND_INS
 from workers.probe.dry.work import Work
-from workers.probe.tracker import Phase, StorageTracker, plain_tensors, rounded
+from workers.probe.tracker import (
+    UNPACKS,
+    Phase,
+    Plan,
+    StorageTracker,
+    fake_mode,
+    plain_tensors,
+    rounded,
+)
 
 _PHASE, _OPERATOR = slice(0, 32), slice(32, 160)
 
@@ -127,7 +138,6 @@ class Ledger(StorageTracker):
         self.data_groups: frozenset[str] = frozenset()
         self.log: Log = []
         self.work: Work | None = None
-        self._plans: dict[int, _Plan] = {}
         self._blocks: dict[int, Block] = {}
         self._makes = False
 
@@ -166,8 +176,12 @@ class Ledger(StorageTracker):
         self.log.append(Change(held.block, -held.by))
 
     def add(self, tensor: torch.Tensor) -> None:
-        self._makes = tensor.dim() > 1 and tensor.shape[-1] in self.vocabulary
-        super().add(tensor)
+        shape = tensor.shape
+        self._makes = len(shape) > 1 and shape[-1] in self.vocabulary
+        if type(tensor) is FakeTensor and tensor.fake_device.type != "meta":
+            self._count(tensor)
+        else:
+            super().add(tensor)
 
     def _known(self, tensors: Iterable[torch.Tensor]) -> Iterable[Block]:
         for tensor in tensors:
@@ -207,31 +221,32 @@ class Ledger(StorageTracker):
             return args[0].fake_device
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        plan = self._plan(func)
+    def _run(self, plan: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         self._progress.run(plan.name)
+        mode = self._home_mode
+        if plan.is_operator and isinstance(mode, FakeMode) and fake_mode() is mode:
+            found = mode.known(plan.run, args, kwargs)
+            if found is not UNKNOWN:
+                return found
         return plan.run(*args, **kwargs)
 
-    def _kind(self, func: Any) -> str | None:
-        return self._plan(func).collective
-
     def _plan(self, func: Any) -> "_Plan":
-        """The plan for an operator; operators live as long as the process."""
-        plan = self._plans.get(id(func))
-        if plan is None:
-            fsdp = func.namespace == "fsdp"
-            plan = self._plans[id(func)] = _Plan(
-                name=packed_operator(str(func)),
-                run=STAND_INS.get(func, func),
-                collective=kind_of(func),
-                copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
-                is_cast=func is torch.ops.aten._to_copy.default,
-                buffer_share=_BUFFERS.get(func, 0.0),
-            )
+        fsdp, run = func.namespace == "fsdp", STAND_INS.get(func, func)
+        plan = self._plans[id(func)] = _Plan(
+            collective=kind_of(func),
+            unpacks=getattr(func, "_name", "") == UNPACKS,
+            name=packed_operator(str(func)),
+            run=run,
+            is_operator=isinstance(run, OpOverload),
+            copies=_FSDP_COPIES.get(func.overloadpacket.__name__) if fsdp else None,
+            is_cast=func is torch.ops.aten._to_copy.default,
+            buffer_share=_BUFFERS.get(func, 0.0),
+        )
         return plan
 
-    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any) -> None:
-        plan = self._plan(func)
+    def _note(
+        self, plan: Any, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], out: Any
+    ) -> None:
         if self.work is not None:
             self.work.count(func, args, kwargs, out)
         if plan.buffer_share and not self._over_gloo:
@@ -268,10 +283,11 @@ _FSDP_COPIES: Mapping[str, Category] = {
 _DEVICE: Any = torch.ops.prim.device.default
 
 
-class _Plan(NamedTuple):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan(Plan):
     name: bytes  # its name, as progress is told it
     run: Any  # the operator, or its stand-in
-    collective: str | None  # the collective that it is
+    is_operator: bool  # whether that is an operator
     copies: Category | None  # the purpose of tensors that FSDP2 copies with it
     is_cast: bool  # true if its result may be a parameter in another precision
     buffer_share: float

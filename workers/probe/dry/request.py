@@ -12,14 +12,17 @@ MOST_SIZES = 2
 # Values of the fields that name one; each field's own name is its rule's.
 ALLOWED = {
     "settings.sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
-    "optimizer": ("adamw", "adamw_fused", "adamw_8bit", "sgd"),
+    "optimizer": (
+        "adamw", "adamw_fused", "adamw_8bit", "sgd", "adamw_bnb_8bit", "paged_adamw_8bit", "lion",
+        "adafactor", "muon",
+    ),
     "precision": ("bf16", "bf16_mixed", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
     "loss": ("hf", "fp32", "own_dtype"),
     "tensor_parallel": ("sequence_parallel", "sharded_logits", "gathered_logits"),
     "settings.activation_checkpointing": ("none", "selective", "every_2", "full", "offload"),
     "device": ("cpu", "cuda"),
-}
+}  # fmt: skip
 
 
 class RefusedError(ValueError):

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -10,17 +10,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from workers.probe.checkpointing import host_bytes
 from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
+from workers.probe.dry.fake import FakeMode
 from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
 from workers.probe.dry.request import Request
 from workers.probe.dry.substitutes import substituted
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
 from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
+from workers.probe.optimizers import in_host_memory
 from workers.probe.quantized import scales
 from workers.probe.spec import Spec
 from workers.probe.stack import Stack, build_stack
@@ -29,51 +30,6 @@ from workers.probe.tracker import INSTRUMENT, Phase
 
 # The part of the model that each phase begins in.
 FIRST_PART = {"forward": BEFORE, LOSS: AFTER, "backward": AFTER, "optimizer": AFTER}
-
-
-# Arguments of operators that stand for themselves in a key.
-_PLAIN = frozenset(
-    {int, float, bool, str, type(None), torch.Size, torch.dtype, torch.device, torch.layout}
-)
-
-
-class _FakeMode(FakeTensorMode):
-    """Without the guard against being compiled, which costs more than many an operator, and with
-    shorter keys of its cache: all tensors here are plain, strided, and without symbolic shapes."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Sequence[type],
-        args: Sequence[object] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        return self.dispatch(func, types, args, kwargs or {})
-
-    def _prep_args_for_hash(
-        self, result: list[object], args: Any, state: Any, id_hashed_objects: list[object]
-    ) -> None:
-        """Adds what an operator's result depends on, as torch's own, which takes twice as long as
-        to make a tensor: its ``TensorMetadata`` has 17 fields, of which these vary here."""
-        if isinstance(args, dict):
-            args = [item for pair in args.items() for item in pair]
-        result.append(len(args))
-        for arg in args:
-            kind = type(arg)
-            if kind is FakeTensor and arg.constant is None and arg.fake_mode is self:
-                size = arg.untyped_storage().nbytes()
-                own = (arg.dtype, arg.shape, arg.stride(), arg.storage_offset(), size)
-                result += (kind, *own, arg.fake_device, arg.requires_grad)
-            elif kind in _PLAIN:
-                result += (kind, arg)
-            elif kind is list or kind is tuple:
-                self._prep_args_for_hash(result, arg, state, id_hashed_objects)
-            else:
-                super()._prep_args_for_hash(result, [arg], state, id_hashed_objects)
 
 
 class FakeDevice:
@@ -97,7 +53,7 @@ class FakeDevice:
         self.torch_device = torch.device("cpu")
         self.foreach: bool | None = True if kind == "cuda" else None
         self.tracker = Ledger(phase, progress, over_gloo=kind == "cpu")
-        self._mode = _FakeMode(allow_non_fake_inputs=True)
+        self._mode = FakeMode()
 
     def memory(self) -> AbstractContextManager[object]:
         """Under this, new tensors have shapes and no values."""
@@ -188,9 +144,10 @@ class DryRun:
             ledger.work.to_host((host_bytes(stack.decoder_layers()) - on_host) / count)
         state = stack.state_tensors()
         if self.request.spec.device == "cuda":
-            # torch's optimizers keep their step counts, scalars, in host memory there
-            ledger.drop(t for t in state if t.dim() == 0)
-            state = [t for t in state if t.dim() > 0]
+            name, states = self.request.spec.optimizer, stack.optimizer.state.values()
+            outside = {id(t): t for t in in_host_memory(name, states)}
+            ledger.drop(outside.values())
+            state = [t for t in state if id(t) not in outside]
         self._own(state, Category.OPTIMIZER_STATE)
         return turning_points(ledger.log), list(ledger.calls)
 

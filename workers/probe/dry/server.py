@@ -100,6 +100,7 @@ class Server:
         since: on the monotonic clock, when the first requests may have been sent: their classes'
             wall time counts from then.
         jobs: dry runs at the same time.
+        prepare: called in this process with each request before its dry run is forked.
     """
 
     def __init__(
@@ -112,10 +113,11 @@ class Server:
         wall_s: float,
         jobs: int,
         since: float | None = None,
+        prepare: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._source, self._write, self._is_heard = source, write, is_heard
         self._limit_s, self._wall_s, self._jobs = limit_s, wall_s, jobs
-        self._since = since
+        self._since, self._prepare = since, prepare
         self._waiting: deque[_RequestLine] = deque()
         self._running: list[_Child] = []
         self._times: dict[str, _ClassTime] = {}
@@ -189,6 +191,7 @@ class Server:
         if left_s <= 0 or is_late:
             self._tell(request.id, self._too_long(of_class, progress))
             return
+        self._prepare(request.line)
         context = multiprocessing.get_context("fork")
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(

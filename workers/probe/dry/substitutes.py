@@ -38,6 +38,8 @@ def _grouped_mm(
 STAND_INS: Mapping[Any, Any] = {
     # eager waits in place, while the fake kernel returns a new tensor
     torch.ops._c10d_functional.wait_tensor.default: lambda tensor: tensor,
+    # below autograd it is a view, of which torch's fake mode keeps results
+    torch.ops.aten._unsafe_view.default: torch.ops.aten.view.default,
     # torch's own fake kernel refuses all but bf16
     torch.ops.aten._grouped_mm.default: _grouped_mm,
 }

@@ -44,6 +44,8 @@ def trace_of(
     notes = [DDP_NOTE] if buckets.bytes else []
     if spec.optimizer == "adamw_8bit":
         notes.append("temporaries: torchao's compiled step is not run; what it makes is counted")
+    if spec.optimizer == "paged_adamw_8bit" and spec.device == "cuda":
+        notes.append("optimizer_state: what is paged is in unified memory, and not counted")
     if spec.device == "cuda":
         notes.append("cuda: followed on fake CPU tensors with foreach optimizers")
     axes, found = stack.axis_names(), []
