@@ -190,7 +190,10 @@ def real_peak(config: Mapping[str, Any], task: str) -> int | str:
              "--init-method", f"file://{folder}/rendezvous"],
             env=rank, capture_output=True, check=False, cwd=ROOT,
         )  # fmt: skip
-        record = json.loads((out / "rank-00000.json").read_text())
+        record_file = out / "rank-00000.json"
+        if not record_file.exists():  # killed: a type whose tiny one is not tiny
+            return "the real step ended without a record"
+        record = json.loads(record_file.read_text())
     memory = record["memory"]
     return int(memory["peak_allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
 
