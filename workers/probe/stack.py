@@ -289,11 +289,12 @@ def _replicated(
 ) -> nn.Module:
     """The model with autocast, and in DDP on several ranks, or in what stands for it."""
     wrapped: nn.Module
-    if not is_fake_group():
+    if spec.data_parallel_size > 1 and not is_fake_group():
         wrapped = accelerator.prepare_model(model, device_placement=False)
         _set_reduce_dtype(spec, wrapped)
         return wrapped
-    # DDP's C++ reducer wants real peers: accelerate is told that there are none
+    # DDP's C++ reducer wants real peers: accelerate is told that there are none. By the variables
+    # of a launcher it would take one rank for several, which ``accelerate launch`` sets for none.
     before = accelerator.state.distributed_type
     _set_distributed_type(accelerator, DistributedType.NO)
     try:

@@ -427,6 +427,17 @@ OTHER_TYPES: Mapping[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
+def test_memory_of_one_rank(preloaded: Preloaded, tmp_path: Path) -> None:
+    """It is in no DDP, whose buckets would be as large as its gradients."""
+    cases: dict[str, dict[str, Any]] = {
+        "plain": {"ranks": 1},
+        "mixed, several micro-batches": {
+            "ranks": 1, "precision": "bf16_mixed", "reduce_dtype": "bf16", "sync_each_batch": False,
+        },
+    }  # fmt: skip
+    hold_predictions(preloaded, tmp_path, of_cases(cases))
+
+
 @pytest.mark.long
 def test_memory_of_types_without_arithmetic(preloaded: Preloaded, tmp_path: Path) -> None:
     specs = {

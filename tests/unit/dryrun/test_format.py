@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "2f9068edf0cf15aaa42877a0268904414b447d068d125cfd8f8ba14ae936816c")
+PINNED = (4, "3f279bd2decb94d61ae5d555dc76898cae592f9819974801c83f3c3357d65323")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
