@@ -172,8 +172,6 @@ def _missing_links(question: Question, cluster: Cluster) -> str:
 def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
     if question.framework.name is FrameworkName.NANOTRON:
         return f"nanotron's settings are not probed {where}"
-    if not question.workload.model.is_probed:
-        return f"{question.workload.model.type_and_task} is known by dry runs alone"
     for package, version, found in not_installed(question.framework, versions):
         return f"{package} {version} is asked about, and {found or 'none'} is {where}"
     if missing := missing_beside(question, versions):

@@ -207,13 +207,6 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
-    if not question.workload.model.is_probed and question.script is None:
-        raise UsageError(
-            "model_type",
-            question.workload.model.model_type,
-            "is known by dry runs alone, and not probed here: ask for predictions with --fidelity"
-            " predicted, or have your own script of it run with --script",
-        )
     for package, version, found in not_installed(asked):
         state = f"{package} {found} is installed here" if found else "it is not installed here"
         raise UsageError(

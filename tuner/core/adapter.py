@@ -110,8 +110,10 @@ class Adapter:
             UsageError: with those that it has.
         """
         if model.is_traced:
-            allowed = f"is not covered for {model.type_and_task}, which only dry runs know"
-            raise UsageError("adapter", str(self.method), allowed)
+            if not model.is_causal_lm:
+                allowed = f"is not covered for {model.type_and_task}"
+                raise UsageError("adapter", str(self.method), allowed)
+            return  # its linear layers are not known before its dry run
         if model.experts:
             # ``ParamWrapper`` in peft/tuners/lora/layer.py
             allowed = f"is not covered for {model.name}: peft adapts packed experts in its own way"

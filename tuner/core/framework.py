@@ -226,10 +226,11 @@ def packages_beside(workload: Workload, device: Device = Device.CPU) -> tuple[st
     return tuple(package for package, is_needed in wanted.items() if is_needed)
 
 
-def no_dtensors(optimizer: Optimizer, framework: Framework, tp_size: int) -> str:
-    """Why it steps no parameters that are sharded, or split by ``tp_size``; empty where it does."""
+def no_dtensors(optimizer: Optimizer, framework: Framework, *, splits: bool) -> str:
+    """Why it steps no parameters that are sharded, or split by tensor parallelism (``splits``);
+    empty where it does."""
     why = NO_DTENSORS.get(optimizer, "")
-    if not why or framework.fsdp_version == 2 or tp_size > 1:
+    if not why or framework.fsdp_version == 2 or splits:
         return why
     flat = "FSDP1 shards plain tensors, but flat ones, without rows and columns"
     return "" if optimizer in OF_BITSANDBYTES else flat

@@ -90,11 +90,6 @@ class ModelConfig:
         return not self.is_causal_lm or self.model_type not in ARCHITECTURES
 
     @property
-    def is_probed(self) -> bool:
-        """Tells whether the probe program's own step may be run of it."""
-        return not (self.is_traced and self.is_causal_lm)
-
-    @property
     def is_causal_lm(self) -> bool:
         return self.task is Task.CAUSAL_LM
 

@@ -48,8 +48,6 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
         return (_company(whole, study, pending) if beside else None) or Wait()
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
-    if not study.question.workload.model.is_probed and not study.question.script:
-        return Stop(reason="a model that only dry runs know is not probed; ask for predictions")
     if why := study.limits.sampler.why_not_here:
         return Stop(reason=f"sampler {study.limits.sampler} {why}")
     known = learned(whole, study.limits.fidelity)

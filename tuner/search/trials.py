@@ -214,9 +214,9 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *_one_hot(model.task, Task),
             *_one_hot(workload.tensor_parallel, TensorParallel),
             *_one_hot(adapter and adapter.method, (None, *AdapterMethod)),
-            # how many times fewer elements are trained than the model has
+            # how many times fewer elements are trained than the model has, where that is known
             log2(model.parameters / trained_elements(model, adapter)) / WORKLOAD_DOUBLINGS
-            if adapter
+            if adapter and not model.is_traced
             else 0.0,
             bool(adapter and adapter.dropout) / CHOICES,
             *_one_hot(workload.packing and workload.packing.variant, PackingVariant),

@@ -460,7 +460,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
     sharded, work = settings.sharding in FSDP, question.workload
     own = question.script is not None or question.framework.name is FrameworkName.NANOTRON
-    why = no_dtensors(work.optimizer, question.framework, tp)
+    why = no_dtensors(work.optimizer, question.framework, splits=tp > 1)
     if why and not own and (sharded or tp > 1):
         why = f"with optimizer {work.optimizer}: {why}"
         if sharded:

@@ -125,6 +125,23 @@ def test_suggest_probes_answers_and_is_continued(command, environment, tmp_path)
     assert f"\nStudy    {found['study_id']}\n" in again.stdout
 
 
+def test_adapters_of_a_type_that_only_dry_runs_know_are_probed(environment, preloaded, tmp_path):
+    """Its linear layers have names that peft alone knows; no replica of it is trained."""
+    path = tmp_path / "config.json"
+    sizes = {"hidden_size": 64, "n_layer": 4, "n_head": 4, "vocab_size": 512}
+    path.write_text(json.dumps({"model_type": "bloom", **sizes}))
+    argv = (*PROGRAM, "suggest", "--model", str(path), "--cluster", "cpu:2",
+            "--framework", "accelerate", "--precision", "fp32", "--global-batch-size", "4",
+            "--sequence-length", "32", "--adapter", "lora", "--knob", "sharding=ddp",
+            "--knob", "micro_batch_size=2", "--knob", "activation_checkpointing=none",
+            "--max-probes", "1", "--json")  # fmt: skip
+    done = run(argv, {**environment, **preloaded.environment})
+    assert done.returncode == 0, done.stderr
+    best = json.loads(done.stdout)["best"]
+    assert best["provenance"] == "measured"
+    assert best["guard"]["verdict"] == "not_checked"
+
+
 @pytest.mark.long
 def test_probe_measures_repeats_and_runs_out_of_memory(command, environment):
     settings = ("--settings", "sharding=full_shard,micro_batch_size=2", "--json")

@@ -445,6 +445,11 @@ def test_memory_of_types_without_arithmetic(preloaded: Preloaded, tmp_path: Path
         for name, config in OTHER_TYPES.items()
         for sharding in ("ddp", "full_shard")
     }
+    specs |= {
+        f"{kind['method']} {name}": memory_spec(config, 2, adapter=kind, precision="bf16_mixed")
+        for name, config in OTHER_TYPES.items()
+        for kind in (DROPS, QUANTIZED)
+    }
     hold_predictions(preloaded, tmp_path, specs)
 
 
