@@ -197,7 +197,8 @@ OF_OTHERS += ("studies.asked_at", "probes.created_at")
 
 
 def left_by_claim(store):
-    """The newest row of each table that a claim writes; moments are told from its beginning."""
+    """The newest row of each table that a claim writes; moments are whole seconds from its
+    beginning, as a clock that is read twice may show the next millisecond."""
     with store.transactions.read() as session:
         attempt = session.scalars(select(AttemptRow).order_by(AttemptRow.id.desc())).first()
         event = session.scalars(select(EventRow).order_by(EventRow.id.desc())).first()
@@ -210,7 +211,10 @@ def left_by_claim(store):
             if str(column) not in OF_OTHERS
         ]
         began = attempt.started_at
-    return [(name, one - began if isinstance(one, datetime) else one) for name, one in kept]
+    return [
+        (name, round((one - began).total_seconds()) if isinstance(one, datetime) else one)
+        for name, one in kept
+    ]
 
 
 @pytest.mark.parametrize("fidelity", [None, Fidelity.MEASURED])
