@@ -18,13 +18,12 @@ from typing import Self
 from tuner.client.advance import kept_dry_run, measurement_of, plan_here
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Study
-from tuner.dryrun import DryRunner, DryRunStoppedError, NotDryRunError
+from tuner.dryrun import DryRunner, DryRuns, DryRunStoppedError, NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError
 from tuner.logs import bound
 from tuner.machine import together
 from tuner.store import Claim, Store, WorkerIdentity
 from workers.devices import DeviceLocks, DeviceShare, check_machine, default_lock_path, shares
-from workers.dry_runs import DryRuns
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.launchers.site import LocalSite, Site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried

@@ -16,7 +16,7 @@ from tuner.core.cluster import Device
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import OPEN, Limits, Study, StudyState
-from tuner.dryrun import dry_run_versions
+from tuner.dryrun import DryRuns, dry_run_versions
 from tuner.errors import AwayError, ProbeError, TunerError, UnreadableStudyError
 from tuner.explain.known import best_known
 from tuner.logs import bound
@@ -24,7 +24,6 @@ from tuner.machine import Machine, together
 from tuner.store import Store, StudyStatus, WorkerIdentity, open_store
 from tuner.store.workers import Workers
 from workers.devices import check_machine
-from workers.dry_runs import DryRuns
 from workers.executor import WorkerOptions
 from workers.lease import BEATS, may_pass
 from workers.measuring.records import remove_leftovers

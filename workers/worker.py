@@ -11,6 +11,7 @@ from functools import partial
 from tuner.client.advance import advance_from_cache, end_of
 from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
+from tuner.dryrun import DryRuns
 from tuner.errors import ProbeError, TunerError
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.dry_runs import as_predicted
@@ -18,7 +19,6 @@ from tuner.planner.next import give_up_above_s
 from tuner.planner.ranking import is_final
 from tuner.planner.spending import device_time_is_spent, remaining_device_time_s, wall_is_spent
 from tuner.store import EventKind, Store, WorkerIdentity
-from workers.dry_runs import DryRuns
 from workers.executor import Executor, WorkerOptions
 from workers.lease import retried
 from workers.measuring.records import remove_leftovers

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from tuner.core.bounds import Number, Whole, check_bounds, choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig
-from tuner.model.linears import Linear, linears
+from tuner.model.shape import Linear, linears
 
 # Channels between an adapter's two matrices; more is a mistake.
 LARGEST_RANK = 2**14

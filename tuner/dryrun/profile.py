@@ -22,7 +22,6 @@ from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
-from tuner.dryrun.process import LIMIT_S
 from tuner.dryrun.trace import (
     Calls,
     Line,
@@ -32,6 +31,9 @@ from tuner.dryrun.trace import (
     matched_steps,
 )
 
+# Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
+# whatever the model: they are of four to eight layers.
+LIMIT_S = 45.0
 # The category that takes what rounding leaves over.
 OTHER = "temporaries"
 

@@ -3,7 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -11,11 +11,13 @@ import transformers
 from accelerate import init_empty_weights
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from workers.probe.errors import AdapterUnavailableError
+from workers.probe.fused_loss import fuse_loss
 from workers.probe.quantized import quantize, quantize_layers, quantized_linears
 from workers.probe.spec import TASKS, Spec
 
@@ -287,3 +289,39 @@ def add_adapter(
             if parameter.requires_grad:
                 parameter.data = parameter.data.to(model.dtype)
     return wrapped
+
+
+# Liger's loss alone: it would swap norms, rotations and MLPs too.
+LIGER_CONFIG = {
+    "fused_linear_cross_entropy": True,
+    "cross_entropy": False,
+    "rope": False,
+    "rms_norm": False,
+    "swiglu": False,
+    "geglu": False,
+}
+
+
+def set_loss(model: PreTrainedModel, kind: str, *, fused_by: str) -> None:
+    """Gives the model the loss of this kind; ``hf`` leaves it its own.
+
+    One that is fused, by ``liger`` or ``chunked``, is the same whatever the kind.
+    """
+    if fused_by == "liger":  # as the Trainer does (``integrations/liger.py``, transformers 5.23)
+        from liger_kernel.transformers import _apply_liger_kernel_to_instance
+
+        _apply_liger_kernel_to_instance(model=model, **LIGER_CONFIG)
+    elif fused_by:
+        fuse_loss(model)
+    elif kind != "hf":
+        own: Any = partial(cross_entropy_loss, widens=kind == "fp32")
+        model.loss_function = own
+
+
+def cross_entropy_loss(
+    logits: torch.Tensor, labels: torch.Tensor, vocab_size: int, *, widens: bool, **_: Any
+) -> torch.Tensor:
+    """The mean over tokens, each predicted from those before it; with ``widens`` in fp32."""
+    targets = functional.pad(labels, (0, 1), value=-100)[..., 1:].reshape(-1)
+    flat = logits.view(-1, vocab_size)
+    return functional.cross_entropy(flat.float() if widens else flat, targets)

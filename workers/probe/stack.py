@@ -33,7 +33,6 @@ from workers.probe.checkpointing import checkpoint_layers
 from workers.probe.ddp import DdpAlone
 from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
-from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
     add_adapter,
@@ -42,6 +41,7 @@ from workers.probe.model import (
     decoder_layers,
     move_buffers,
     output_head,
+    set_loss,
 )
 from workers.probe.optimizers import make_optimizer
 from workers.probe.packing import attention_name, batch_of, labelled

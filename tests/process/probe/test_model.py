@@ -24,7 +24,6 @@ from workers.probe.errors import (
 )
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.instruments import watching
-from workers.probe.loss import set_loss
 from workers.probe.model import (
     WeightFiller,
     add_adapter,
@@ -32,6 +31,7 @@ from workers.probe.model import (
     check_experts,
     decoder_layers,
     micro_batches,
+    set_loss,
 )
 from workers.probe.packing import VARLEN_ON_CPU, attention_name, block_mask
 from workers.probe.quantized import add_empty_scales, quantize_layers, scales, shape_only

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "3f279bd2decb94d61ae5d555dc76898cae592f9819974801c83f3c3357d65323")
+PINNED = (4, "4c4391a4e56bdd71ab490c07d42ef084882c6f0ffcb52296d57e1852f6dfda2d")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

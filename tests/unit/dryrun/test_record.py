@@ -11,7 +11,7 @@ from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, plan_dry_runs
-from tuner.dryrun.process import LIMIT_S
+from tuner.dryrun.profile import LIMIT_S
 from tuner.model import published_model as read
 
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}

@@ -13,12 +13,12 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, ProbeRequest
+from tuner.dryrun import DryRuns
 from tuner.errors import ProbeError, StoreError
 from tuner.machine import Machine
 from tuner.store import Claim, Store, WorkerIdentity
 from workers import executor as executor_module
 from workers.devices import Device, DeviceLocks
-from workers.dry_runs import DryRuns
 from workers.executor import Executor, Task, WorkerOptions, Workplace
 from workers.launchers.site import LocalSite
 

@@ -11,8 +11,7 @@ from tuner.cost.memory.attention import Attention, Backend, leaves_groups
 from tuner.cost.memory.graph import Graph, Program
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.linears import attention_names, mlp_names
-from tuner.model.shape import has_capped_scores
+from tuner.model.shape import attention_names, has_capped_scores, mlp_names
 
 # Model types whose norms multiply by their weight in fp32.
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})

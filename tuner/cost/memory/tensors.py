@@ -14,8 +14,7 @@ from typing import NamedTuple
 from tuner.core.adapter import Adapter
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.linears import linears
-from tuner.model.shape import layer_kinds
+from tuner.model.shape import layer_kinds, linears
 
 
 class Split(Enum):

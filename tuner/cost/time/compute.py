@@ -25,8 +25,7 @@ from tuner.cost.memory.shards import (
 from tuner.cost.memory.step import LOSS_PARTS
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.linears import linears
-from tuner.model.shape import has_biased_scores
+from tuner.model.shape import has_biased_scores, linears
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
