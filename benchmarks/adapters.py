@@ -25,8 +25,9 @@ from tuner.core.workload import LossKernel, Precision, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import Prediction, predict
 from tuner.cost.script import Script
-from tuner.cost.time.compute import adapter_work
+from tuner.cost.time.compute import adapter_work, moved_bytes
 from tuner.model import published_model, read_model_config
+from tuner.model.shape import linears
 
 DATA = Path(__file__).parent / "data" / "lora_a100.csv"
 # The tables' own releases (``scripts/benchmarks/refs/requirements*.txt``).
@@ -131,17 +132,21 @@ class Run:
             loss -= 4 * logits
         return max(loss, layers, *rest.values()) + self._upcast()
 
-    def _upcast(self) -> float:
-        """Bytes of layers' inputs in fp32, and of what the last norm takes.
+    @property
+    def _upcasts(self) -> bool:
+        """Whether what is between layers, and what norms give, is fp32.
 
         On one GPU TRL's ``SFTTrainer`` makes norms fp32 (``prepare_model_for_kbit_training``, then
-        ``peft_module_casting_to_bf16``), and what they give, and with it what is between layers, is
-        fp32 then. It does not where weights are on no GPU yet, as for FSDP, nor does the plugin of
-        fms-acceleration, whose runs have ``c_attn`` among their targets, or fused kernels.
+        ``peft_module_casting_to_bf16``), and all that they give is. It does not where weights are
+        on no GPU yet, as for FSDP, nor does the plugin of fms-acceleration, whose runs have
+        ``c_attn`` among their targets, or fused kernels.
         """
         plain = self.gpus == 1 and not self.fused and "c_attn" not in self.row["lora"]
-        upcasts = self.row["method"] == "qlora" and plain
-        return (4 - 2) * MODEL.hidden_size * MODEL.layers * self.tokens * upcasts
+        return self.row["method"] == "qlora" and plain
+
+    def _upcast(self) -> float:
+        """Bytes of layers' inputs in fp32, and of what the last norm takes."""
+        return (4 - 2) * MODEL.hidden_size * MODEL.layers * self.tokens * self._upcasts
 
     def _kept_by_layers(self) -> float:
         """Bytes of a token that a layer's forward keeps more, or less, than the product's."""
@@ -177,12 +182,21 @@ class Run:
     def tokens_per_s(self) -> float:
         """Fused kernels read and write once what operators do many times; casts are FSDP1's too."""
         seconds = 1 / (self.prediction.tokens_per_s_per_gpu.value or 0.0)
-        return 1 / (seconds - self.fused * self._saved_s() + self._casts_s())
+        return 1 / (seconds - self.fused * self._saved_s() + self._casts_s() + self._upcast_s())
+
+    def _upcast_s(self) -> float:
+        """Seconds of a token that operators on fp32 take more, and casts where a quantized layer is
+        entered and left (``Linear4bit.forward`` in bitsandbytes/nn/modules.py)."""
+        more = moved_bytes(MODEL, 4) - moved_bytes(MODEL, 2)
+        more += (4 + 2) * sum(one.inputs + one.outputs for one in linears(MODEL))
+        return self._upcasts * (3 + 1) * self._seconds_of(more)
 
     def _casts_s(self) -> float:
         """Seconds of a token that casts take under FSDP1: a matrix of an adapter is fp32 outside of
-        its unit, where peft casts to its format (``LoraLayer._cast_input_dtype``)."""
-        if self.workload.adapter is None or self.gpus == 1:
+        its unit, where peft casts to its format (``LoraLayer._cast_input_dtype``), though not
+        under autocast beside a quantized layer (``Linear4bit.forward`` in peft's lora/bnb.py)."""
+        adapter = self.workload.adapter
+        if adapter is None or self.gpus == 1 or (adapter.quantizes and self.autocasts):
             return 0.0
         costs, rate = default_costs().torch, self.cluster.gpu.memory_bytes_per_s
         assert rate is not None
@@ -195,10 +209,14 @@ class Run:
         rotated = (MODEL.heads + MODEL.kv_heads) * MODEL.head_dim
         of_norm = 2 * (2 + 4) + 8 + 4 + 8 + 2 * 2
         less = 2 * (of_norm - 2 * 2) * MODEL.hidden_size + (10 - 2) * 2 * rotated
-        passes = 3 + 1  # forward, backward twice of it, and forward again
+        return (3 + 1) * self._seconds_of(less)
+
+    def _seconds_of(self, moved: float) -> float:
+        """Seconds in which all layers' operators move so many bytes in each; a step does so in
+        forward, in forward again, and twice in backward."""
         rate = self.cluster.gpu.memory_bytes_per_s
         assert rate is not None
-        return passes * default_costs().torch.traffic_factor * less * MODEL.layers / rate
+        return default_costs().torch.traffic_factor * moved * MODEL.layers / rate
 
     def _kernels(self) -> str:
         loss = ", Liger's loss" if self.row["fused_loss"] else ""
