@@ -62,7 +62,8 @@ def run(asked: SuggestAsked) -> int:
 def show_answered(answered: Answered, *, as_json: bool) -> int:
     """Show an answer, and write its files; the exit code."""
     if as_json:
-        print_json(answered.as_json)
+        beside = {"beside": answered.beside} if answered.beside else {}
+        print_json({**answered.as_json, **beside})
         answered.write()
     else:
         console = stdout_console()

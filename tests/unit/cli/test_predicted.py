@@ -116,6 +116,8 @@ def test_what_a_file_cannot_say_is_shown_beside_it(cli, arguments, tmp_path):
     code = beside[beside.index("import torch") : beside.index("  Give the Trainer data_collator=")]
     assert {"get_peft_model", "load_in_4bit"} <= set(re.findall(r"\w+", code))
     compile(code, "pasted", "exec")
+    as_json = cli("suggest", *arguments, *more, "--write", f"trainer={written}", "--json").json
+    assert code.strip() in "\n".join(as_json["beside"][str(written)])
 
 
 @pytest.mark.usefixtures("no_torch", "no_worker")
