@@ -88,14 +88,15 @@ class Kept(Generic[T]):
             if (found := self.fresh(standing)) is not None:
                 return found
             made = self._make(standing)
+            # Kept before another thread's turn, which would make it again. The standing is older
+            # than the study that was read, so nothing that happens is missed.
+            with self._lock:
+                self._found[standing.id] = self._clock(), standing, made
+                self._found.move_to_end(standing.id)
+                while len(self._found) > self._most:
+                    self._found.popitem(last=False)
         finally:
             self._turn.release()
-        # The standing is older than the study that was read, so nothing that happens is missed.
-        with self._lock:
-            self._found[standing.id] = self._clock(), standing, made
-            self._found.move_to_end(standing.id)
-            while len(self._found) > self._most:
-                self._found.popitem(last=False)
         return made
 
     def fresh(self, standing: StudyStatus) -> T | None:
