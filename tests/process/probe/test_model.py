@@ -16,7 +16,7 @@ from tuner.cost.memory.tensors import model_tensors
 from tuner.guard.replica import small_model
 from tuner.launchfiles import trainer
 from tuner.model import published_model
-from workers.probe import fused_loss, loss
+from workers.probe import fused_loss
 from workers.probe.errors import (
     AdapterUnavailableError,
     AttentionUnavailableError,
@@ -25,6 +25,7 @@ from workers.probe.errors import (
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.instruments import watching
 from workers.probe.model import (
+    LIGER_CONFIG,
     WeightFiller,
     add_adapter,
     build_on_meta,
@@ -190,7 +191,7 @@ def test_weights_depend_on_the_seed_alone() -> None:
 
 def test_a_fused_loss_is_predicted_in_the_parts_that_it_has() -> None:
     assert memory_step.LOSS_PARTS == fused_loss.LOSS_PARTS
-    assert trainer.LIGER_CONFIG == loss.LIGER_CONFIG  # the exported is the probed
+    assert trainer.LIGER_CONFIG == LIGER_CONFIG  # the exported is the probed
 
 
 @pytest.mark.parametrize(
