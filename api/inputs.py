@@ -18,7 +18,7 @@ from api.answers import Answers
 from api.events import Poller
 from api.pages.paths import is_page
 from api.pages.study import StudyPages
-from api.problems import ProblemCode, ProblemError
+from api.problems import LONGEST_SHOWN, ProblemError, unknown_study
 from api.schemas import STUDY_ID
 from api.security import Turns
 from api.settings import Settings
@@ -33,8 +33,6 @@ PROBED = frozenset({"/healthz", "/readyz"})
 # Headers that a request may have once. RFC 9110 lets ``If-None-Match`` come in parts; here its
 # entity tags belong into one header.
 ONCE = ("content-type", "idempotency-key", "if-none-match", "last-event-id")
-# Characters of a name that an error repeats.
-LONGEST_SHOWN = 80
 
 
 async def single_headers(request: Request) -> None:
@@ -98,11 +96,6 @@ async def _json_body(request: Request) -> Any:
 
 
 JsonBody = Annotated[Any, Depends(_json_body)]
-
-
-def unknown_study(study_id: str) -> ProblemError:
-    detail = f"there is no study {study_id[:LONGEST_SHOWN]}"
-    return ProblemError(404, detail, code=ProblemCode.STUDY_NOT_FOUND)
 
 
 def _study_id(

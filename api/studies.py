@@ -20,10 +20,9 @@ from api.inputs import (
     StudyId,
     cursor_of,
     read_cursor,
-    unknown_study,
 )
 from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
-from api.problems import ProblemCode, ProblemError
+from api.problems import ProblemCode, ProblemError, unknown_study
 from api.security import Caller, Reader, Submitter
 from tuner.client.answered import exported
 from tuner.client.request import TuneRequest

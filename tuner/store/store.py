@@ -2,11 +2,11 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Self
 
-from sqlalchemy import Engine, Row, bindparam, func, or_, select, tuple_
+from sqlalchemy import Engine, Row, bindparam, delete, exists, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Outcome
@@ -14,6 +14,7 @@ from tuner.core.study import (
     OPEN,
     STUDY_TRANSITIONS,
     Limits,
+    ProbeState,
     Question,
     Study,
     StudyState,
@@ -21,7 +22,7 @@ from tuner.core.study import (
 )
 from tuner.errors import UsageError
 from tuner.store import migrate
-from tuner.store.access import Action, AuditNote, add_audit
+from tuner.store.access import Action, Audit, AuditNote, add_audit
 from tuner.store.caches import Caches
 from tuner.store.engine import Transactions, default_url, is_sqlite, make_engine, parse_url
 from tuner.store.queue import Queue, move_study, withdraw
@@ -41,6 +42,8 @@ from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
 Position = tuple[str, str]
+# Old studies that are deleted in one transaction.
+DELETED = 100
 
 
 _NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
@@ -57,6 +60,11 @@ _STATUSES = select(
     _NEWEST_EVENT.correlate(StudyRow).scalar_subquery().label("newest_event"),
 )
 _STATUSES_OF = _STATUSES.where(StudyRow.id.in_(bindparam("study_ids", expanding=True)))
+
+# A running attempt is locked before its study, so none may be deleted with it.
+_ENDED = StudyRow.state.not_in(OPEN) & ~exists().where(
+    ProbeRow.study_id == StudyRow.id, ProbeRow.state == ProbeState.RUNNING
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,6 +318,38 @@ class Store(Queue, Caches):
             add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
             if note is not None:
                 add_audit(session, note, study_id)
+
+    def delete(self, study_id: str, note: AuditNote | None = None) -> bool:
+        """Deletes a study that is at its end, with its probes and events; ``False`` while it is
+        not, or a worker still ends a probe of it. What all studies use stays: dry runs, checks and
+        calibrations, and the audit."""
+        with self.transactions.write() as session:
+            locked_study(session, study_id)  # from now on none of its probes is claimed
+            if session.scalar(select(StudyRow.id).where(StudyRow.id == study_id, _ENDED)) is None:
+                return False
+            session.execute(delete(StudyRow).where(StudyRow.id == study_id))
+            if note is not None:
+                add_audit(session, note, study_id)
+            return True
+
+    def prune(self, age: timedelta, by: str) -> tuple[int, int]:
+        """Deletes studies at their end that were asked longer ago, and older entries of the audit;
+        how many of each. ``by`` is who did it, for the audit."""
+        with self.transactions.read() as session:
+            before = clock(session) - age
+        old = select(StudyRow.id).where(StudyRow.asked_at < before, _ENDED)
+        oldest = old.order_by(StudyRow.asked_at).limit(DELETED).with_for_update()
+        note = AuditNote(actor=by, action=Action.DELETE, data={"before": iso(before)})
+        deleted = 0
+        while True:  # a few at a time, so that others can write between two of them
+            with self.transactions.write() as session:
+                ids = session.scalars(oldest).all()
+                session.execute(delete(StudyRow).where(StudyRow.id.in_(ids)))
+                for study_id in ids:
+                    add_audit(session, note, study_id)
+            deleted += len(ids)
+            if len(ids) < DELETED:
+                return deleted, Audit(self.transactions).prune(before, by)
 
     def add_guard_time(self, study_id: str, seconds: float) -> None:
         """Counts seconds in which replicas were trained for a study."""

@@ -1,18 +1,23 @@
 """Asking, seeing, listing and cancelling over HTTP."""
 
+import asyncio
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import yaml
+from sqlalchemy import update
 
+from api.app import tidy
 from api.schemas import Study, Submitted
-from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe
+from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.planner import Stop, next_probe
+from tuner.store.tables import StudyRow, clock
 
 PROBLEM = "application/problem+json"
 
@@ -325,3 +330,29 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkey
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
+
+
+def test_a_study_that_was_deleted_is_not_found_and_its_request_asks_anew(client, store):
+    study_id = ask(client, MEASURED, **{"Idempotency-Key": "one"}).json()["study_id"]
+    finish(store, study_id)
+    assert client.get(f"/tune/{study_id}").status_code == 200
+    assert store.delete(study_id)
+    assert client.get(f"/tune/{study_id}").json()["code"] == "study_not_found"
+    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    assert (again.status_code, again.json()["state"]) == (202, "queued")
+
+
+def test_what_is_older_than_is_kept_is_deleted(store):
+    study_id = store.ask(question_of(MEASURED), Limits()).id
+    store.move(study_id, StudyState.CANCELLED)
+    with store.transactions.write() as session:
+        session.execute(update(StudyRow).values(asked_at=clock(session) - timedelta(days=8)))
+
+    async def tidied():
+        async with asyncio.timeout(10):
+            task = asyncio.create_task(tidy(store, keep_days=7))
+            while store.status(study_id) is not None:
+                await asyncio.sleep(0.01)
+            task.cancel()
+
+    asyncio.run(tidied())

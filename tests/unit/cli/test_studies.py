@@ -1,5 +1,6 @@
 """``tuner studies``."""
 
+from tuner.core.study import Limits
 from tuner.store import open_store
 
 
@@ -42,3 +43,22 @@ def test_studies_are_listed_by_their_labels(cli, answered):
     ]
     none = cli("studies", "list", "--label", "job=18")
     assert (none.code, none.out.strip()) == (0, "no study is labelled job=18")
+
+
+def test_a_study_is_deleted_at_its_end(cli, answered):
+    result = cli("studies", "delete", answered.id, "--json")
+    assert (result.code, result.json) == (0, {"study_id": answered.id})
+    assert cli("studies", "list", "--json").json == {"studies": []}
+    assert cli("studies", "delete", answered.id).code == 2
+
+
+def test_an_open_study_is_not_deleted(cli, answered):
+    with open_store() as store:
+        store.ask(answered.question, Limits())
+    result = cli("studies", "delete", answered.id)
+    assert (result.code, "cancel it first" in result.err) == (1, True)
+
+
+def test_what_is_old_is_deleted(cli, answered):
+    assert cli("db", "prune", "--older-than", "90d", "--json").json == {"studies": 0, "audit": 0}
+    assert cli("db", "prune", "--older-than", "soon").code == 2

@@ -128,6 +128,15 @@ def test_those_that_are_over_are_not_kept(sessions, key):
     assert count(sessions) == 1
 
 
+def test_a_key_has_so_many_of_them_and_no_more(sessions, key, monkeypatch):
+    monkeypatch.setattr("tuner.store.access.MOST_SESSIONS", 2)
+    other, _ = Keys(sessions.transactions).create("another", Scope.READ)
+    theirs = sessions.begin(other.id)
+    first, second, third = (sessions.begin(key.id) for _ in range(3))
+    assert sessions.check(first) is None
+    assert all(sessions.check(token) for token in (second, third, theirs))
+
+
 def test_begin_and_end_are_in_the_audit(sessions, key):
     sessions.end(sessions.begin(key.id, address="192.0.2.1"), address="192.0.2.2")
     ended, begun = Audit(sessions.transactions).newest(2)
