@@ -109,7 +109,8 @@ class Submissions:
         if standing is not None and (body := self._as_it_stands(standing, placed, request.replace)):
             if request.labels:
                 self._store.label(standing.id, dict(request.labels))
-                body = self._within_limits(self._standing(standing.id), placed.limits)
+                labelled = self._store.status(standing.id) or standing
+                body = self._within_limits(labelled, placed.limits)
             if request_key:
                 self._requests.remember(request_key, standing.id)
             self._note_joined(owner, standing.id, address)
