@@ -7,6 +7,7 @@ must not be guessed which was meant.
 import base64
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -52,15 +53,20 @@ async def known_query(request: Request) -> None:
     operations = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
     parameters = operations.get(request.method.lower(), {}).get("parameters", ())
     known = [each["name"] for each in parameters if each["in"] == "query"]
+    several = {each["name"] for each in parameters if _is_list(each["schema"])}
     for name in request.query_params:
         shown = name[:LONGEST_SHOWN]
         if name not in known:
             allowed = f"there are {', '.join(known)}" if known else "there are none here"
             detail = f"{shown}: no such query parameter; {allowed}"
             raise ProblemError(422, detail, field=shown, allowed=allowed)
-        if len(request.query_params.getlist(name)) > 1:
+        if name not in several and len(request.query_params.getlist(name)) > 1:
             allowed = "may be there once"
             raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
+
+
+def _is_list(schema: Mapping[str, Any]) -> bool:
+    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
 
 
 async def _json_body(request: Request) -> Any:

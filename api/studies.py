@@ -27,7 +27,7 @@ from api.security import Caller, Reader, Submitter
 from tuner.client.answered import exported
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
-from tuner.core.study import Limits, StudyState
+from tuner.core.study import MOST_LABELS, Limits, StudyState, parse_labels
 from tuner.errors import UnknownNameError
 from tuner.explain.known import require_best
 from tuner.launchfiles import FORMATS, why_not
@@ -128,6 +128,7 @@ class ListedStudy(BaseModel):
     state: StudyState
     reason: str
     pool: str
+    labels: dict[str, str]
     revision: int
     probes: dict[Outcome, int]
     created_at: str
@@ -172,10 +173,22 @@ def list_studies(
             " cluster.",
         ),
     ] = "",
+    label: Annotated[
+        list[str] | None,
+        Query(
+            max_length=MOST_LABELS,
+            description="Only studies with this label, as `job=1234`, or `job` whatever its value;"
+            " where it is there several times, with all of them.",
+            examples=[["job=1234"]],
+        ),
+    ] = None,
 ) -> StudyList:
     """Pages do not shift when studies are asked meanwhile."""
     before = None if cursor is None else read_cursor(cursor)
-    found = context.store.studies(before=before, limit=limit + 1, state=state, query=query)
+    labels = parse_labels("label", label or ())
+    found = context.store.studies(
+        before=before, limit=limit + 1, state=state, query=query, labels=labels
+    )
     page = found[:limit]
     return StudyList(
         studies=[ListedStudy.model_validate(one) for one in page],

@@ -107,6 +107,10 @@ class Submissions:
             standing = None  # which asking refuses
         placed = _joining(request, named.placed, standing)
         if standing is not None and (body := self._as_it_stands(standing, placed, request.replace)):
+            if request.labels:
+                self._store.label(standing.id, dict(request.labels))
+                labelled = self._store.status(standing.id) or standing
+                body = self._within_limits(labelled, placed.limits)
             if request_key:
                 self._requests.remember(request_key, standing.id)
             self._note_joined(owner, standing.id, address)
@@ -118,7 +122,12 @@ class Submissions:
             data["replaced"] = 1
         note = AuditNote(actor=owner or LOCAL, action=Action.SUBMIT, data=data)
         asked_id = self._requests.ask(
-            placed.question, placed.limits, request_key, note, replace=request.replace
+            placed.question,
+            placed.limits,
+            request_key,
+            note,
+            labels=dict(request.labels),
+            replace=request.replace,
         )
         self._remember_noted(owner, asked_id)
         # What is known already is entered, and a study that needs nothing more is ended; not where

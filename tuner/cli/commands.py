@@ -332,7 +332,17 @@ def export(
     return run(study, format_name, write, into_text=into, as_json=json, db=db)
 
 
-def list_studies(json: Json = False, db: Database = None) -> int:
+def list_studies(
+    label: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME[=VALUE]",
+            help="Only those with this label, such as job=1234. Repeatable: with all of them.",
+        ),
+    ] = None,
+    json: Json = False,
+    db: Database = None,
+) -> int:
     """List the 50 studies that were asked last, the newest first.
 
     \b
@@ -341,7 +351,7 @@ def list_studies(json: Json = False, db: Database = None) -> int:
     """
     from tuner.cli.studies import run
 
-    return run(as_json=json, db=db)
+    return run(label or (), as_json=json, db=db)
 
 
 def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:

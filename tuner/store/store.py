@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Self
 
 from sqlalchemy import Engine, Row, bindparam, delete, exists, func, or_, select, tuple_
@@ -17,6 +18,7 @@ from tuner.core.study import (
     Question,
     Study,
     StudyState,
+    read_labels,
 )
 from tuner.errors import UsageError
 from tuner.store import migrate
@@ -28,13 +30,14 @@ from tuner.store.requests import ID_PREFIX, ask_question
 from tuner.store.rows import (
     MOST_SIMILAR,
     Event,
+    add_event,
     locked_study,
     read_events,
     read_study,
     similar_studies,
     unknown_study,
 )
-from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, clock, iso
+from tuner.store.tables import AuditRow, EventKind, EventRow, ProbeRow, StudyRow, clock, iso
 from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
@@ -75,6 +78,7 @@ class StudySummary:
     reason: str
     probes: Mapping[Outcome, int]
     pool: str
+    labels: Mapping[str, str]
     revision: int
     created_at: str
     asked_at: str
@@ -120,16 +124,21 @@ class Store(Queue, Caches):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def ask(self, question: Question, limits: Limits) -> Study:
+    def ask(
+        self,
+        question: Question,
+        limits: Limits,
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> Study:
         """Asks a question: a new study, or the same question's, with the new limits.
 
         Everything learned for it is kept, and counted in ``probes_before``. It is put back to
         queued, unless a worker is at it. With other limits than before, what is queued is
-        withdrawn: it was planned with the old ones.
+        withdrawn: it was planned with the old ones. ``labels`` are put on it beside those it has.
         """
         self.reap()  # a study that runs after it has a living worker
         with self.transactions.write() as session:
-            return read_study(session, ask_question(session, question, limits))
+            return read_study(session, ask_question(session, question, limits, labels))
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
@@ -175,6 +184,7 @@ class Store(Queue, Caches):
         state: StudyState | None = None,
         query: str = "",
         model: str = "",
+        labels: Mapping[str, str | None] = MappingProxyType({}),
     ) -> list[StudySummary]:
         """Studies, those asked last first.
 
@@ -184,6 +194,7 @@ class Store(Queue, Caches):
         Args:
             before: the place after which to go on: that of the last study of the page before.
             query: only studies with this in their id, or in the name of their model or cluster.
+            labels: only studies with all of these labels; of ``None``, whatever the value.
         """
         place = (StudyRow.asked_at, StudyRow.id)
         wanted = [StudyRow.state == state] if state else []
@@ -195,6 +206,9 @@ class Store(Queue, Caches):
             wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
         if model:
             wanted.append(StudyRow.model_name == model)
+        for name, text in labels.items():
+            kept = StudyRow.labels[name].as_string()
+            wanted.append(kept.is_not(None) if text is None else kept == text)
         newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
         with self.transactions.read() as session:
             rows = session.scalars(newest.limit(limit)).all()
@@ -218,6 +232,7 @@ class Store(Queue, Caches):
                     reason=row.reason,
                     probes=counts[row.id],
                     pool=row.pool,
+                    labels=row.labels,
                     revision=row.revision,
                     created_at=iso(row.created_at),
                     asked_at=iso(row.asked_at),
@@ -283,6 +298,26 @@ class Store(Queue, Caches):
             if note is not None:
                 add_audit(session, note, study_id)
             return True
+
+    def label(
+        self, study_id: str, changes: Mapping[str, str | None], note: AuditNote | None = None
+    ) -> None:
+        """Puts labels on a study beside those it has, in whatever state it is; ``None`` takes one
+        off.
+
+        Raises:
+            UsageError: there is no such study, or a label is not allowed, or there are too many.
+        """
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            both = {**study.labels, **changes}
+            kept = {name: text for name, text in both.items() if text is not None}
+            if (labels := read_labels("labels", kept)) == study.labels:
+                return
+            study.labels = labels
+            add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
+            if note is not None:
+                add_audit(session, note, study_id)
 
     def delete(self, study_id: str, note: AuditNote | None = None) -> bool:
         """Deletes a study that is at its end, with its probes and events; ``False`` while it is

@@ -75,6 +75,32 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     assert ask(client, other).json()["state"] != "cancelled"
 
 
+def test_labels_are_kept_shown_and_listed_by(client, store):
+    one = ask(client, {**PREDICTED, "labels": {"job": "17", "user": "ada"}}).json()
+    two = ask(client, {**MEASURED, "labels": {"user": "ada"}}).json()
+    assert one["labels"] == {"job": "17", "user": "ada"}
+
+    def listed(query: str) -> list[str]:
+        studies = client.get(f"/tune?{query}").json()["studies"]
+        return [study["study_id"] for study in studies]
+
+    assert listed("label=user%3Dada") == [two["study_id"], one["study_id"]]
+    assert listed("label=user%3Dada&label=job") == listed("label=job=17") == [one["study_id"]]
+    assert listed("label=job=18") == listed("label=none") == []
+    joined = ask(client, {**PREDICTED, "labels": {"job": "18"}})  # of the same study
+    assert joined.json()["labels"] == {"job": "18", "user": "ada"}
+    shown = client.get(f"/tune/{one['study_id']}")
+    assert (shown.json()["labels"], shown.headers["etag"]) == (
+        joined.json()["labels"],
+        joined.headers["etag"],
+    )
+    assert client.get("/tune?label=job=18").json()["studies"][0]["labels"]["job"] == "18"
+    for labels in ([], {"a b": "x"}, {"job": 17}, {"job": "\x00"}):
+        refused = ask(client, {**PREDICTED, "labels": labels})
+        assert (refused.status_code, refused.json()["field"].split(".")[0]) == (422, "labels")
+    assert ask(client, {**PREDICTED, "labels": {"job": 17}}).json()["field"] == "labels.job"
+
+
 OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
 
 
@@ -206,6 +232,8 @@ def test_errors_are_problems(client):
         ("GET", "/tune?limit=0", 422),
         ("GET", "/tune?state=gone", 422),
         ("GET", "/tune?query=%00", 422),
+        ("GET", "/tune?label=a%20b", 422),
+        ("GET", "/tune?label=a&label=a%3Db", 422),
         ("GET", "/tune?cursor=bm90aGluZw", 422),
         ("GET", f"{study}?waits=30", 422),
         ("DELETE", f"{study}?force=1", 422),

@@ -28,6 +28,23 @@ def test_what_is_not_there_is_a_usage_error(cli, answered, tmp_path):
     assert (result.code, "done already" in result.err) == (1, True)
 
 
+def test_studies_are_listed_by_their_labels(cli, answered):
+    asked = ("--model", "stories15m", "--cluster", "8xa100-80gb", "--global-batch-size", "64",
+             "--sequence-length", "128")  # fmt: skip
+    twice = cli("suggest", *asked, "--fidelity", "predicted", "--label", "a=1", "--label", "a=2")
+    assert (twice.code, "a is given twice" in twice.err) == (2, True)
+    wrong = cli("suggest", *asked, "--fidelity", "predicted", "--label", "a b=1")
+    assert (wrong.code, "label: got 'a b'" in wrong.err) == (2, True)
+    with open_store() as store:
+        store.label(answered.id, {"job": "17", "urgent": ""})
+    found = cli("studies", "list", "--label", "job=17", "--label", "urgent", "--json").json
+    assert [(one["id"], one["labels"]) for one in found["studies"]] == [
+        (answered.id, {"job": "17", "urgent": ""})
+    ]
+    none = cli("studies", "list", "--label", "job=18")
+    assert (none.code, none.out.strip()) == (0, "no study is labelled job=18")
+
+
 def test_a_study_is_deleted_at_its_end(cli, answered):
     result = cli("studies", "delete", answered.id, "--json")
     assert (result.code, result.json) == (0, {"study_id": answered.id})
