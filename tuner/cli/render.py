@@ -55,9 +55,14 @@ def run(asked: SuggestAsked) -> int:
         replaces=asked.replace,
         db=asked.db,
     )
-    page = page_of(answered.study.id, asked.server, asked.db)
-    how = {"in_full": asked.why, "in_short": asked.quiet, "tokens": tokens, "page": page}
-    return show_answered(answered, as_json=asked.json, **how)
+    return show_answered(
+        answered,
+        as_json=asked.json,
+        in_full=asked.why,
+        in_short=asked.quiet,
+        tokens=tokens,
+        page=page_of(answered.study.id, asked.server, asked.db),
+    )
 
 
 def show_answered(
