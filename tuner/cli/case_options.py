@@ -10,6 +10,7 @@ from tuner.cli.options import (
     DOCUMENTS,
     DOUBLES,
     FROZEN,
+    IMAGES,
     LORA_TARGETS,
     LOSSES,
     OPTIMIZERS,
@@ -97,6 +98,7 @@ class CaseAsked:
     task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
         None
     )
+    image_tokens: Annotated[str | None, option("N", IMAGES, WORKLOAD)] = None
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[

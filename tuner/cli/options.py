@@ -68,7 +68,8 @@ DOCUMENTS = (
     " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each is a whole"
     " sequence, of which attention is the most that there can be."
 )
-TASK_NAMES = "causal_lm|masked_lm|sequence_classification"
+TASK_NAMES = "causal_lm|masked_lm|sequence_classification|image_text_to_text"
+IMAGES = "Tokens of each sequence that stand for images, with --task image_text_to_text."
 TASKS = (
     "What the model is trained for: its head, its batches and its loss. A classifier has as many"
     " labels as its configuration says (num_labels, or id2label)."
@@ -158,6 +159,7 @@ class Asked:
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
     frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
     task: Annotated[str, option(TASK_NAMES, TASKS, WORKLOAD)] = "causal_lm"
+    image_tokens: Annotated[str | None, option("N", IMAGES, WORKLOAD)] = None
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[

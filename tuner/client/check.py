@@ -226,6 +226,7 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         tensor_parallel=own("tensor_parallel"),
         adapter=own("adapter"),
         frozen=own("frozen"),
+        image_tokens=own("image_tokens"),
         packing=own("packing"),
         task=None if fields and name else own("task"),
         framework=_needed("framework", own("framework")),

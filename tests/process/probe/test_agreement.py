@@ -19,6 +19,7 @@ from tests.process.probe.specs import (
     ACCUMULATION,
     GLOBAL_BATCH,
     MODELS,
+    SHAPE,
     dry_runs,
     measure,
     peak_bytes,
@@ -330,6 +331,29 @@ def test_packed_rows_train_what_one_process_trains(preloaded: Preloaded, tmp_pat
     assert difference(one_text, undivided) <= SAME < 10 * SAME < difference(undivided, alone)
 
 
+_VISION = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 56, "patch_size": 14,
+}  # fmt: skip
+SEES = {
+    "gemma3": {
+        "model_type": "gemma3", "mm_tokens_per_image": 4, "image_token_index": 5,
+        "text_config": {**SHAPE, "head_dim": 16}, "vision_config": _VISION,
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl", "image_token_id": 5, "vision_start_token_id": 6,
+        "text_config": {
+            **SHAPE, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 64, "out_hidden_size": 128, "num_heads": 4,
+            "intermediate_size": 128,
+        },
+    },
+}  # fmt: skip
+IMAGES = {"task": "image_text_to_text", "image_tokens": 8}
 # Those that differ most from one another in memory, on two ranks.
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
@@ -358,6 +382,12 @@ CASES: dict[str, dict[str, Any]] = {
     "muon": {"precision": "bf16", "optimizer": "muon"},
     "frozen": {
         "sharding": "full_shard", "precision": "bf16_mixed", "frozen": ["embeddings", "layers.0-1"],
+    },
+    "images, their tower frozen": {
+        "model": SEES["gemma3"], "sharding": "full_shard", "frozen": ["vision_tower"], **IMAGES,
+    },
+    "images, adapted": {
+        "model": SEES["qwen2_5_vl"], "adapter": DROPS, "activation_checkpointing": "full", **IMAGES,
     },
     "saved": {
         "precision": "bf16_mixed", "reduce_dtype": "bf16",
