@@ -350,6 +350,14 @@ class SuggestAsked(Asked):
             " accelerate=accelerate.yaml. Repeatable.",
         ),
     ] = None
+    tokens: Annotated[
+        str | None,
+        Option(metavar="N", help="Say how long training on so many tokens takes, such as 1T."),
+    ] = None
+    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Show the answer only, and nothing on the way.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
