@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.answers import Kept
@@ -33,6 +33,7 @@ from api.pages.listing import (
     STARTS,
     Wanted,
     comparison_of,
+    csv_of,
     list_studies,
     read_ids,
 )
@@ -51,7 +52,8 @@ from tuner.core.study import StudyState
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
 from tuner.results.summary import LEAST_COMPARED
-from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
+from tuner.store import Labels
+from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
 from tuner.store.tables import Scope
 from tuner.text import json_text
 
@@ -89,6 +91,9 @@ router = APIRouter(include_in_schema=False)
 def studies_page(request: Request, context: InContext, caller: Reader) -> Response:
     """The list; what is wanted of it is in the address."""
     wanted = Wanted.of(request.query_params)
+    if request.query_params.get("csv") == "true":
+        headers = {"Content-Disposition": 'attachment; filename="studies.csv"'}
+        return StreamingResponse(csv_of(context.store, wanted), 200, headers, "text/csv")
     listing = list_studies(context.store, context.answers, wanted)
     return render(
         request,
@@ -219,7 +224,9 @@ async def show_page(
         head=page.head,
         is_open=page.status.is_open,
         said=page.status.said,
-        parts=page.sorted_parts(sort, outcome),
+        body=page.sorted_by(sort, outcome),
+        labels=await anyio.to_thread.run_sync(context.store.labels, study_id),
+        may_delete=includes(caller.scope, Scope.ADMIN),
         live=f"/studies/{study_id}/live?{query}",
         refresh=refresh if page.status.is_open else None,
         may_submit=includes(caller.scope, Scope.SUBMIT),
@@ -241,7 +248,7 @@ async def stream_page(
     after: EventId = 0,
     last_event_id: Annotated[int, Header(ge=0, le=LARGEST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """The page's parts, whenever something has happened since ``after``, until the study's end."""
+    """The page's body, whenever something has happened since ``after``, until the study's end."""
     known = max(after, last_event_id)
     while not context.poller.stopped:
         changed = feed.changed
@@ -256,7 +263,7 @@ async def stream_page(
                 "is_open": page.status.is_open,
                 "said": page.status.said,
                 "now": utc_now(),
-                "parts": page.sorted_parts(sort, outcome),
+                "body": page.sorted_by(sort, outcome),
             }
             yield ServerSentEvent(id=str(known), event="change", raw_data=json_text(change))
         if not page.status.is_open:
@@ -326,6 +333,22 @@ async def cancel_from_page(
     context: InContext, caller: Submitter, study_id: StudyId, form: Formed
 ) -> Response:
     await anyio.to_thread.run_sync(cancel, context, caller, study_id)
+    return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+@router.post("/studies/{study_id}/labels")
+async def label_from_page(
+    context: InContext, caller: Submitter, study_id: StudyId, form: Formed
+) -> Response:
+    """Name, tags and notes of a study."""
+    standing_of(context, study_id)
+    labels = Labels(
+        name=form.get("name", "").strip(),
+        tags=tuple(dict.fromkeys(form.get("tags", "").replace(",", " ").split())),
+        notes=form.get("notes", "").strip(),
+    )
+    note = AuditNote(actor=caller.id, action=Action.LABEL, data={"address": caller.address})
+    await anyio.to_thread.run_sync(context.store.label, study_id, labels, note)
     return RedirectResponse(f"/studies/{study_id}", 303)
 
 

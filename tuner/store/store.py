@@ -1,12 +1,13 @@
 """The store: studies, asked, found, listed, moved and watched, with their probes."""
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
-from sqlalchemy import Engine, Row, bindparam, func, or_, select, tuple_
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, Engine, Row, bindparam, func, or_, select, tuple_
+from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tuner.core.measurement import Outcome
 from tuner.core.study import OPEN, STUDY_TRANSITIONS, Limits, Question, Study, StudyState
@@ -26,7 +27,7 @@ from tuner.store.rows import (
     similar_studies,
     unknown_study,
 )
-from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, clock, iso
+from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, SummaryRow, clock, iso
 from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
@@ -34,6 +35,26 @@ Position = tuple[str, str]
 
 
 _NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+# What a list of studies can be sorted by. The answer's figures are unknown of some.
+ORDERS: Mapping[str, InstrumentedAttribute[Any]] = {
+    "asked": StudyRow.asked_at,
+    "name": StudyRow.name,
+    "model": StudyRow.model_name,
+    "method": StudyRow.method,
+    "batch": StudyRow.global_batch_size,
+    "sequence": StudyRow.sequence_length,
+    "cluster": StudyRow.cluster_name,
+    "framework": StudyRow.framework,
+    "fidelity": StudyRow.fidelity,
+    "speed": SummaryRow.tokens_per_s,
+    "memory": SummaryRow.needed_share,
+    "state": StudyRow.state,
+    "labels": StudyRow.tags,
+}
+# Characters of what people write about a study.
+LONGEST_NAME, LONGEST_TAG, LONGEST_NOTES = 80, 32, 4000
+MOST_TAGS = 12
+
 # Made once: the poller asks it several times a second, and to build it takes longer than to run it.
 _STATUSES = select(
     StudyRow.id,
@@ -63,6 +84,35 @@ class StudySummary:
     revision: int
     created_at: str
     asked_at: str
+    method: str  # `full`, or an adapter's
+    global_batch_size: int
+    sequence_length: int
+    framework: str
+    fidelity: str
+    labels: "Labels"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Labels:
+    """What people write about a study."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    notes: str = ""
+
+    def __post_init__(self) -> None:
+        texts = {"name": (self.name, LONGEST_NAME), "notes": (self.notes, LONGEST_NOTES)}
+        for field, (text, most) in texts.items():
+            if len(text) > most:
+                raise UsageError(field, text, f"must have {most} characters at most")
+        if not self.name.isprintable():
+            raise UsageError("name", self.name, "must be one line")
+        for tag in self.tags:
+            if not re.fullmatch(r"[\w.:/+-]+", tag) or len(tag) > LONGEST_TAG:
+                allowed = f"letters, digits and . : / + - _, {LONGEST_TAG} characters at most"
+                raise UsageError("tags", tag, allowed)
+        if len(self.tags) > MOST_TAGS:
+            raise UsageError("tags", len(self.tags), f"must be {MOST_TAGS} at most")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,32 +207,38 @@ class Store(Queue, Caches):
         limit: int = 50,
         *,
         before: Position | None = None,
+        offset: int = 0,
+        order: str = "-asked",
         state: StudyState | None = None,
         query: str = "",
-        model: str = "",
     ) -> list[StudySummary]:
-        """Studies, those asked last first.
+        """Studies, those asked last first, or in another of :data:`ORDERS`.
 
-        A page is read along an index, however far back it is. Only words that few studies have
-        make it look at many rows.
+        Those asked last are read along an index, however far back the page is. Only words that few
+        studies have, and other orders, make it look at many rows.
 
         Args:
             before: the place after which to go on: that of the last study of the page before.
-            query: only studies with this in their id, or in the name of their model or cluster.
+            order: a key, after ``-`` from the largest first; what is unknown goes last.
+            query: only studies with this in their id, in the name of their model or cluster, or
+                in what people wrote about them.
         """
         place = (StudyRow.asked_at, StudyRow.id)
-        wanted = [StudyRow.state == state] if state else []
+        found = select(StudyRow).where(*_wanted(state, query))
         if before is not None:
             asked_at, last_id = before
-            wanted.append(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
-        if query:
-            names = (StudyRow.id, StudyRow.model_name, StudyRow.cluster_name)
-            wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
-        if model:
-            wanted.append(StudyRow.model_name == model)
-        newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
+            found = found.where(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
+        by = ORDERS[order.removeprefix("-")]
+        if by.class_ is SummaryRow:
+            found = found.outerjoin(SummaryRow, SummaryRow.study_id == StudyRow.id)
+        is_falling = order.startswith("-")
+        first = by.desc() if is_falling else by.asc()
+        # The newest index serves one direction for both columns.
+        last = StudyRow.id.asc() if order == "asked" else StudyRow.id.desc()
+        ordering = [first.nulls_last() if by.class_ is SummaryRow else first]
+        ordering += [last] if by is StudyRow.asked_at else [StudyRow.asked_at.desc(), last]
         with self.transactions.read() as session:
-            rows = session.scalars(newest.limit(limit)).all()
+            rows = session.scalars(found.order_by(*ordering).offset(offset).limit(limit)).all()
             outcomes = (
                 select(ProbeRow.study_id, ProbeRow.outcome, func.count())
                 .where(ProbeRow.study_id.in_([row.id for row in rows]))
@@ -206,9 +262,35 @@ class Store(Queue, Caches):
                     revision=row.revision,
                     created_at=iso(row.created_at),
                     asked_at=iso(row.asked_at),
+                    method=row.method,
+                    global_batch_size=row.global_batch_size,
+                    sequence_length=row.sequence_length,
+                    framework=row.framework,
+                    fidelity=row.fidelity,
+                    labels=_labels(row),
                 )
                 for row in rows
             ]
+
+    def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
+        """The number of studies that :meth:`studies` would list."""
+        wanted = _wanted(state, query)
+        with self.transactions.read() as session:
+            return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
+
+    def labels(self, study_id: str) -> Labels:
+        """What people wrote about a study."""
+        with self.transactions.read() as session:
+            row = session.get(StudyRow, study_id)
+            return _labels(row) if row else Labels()
+
+    def label(self, study_id: str, labels: Labels, note: AuditNote | None = None) -> None:
+        """Writes what people say of a study in the place of what they said before."""
+        with self.transactions.write() as session:
+            row = locked_study(session, study_id)
+            row.name, row.tags, row.notes = labels.name, " ".join(labels.tags), labels.notes
+            if note is not None:
+                add_audit(session, note, study_id)
 
     def open_studies(self, pools: Collection[str] = ()) -> list[StudyStatus]:
         """Studies not at their end, of no pool or one of ``pools``, those asked first first."""
@@ -312,6 +394,19 @@ class Store(Queue, Caches):
         """
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit, last=last)
+
+
+def _wanted(state: StudyState | None, query: str) -> list[ColumnElement[bool]]:
+    wanted = [StudyRow.state == state] if state else []
+    if query:
+        of = StudyRow
+        texts = (of.id, of.model_name, of.cluster_name, of.name, of.tags, of.notes)
+        wanted.append(or_(*(text.icontains(query, autoescape=True) for text in texts)))
+    return wanted
+
+
+def _labels(row: StudyRow) -> Labels:
+    return Labels(name=row.name, tags=tuple(row.tags.split()), notes=row.notes)
 
 
 def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:
