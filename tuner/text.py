@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tuner.errors import UsageError
 
-SECONDS = {"s": 1, "m": 60, "h": 3600}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 BYTES = {
     "": 1,
     "b": 1,
@@ -61,11 +61,11 @@ def read_seconds(field: str, text: str) -> float:
 
 
 def read_duration(field: str, text: str) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h`` or ``1h30m``."""
+    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h``, ``1h30m`` or ``90d``."""
     wanted = text.strip().lower()
-    if not re.fullmatch(rf"{_DECIMAL}|(?:{_DECIMAL}[smh]){{1,3}}", wanted):
+    if not re.fullmatch(rf"{_DECIMAL}|(?:{_DECIMAL}[smhd]){{1,4}}", wanted):
         raise UsageError(field, text, "must be a duration such as 90s, 10m or 1.5h")
-    parts = re.findall(rf"({_DECIMAL})([smh]?)", wanted)
+    parts = re.findall(rf"({_DECIMAL})([smhd]?)", wanted)
     seconds = sum(float(number) * SECONDS[unit or "s"] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
         raise UsageError(field, text, "must be longer than 0 and at most a year")

@@ -75,7 +75,7 @@ COLUMNS = (
     Column("memory", "memory", falls=True),
     Column("state", "state"),
     Column("asked", "asked", falls=True),
-    Column("labels", "tags"),
+    Column("labels", "labels"),
 )
 NEWEST_FIRST = "-asked"
 # State of a study that is at its end because nothing fits: an answer, not a failure.
@@ -154,7 +154,7 @@ def list_studies(
         wanted=wanted,
         columns=COLUMNS,
         lines=tuple(_lines(store, answers, page, clock)),
-        has_tags=any(one.labels.tags for one in page),
+        has_labels=any(one.labels.keys() - {NAME} for one in page),
         total=total,
         first=begin + 1,
         pages=last,
@@ -185,6 +185,8 @@ def _lines(
         speed = line.tokens_per_s_per_gpu if line else None
         yield SimpleNamespace(
             summary=summary,
+            name=summary.labels.get(NAME, ""),
+            labels=label_texts(summary.labels),
             headline=line,
             is_open=summary.state in OPEN,
             is_old=is_old,
@@ -195,8 +197,17 @@ def _lines(
         )
 
 
+# The label that a page shows as a study's name.
+NAME = "name"
+
+
+def label_texts(labels: Mapping[str, str]) -> list[str]:
+    """Labels as they are written, but for the name."""
+    return [f"{k}={v}" if v else k for k, v in labels.items() if k != NAME]
+
+
 CSV_HEADS = (
-    "study", "name", "tags", "model", "method", "global_batch_size", "sequence_length", "cluster",
+    "study", "name", "labels", "model", "method", "global_batch_size", "sequence_length", "cluster",
     "framework", "fidelity", "state", "asked_at", "settings", "provenance", "tokens_per_s_per_rank",
     "step_time_s", "needed_gib", "limit_gib", "reason",
 )  # fmt: skip
@@ -231,7 +242,8 @@ def csv_of(store: Store, wanted: Wanted) -> Iterator[str]:
                 return (found.get(name) or {}).get("value")
 
             yield written((
-                one.id, one.labels.name, " ".join(one.labels.tags), one.model_name, one.method,
+                one.id, one.labels.get(NAME), " ".join(label_texts(one.labels)), one.model_name,
+                one.method,
                 one.global_batch_size, one.sequence_length, one.cluster_name, one.framework,
                 one.fidelity, one.state, one.asked_at, found.get("words"), found.get("provenance"),
                 value("tokens_per_s_per_gpu"), value("step_time_s"), value("needed_gib"),

@@ -96,6 +96,7 @@ class StudyPage:
 
     head: StudyHead
     status: ShownStatus
+    labels: Mapping[str, str]
     newest_event: int
     values: Mapping[str, Any]
     body: Markup
@@ -213,6 +214,7 @@ def study_page(
     return StudyPage(
         head=head_of(study),
         status=status,
+        labels=study.labels,
         newest_event=whole.standing.newest_event,
         values=values,
         body=render_part("study_body.html", **values),

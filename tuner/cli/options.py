@@ -334,6 +334,14 @@ class SuggestAsked(Asked):
             rich_help_panel=PLACE,
         ),
     ] = False
+    label: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            help="Keep this label with the study, such as job=1234: tuner studies list --label"
+            " finds it by that. Repeatable.",
+        ),
+    ] = None
     write: Annotated[
         list[str] | None,
         Option(

@@ -148,7 +148,7 @@ class Caches:
             if not is_news(session.get(SummaryRow, study_id)):
                 return False
         # Not durable: an answer that is lost in a power cut is computed again.
-        with self.transactions.write(durable=False) as session:
+        with self.transactions.write_if_free() as session:
             row = session.get(SummaryRow, study_id, with_for_update=True)
             if not is_news(row):
                 return False

@@ -10,7 +10,7 @@ from tests.unit.api.asgi import HOST, body_of, call, connection
 from tests.unit.api.studies import PREDICTED
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
-from tuner.store import Labels, StudySummary
+from tuner.store import StudySummary
 
 WHOLE = json.dumps(PREDICTED)
 
@@ -67,6 +67,7 @@ def summary(asked_at="2026-11-21T06:10:00.123456Z"):
         reason="",
         probes={},
         pool="",
+        labels={},
         revision=0,
         created_at=asked_at,
         asked_at=asked_at,
@@ -75,7 +76,6 @@ def summary(asked_at="2026-11-21T06:10:00.123456Z"):
         sequence_length=128,
         framework="torch",
         fidelity="measured",
-        labels=Labels(),
     )
 
 
