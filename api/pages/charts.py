@@ -177,8 +177,8 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     return SimpleNamespace(
         plot=plot,
         bottom=HEIGHT_PX + (RAIL_PX if has_rail else 0.0),
-        # What matters most lies on top.
-        marks=sorted(marks, key=lambda mark: (mark.best, mark.front)),
+        marks=marks,
+        groups=_groups(marks, several=len(series) > 1),
         fronts=[_front(marks, number, plot) for number in range(len(series))],
         limits=[(limit, f"limit {figure(limit)}") for limit in sorted(limits)],
         whole=whole,
@@ -267,6 +267,19 @@ def _front(marks: Sequence[SimpleNamespace], number: int, plot: SimpleNamespace)
     return "".join([*path, f"H{10 * 100 * plot.x.at(plot.x.high):.0f}"]) if path else ""
 
 
+def _groups(
+    marks: Sequence[SimpleNamespace], *, several: bool
+) -> list[tuple[str, list[SimpleNamespace]]]:
+    """Marks by what they look like; what matters most lies on top."""
+    groups: dict[tuple[int, str], list[SimpleNamespace]] = {}
+    for mark in marks:
+        rank = 3 if mark.best else 2 if mark.front and mark.fits else 1 if mark.fits else 0
+        look = ("chart-out", "chart-other", "chart-on-front", "chart-best")[rank]
+        series = f" chart-series-{mark.series}" if several else ""
+        groups.setdefault((rank, look + series), []).append(mark)
+    return [(look, groups[rank, look]) for rank, look in sorted(groups)]
+
+
 def _kinds(marks: Sequence[SimpleNamespace]) -> list[tuple[str, str]]:
     """Shapes that are used, in the order of the legend, with their words."""
     used = {mark.shape for mark in marks}
@@ -290,6 +303,8 @@ def progress(ended: Sequence[BestSoFar], *, per: str) -> SimpleNamespace:
             down=_down(plot, speed.value) if speed else PROGRESS_PX,
             shape=OOM if speed is None else str(one.fidelity),
             best=speed is not None and speed.value == one.best,
+            fits=speed is not None,
+            front=False,
             said=str(speed or one.outcome).replace("_", " "),
             number=one.number,
         )
@@ -308,6 +323,7 @@ def progress(ended: Sequence[BestSoFar], *, per: str) -> SimpleNamespace:
     return SimpleNamespace(
         plot=plot,
         marks=marks,
+        groups=_groups(marks, several=False),
         path="".join([*path, "H1000"]) if path else "",
         x_ticks=ticks,
         best=None if before is None else (figure(before), _down(plot, before)),

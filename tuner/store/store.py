@@ -10,6 +10,7 @@ from sqlalchemy import (
     ColumnElement,
     Engine,
     Row,
+    SQLColumnExpression,
     Text,
     bindparam,
     cast,
@@ -70,7 +71,7 @@ DELETED = 100
 
 _NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
 # What a list of studies can be sorted by. The answer's figures are unknown of some.
-ORDERS: Mapping[str, ColumnElement[Any]] = {
+ORDERS: Mapping[str, SQLColumnExpression[Any]] = {
     "asked": StudyRow.asked_at,
     "model": StudyRow.model_name,
     "method": StudyRow.method,

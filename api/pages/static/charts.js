@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const MARK = ".chart-plot > a";
+  const MARK = ".chart-marks > a";
   const tip = Object.assign(document.createElement("div"), { className: "chart-tip", hidden: true });
   document.body.append(tip);
 
@@ -81,7 +81,7 @@
     const down = (y) => height * (1 - within((y - bottom) / (top - bottom)));
     svg.dataset.now = range.join(" ");
     const fronts = new Map();
-    for (const mark of svg.querySelectorAll(":scope > a")) {
+    for (const mark of svg.querySelectorAll(MARK)) {
       const [x, y] = numbers(mark.dataset.at);
       const use = mark.querySelector("use");
       use.setAttribute("x", `${across(x)}%`);
