@@ -27,6 +27,7 @@ from api.connections import BACKLOG, Complaints, Connections, Protocol, most_con
 from api.security import WRITE_S, check_bind
 from api.settings import Settings, read_settings
 from tuner.cli.errors import report
+from tuner.cli.serve import noted_address
 from tuner.errors import TunerError, UsageError
 from tuner.logs import set_up_logs
 from tuner.store import open_store
@@ -82,7 +83,8 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
             # a tenth of a second each time, in the middle of some request.
             gc.collect()
             gc.freeze()
-            Server(app, settings, as_json=as_json).run([listening])
+            with noted_address(settings.db, _url(listening)):
+                Server(app, settings, as_json=as_json).run([listening])
 
 
 class Server(uvicorn.Server):
@@ -117,8 +119,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(Complaints())
         await super().startup(sockets)
-        host, port = (sockets or [])[0].getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        url = _url((sockets or [])[0])
         log.info("serving at %s", url)
         if self._as_json:
             print(json.dumps({"url": url, "pid": os.getpid()}), flush=True)  # noqa: T201
@@ -128,6 +129,11 @@ class Server(uvicorn.Server):
         log.info("ending")
         self._state.stopping()
         await super().shutdown(sockets)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
