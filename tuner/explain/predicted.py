@@ -43,7 +43,7 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
         for fact in memory_facts(known.study.question, shown.settings, profiles):
             yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
     if choice and choice.best.probes:
-        if known.study.question.workload.model.is_traced:
+        if known.study.question.workload.is_traced:
             yield facts.OfDryRunsAlone()
         yield from (facts.OfDryRun(note=note) for note in known.notes(choice.best))
     yield from _failures(known)
