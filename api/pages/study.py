@@ -298,6 +298,8 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
     queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
     if study.state is StudyState.QUEUED:
         waits_for = "Waiting for a worker"
+    elif study.reason:  # of one that runs: what its worker is at
+        waits_for = f"{study.reason[0].upper()}{study.reason[1:]}"
     elif queued:
         waits_for = f"Probe #{queued[0]} waits for its devices"
     elif budgets[0].spent >= budgets[0].most:

@@ -314,7 +314,7 @@ def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator
     yield "More", f"tuner studies show {suggestion.study_id} --why"
     probes = count_text(sum(suggestion.probes.values()), "probe")
     spent = duration_text(suggestion.wall_s)
-    if suggestion.device_s or suggestion.best is None or suggestion.best.basis is None:
+    if suggestion.device_s:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     yield "Cost", f"{probes}, {spent}"
 
