@@ -14,7 +14,7 @@ from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
-from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.allocated import Profile, allocated_tensors
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.liger import more_seconds, runs_liger
@@ -123,7 +123,7 @@ class Prediction:
 def predict(
     workload: Workload,
     cluster: Cluster,
-    framework: Framework | FrameworkName,
+    framework: Framework,
     settings: Settings,
     *,
     headroom: float = HEADROOM,
@@ -135,10 +135,10 @@ def predict(
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
 
-    A bare name of a framework means versions that are covered. ``limit_bytes`` is in the place of
-    memory and headroom. With a ``profile``, dry runs of the settings' layout, allocated memory is
-    theirs. ``script`` says what the user's loop keeps beside the step. Of a ``calibration``
-    nanotron's constants, which are of runs of its own, stay as they are.
+    ``limit_bytes`` is in the place of memory and headroom. With a ``profile``, dry runs of the
+    settings' layout, allocated memory is theirs. ``script`` says what the user's loop keeps beside
+    the step. Of a ``calibration`` nanotron's constants, which are of runs of its own, stay as they
+    are.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
     priced as it would run. Of settings that are not covered all quantities are unknown.
@@ -146,13 +146,11 @@ def predict(
     costs = default_costs() if costs is None else costs
     traced = workload.model.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
-    if isinstance(framework, Framework) and (
-        reason := uncovered_settings(workload, framework, cluster, settings)
-    ):
+    if reason := uncovered_settings(workload, framework, cluster, settings):
         return unknown_prediction(limit, reason)
     if traced and (profile is None or script != PLAIN):
         return unknown_prediction(limit, untraced(workload, script))
-    name, piped = name_of(framework), is_piped(framework)
+    name, piped = framework.name, framework.name is FrameworkName.NANOTRON
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
     # what nanotron's fitted constants are of holds them already
