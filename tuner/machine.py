@@ -6,11 +6,11 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 NVIDIA_SMI = (
     "nvidia-smi",
@@ -52,7 +52,7 @@ class ReportedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Plain):
     """Describes a machine, so that what it can do is known without being on it."""
 
     name: str  # its name in the network
@@ -68,15 +68,6 @@ class Machine:
     def nodes(self) -> tuple["Machine", ...]:
         """This machine by itself, and the others."""
         return (replace(self, others=()), *self.others)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Machine":
-        gpus = tuple(ReportedGpu(**gpu) for gpu in values["gpus"])
-        others = tuple(map(cls.from_dict, values.get("others", ())))
-        return cls(**{**values, "gpus": gpus, "others": others})
 
 
 def together(machines: Sequence[Machine]) -> Machine:

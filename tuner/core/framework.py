@@ -24,6 +24,7 @@ from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import LossKernel, Optimizer, Precision, Workload
 from tuner.errors import UnknownNameError, UsageError
+from tuner.plain import Plain
 
 __all__ = [
     "Condition",
@@ -82,7 +83,7 @@ class FrameworkName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class Framework(Plain):
     """A framework in certain versions.
 
     Raises:
@@ -131,9 +132,6 @@ class Framework:
         if replicated:
             return Condition.DDP
         return Condition.FSDP2 if self.fsdp_version == 2 else Condition.FSDP1
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"name": str(self.name), "versions": dict(self.versions)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Framework":

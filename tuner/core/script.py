@@ -19,6 +19,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -127,7 +128,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Plain):
     """A script with the template of its command."""
 
     path: str  # where it is, from the root
@@ -176,30 +177,11 @@ class Script:
         return "" if now == self.sha256 else changed
 
     def as_dict(self) -> dict[str, Any]:
-        known: dict[str, Any] = {
-            "path": self.path,
-            "sha256": self.sha256,
-            "folder": self.folder,
-            "launch": str(self.launch),
-            "arguments": list(self.arguments),
-            "environment": dict(self.environment),
-        }
-        if self.template is not None:
-            known["template"] = {"name": self.template.name, "text": self.template.text}
+        """Plain JSON values, without a template where there is none."""
+        known = Plain.as_dict(self)
+        if self.template is None:
+            del known["template"]
         return known
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Script":
-        template = values.get("template")
-        return cls(
-            path=values["path"],
-            sha256=values["sha256"],
-            folder=values["folder"],
-            launch=Launch(values["launch"]),
-            arguments=tuple(values["arguments"]),
-            environment=dict(values["environment"]),
-            template=template and Template(**template),
-        )
 
 
 def read_script(

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any
 
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Cluster
@@ -24,6 +23,7 @@ from tuner.cost.memory.pipeline import refused
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.script import PLAIN, Script
 from tuner.cost.time.step import step_notes, step_time
+from tuner.plain import Plain
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -86,7 +86,7 @@ def uncovered_settings(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Plain):
     """One settings' cost on the rank that needs most."""
 
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -112,12 +112,6 @@ class Prediction:
     notes: tuple[str, ...] = ()  # what a reader should know of the figures
     step_time_s: Quantity = UNKNOWN  # seconds of one optimizer step
     tokens_per_s_per_gpu: Quantity = UNKNOWN  # tokens of the global batch per second and rank
-
-    def as_dict(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in self.__slots__}
-        plain = {n: v.as_dict() if isinstance(v, Quantity) else v for n, v in found.items()}
-        maps = {"breakdown": dict(self.breakdown), "by_phase": dict(self.by_phase)}
-        return {**plain, **maps, "basis": str(self.basis), "notes": list(self.notes)}
 
 
 def predict(
