@@ -221,6 +221,7 @@ class Answers:
             "question": shown_question(study.question.as_dict()),
             "terms": study.limits.as_dict(),
             "terms_id": study.limits.id,
+            "labels": dict(study.labels),
             "pending": suggestion is None and is_open,
             "suggestion": suggestion and suggestion.as_dict(),
             "no_answer": no_answer(study, suggestion) if suggestion and not is_open else None,

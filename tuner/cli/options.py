@@ -334,6 +334,14 @@ class SuggestAsked(Asked):
             rich_help_panel=PLACE,
         ),
     ] = False
+    label: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME=VALUE",
+            help="Keep this label with the study, such as job=1234: tuner studies list --label"
+            " finds it by that. Repeatable.",
+        ),
+    ] = None
     write: Annotated[
         list[str] | None,
         Option(
@@ -342,6 +350,14 @@ class SuggestAsked(Asked):
             " accelerate=accelerate.yaml. Repeatable.",
         ),
     ] = None
+    tokens: Annotated[
+        str | None,
+        Option(metavar="N", help="Say how long training on so many tokens takes, such as 1T."),
+    ] = None
+    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Show the answer only, and nothing on the way.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,6 +76,7 @@ from tuner.core.study import (
     HEADROOM,
     MOST_CLASSES,
     MOST_DRY_RUNS,
+    MOST_LABELS,
     MOST_PROBES,
     MOST_TRACED,
     Headroom,
@@ -86,6 +87,7 @@ from tuner.core.study import (
     SamplerName,
     Seconds,
     Tolerance,
+    read_labels,
 )
 from tuner.core.workload import (
     BatchSize,
@@ -603,6 +605,10 @@ def _read_fidelity(value: Any, info: ValidationInfo) -> Fidelity | None:
     return Fidelity(value)
 
 
+def _read_labels(value: Any, info: ValidationInfo) -> tuple[tuple[str, str], ...]:
+    return tuple(read_labels("labels", value).items())  # which can be hashed
+
+
 MemoryLimit = Annotated[
     float,
     Number(2**-30, LARGEST_GIB, f"must be a number of GiB above 0 and up to {LARGEST_GIB}"),
@@ -680,6 +686,16 @@ class TuneRequest(Common):
     budget: BudgetGiven = BudgetGiven()
     tolerance: Tolerance = Field(default=0.01, description="Gain that is not worth another probe.")
     pool: Pool = Field(default="", description="Workers that may be at it.")
+    labels: Annotated[
+        tuple[tuple[str, str], ...],
+        PlainValidator(telling(_read_labels), json_schema_input_type=dict[str, str]),
+    ] = Field(
+        default=(),
+        description="Short texts by name, such as job and user: lists of studies are filtered by"
+        " them. They change no answer. A study that was asked before keeps its others.",
+        json_schema_extra={"maxProperties": MOST_LABELS, "default": {}},
+        examples=[{"job": "1234", "user": "ada"}],
+    )
     sampler: SamplerName = Field(
         default=SamplerName.COST_MODEL,
         description="Proposes the next configuration: ours, or one of Optuna's.",
@@ -833,6 +849,8 @@ def as_argument(error: UsageError) -> UsageError:
     if table == "knobs" and name and name not in KNOBS:
         known = f"no such knob; the knobs are {', '.join(KNOBS)}"
         return UsageError("knob", name, known)
+    if table == "labels":
+        return error.at("label")
     if table == "framework":
         return error.at("framework_version" if name == "versions" else "framework")
     if name.startswith(("adapter.", "packing.")):

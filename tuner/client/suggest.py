@@ -56,6 +56,7 @@ def suggest(
     pool: str = "",
     sampler: str = "cost-model",
     script: Script | None = None,
+    labels: Mapping[str, str] | None = None,
     server: str | None = None,
     key: str | None = None,
     replace: bool = False,
@@ -108,6 +109,7 @@ def suggest(
             needs ``pip install 'tuner[gp]'`` where planning runs) or ``random``.
         script: training script of yours to probe in the place of the built-in step; see
             :func:`tuner.read_script`.
+        labels: short texts by name that are kept with the study, such as ``{"job": "1234"}``.
         server: URL of a service that is to answer; by default this machine does.
         key: to the service; by default that of ``$TUNER_KEY``.
         replace: whether a study that is open at the service with other limits is given these.
@@ -161,6 +163,7 @@ def suggest(
             pool=pool,
             sampler=sampler,
             script=script,
+            labels=labels,
         ),
         beside,
     )
@@ -218,7 +221,7 @@ def answer_at(
         raise TunerError(f"nothing is predicted: {reason}")
     targets = read_targets(write, placed.question, placed.space)
     with open_store(db) as store:
-        study = answer_here(store, placed, caller)
+        study = answer_here(store, placed, caller, dict(request.labels))
     return answered_of(study, targets)
 
 

@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from sqlalchemy import (
+    JSON,
     BigInteger,
     CheckConstraint,
     DateTime,
@@ -66,6 +67,7 @@ class EventKind(StrEnum):
     ASKED = "asked"  # the question was asked: {"again", "terms"}
     STUDY = "study"  # the study moved: {"before", "state", "reason"}
     PROBE = "probe"  # a probe moved: {"probe", "settings", "repetition", "state", "attempt", ...}
+    LABELS = "labels"  # labels were put on it, or taken off: {"labels"}, as they are now
 
 
 class Scope(StrEnum):
@@ -193,6 +195,7 @@ class StudyRow(Base):
     state: Mapped[StudyState] = mapped_column(_status(StudyState, "state"))
     reason: Mapped[str] = mapped_column(Text)
     pool: Mapped[str] = mapped_column(String(64))
+    labels: Mapped[dict[str, str]] = mapped_column(JSON)  # not text: lists are filtered by them
     revision: Mapped[int]
     seed: Mapped[int]
     probes_before: Mapped[int]

@@ -67,6 +67,7 @@ def summary(asked_at="2026-11-21T06:10:00.123456Z"):
         reason="",
         probes={},
         pool="",
+        labels={},
         revision=0,
         created_at=asked_at,
         asked_at=asked_at,

@@ -35,7 +35,7 @@ def test_there_is_no_other_name():
 RENAMED = {
     "knob": "knobs", "framework_version": "framework_versions", "budget": "wall_s",
     "max_gpu_seconds": "gpu_s", "memory_limit": "memory_limit_gib",
-    "probe_deadline": "probe_deadline_s",
+    "probe_deadline": "probe_deadline_s", "label": "labels",
 }  # fmt: skip
 """Arguments that say in their name that they are not text, by the command's option."""
 OF_A_PART = {
