@@ -90,6 +90,14 @@ class WorkerAsked:
             help="For the files of probes; all nodes must see it. By default in the user's cache.",
         ),
     ] = None
+    pass_env: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Have ranks inherit this variable of the environment too; may be repeated, and end"
+            " in a *. For other commands: TUNER_PASS_ENV, with commas.",
+        ),
+    ] = None
     probe_deadline: Annotated[
         str | None,
         Option(

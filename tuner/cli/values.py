@@ -78,6 +78,7 @@ class Texts:
             "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
             "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
             "target_modules": asked.lora_targets,
+            "modules_to_save": asked.lora_modules_to_save,
             "quantize": asked.quantize,
             "double_quant": asked.double_quant,
         }
@@ -116,6 +117,7 @@ class Texts:
             "loss": asked.loss,
             "tensor_parallel": asked.tensor_parallel,
             "adapter": self.adapter(asked),
+            "frozen": asked.frozen,
             "packing": self.packing(asked),
             "task": asked.task,
             "framework": asked.framework,

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "4c4391a4e56bdd71ab490c07d42ef084882c6f0ffcb52296d57e1852f6dfda2d"),
-    "verdict": (4, "8d581686ef64b564ac0fec9471a6b3cf22171275ec254c4db4a36f1600d09a3e"),
+    "dry run": (4, "bcc2bfe9e45eb00879608c60871d93b6fbf97dbff08e4b87c1750130c763769f"),
+    "verdict": (4, "c848cb25d7ed2a164e4a6afd2b9c78403066202868a797fbba9f288f00236f63"),
     "rates": (3, "32e232882392e535aa5f7c3e37e2018852be7f06a1f38a423aaaa69b8e6e0c8d"),
 }
 """The format, and the digest of the sources that it stands for."""
