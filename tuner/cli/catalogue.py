@@ -4,6 +4,7 @@ from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cli.console import print_rows
 from tuner.cli.errors import print_json
+from tuner.cost.memory.tensors import counts
 from tuner.model import published_model
 from tuner.text import size_text
 
@@ -13,16 +14,16 @@ def show_models(begun: str, *, as_json: bool) -> int:
     found = [published_model(name) for name in models.names() if begun.lower() in name]
     if as_json:
         listed = [
-            {"name": one.name, "model_type": one.model_type, "parameters": one.parameters,
-             "active_parameters": one.active_parameters, "layers": one.layers,
+            {"name": one.name, "model_type": one.model_type, "parameters": counts(one).parameters,
+             "active_parameters": counts(one).active_parameters, "layers": one.layers,
              "hidden_size": one.hidden_size, "longest_sequence": one.max_sequence_length}
             for one in found
         ]  # fmt: skip
         print_json({"models": listed})
     else:
         rows = [
-            (one.name, one.model_type, _billions(one.parameters),
-             _billions(one.active_parameters) if one.experts else "-", str(one.layers),
+            (one.name, one.model_type, _billions(counts(one).parameters),
+             _billions(counts(one).active_parameters) if one.experts else "-", str(one.layers),
              str(one.hidden_size), f"{one.max_sequence_length:,}")
             for one in found
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.workload import Workload
+from tuner.cost.memory.tensors import counts
 from tuner.explain import facts
 from tuner.explain.brief import brief, needed_text, scale
 from tuner.explain.ways_out import ways_out
@@ -126,7 +127,7 @@ def test_memory_has_its_interval_in_one_unit():
 def test_mfu_is_of_whole_models_on_gpus_whose_peak_is_known():
     best = evaluation(tokens_per_s_per_gpu=between(9000.0, 8000.0, 10_000.0))
     model = published_model("llama-3.1-8b")
-    flops = 6 * (model.parameters - model.vocab_size * 4096) + 12 * 32 * 4096 * 4096
+    flops = 6 * (counts(model).parameters - model.vocab_size * 4096) + 12 * 32 * 4096 * 4096
     asked = question()
     assert scale(asked, best).mfu.value == pytest.approx(
         9000 * flops / asked.cluster.gpu.dense_bf16_flops_per_s
