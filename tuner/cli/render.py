@@ -31,6 +31,7 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.errors import UsageError
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast
 from tuner.launchfiles import FORMATS
@@ -48,6 +49,13 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
+    if asked.from_file is not None:
+        from tuner.cli.from_file import run as run_file
+
+        return run_file(asked, asked.from_file)
+    for name in ("format_name", "in_place", "no_backup", "diff"):
+        if given := getattr(asked, name):
+            raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
     answered = answer_at(
         read_options(asked),
         Terminal(),
