@@ -1,7 +1,11 @@
 """The FastAPI application: questions are asked, and studies seen, over HTTP."""
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from functools import partial
 from importlib.metadata import version
 
 import anyio
@@ -18,8 +22,9 @@ from api.pages.people import ForPeople
 from api.problems import add_problems
 from api.security import OPEN_PATHS, Gate, keys_needed
 from api.settings import Settings
+from tuner.errors import TunerError
 from tuner.store import Store
-from tuner.store.access import Keys
+from tuner.store.access import LOCAL, Audit, Keys
 from tuner.store.figures import Figures, read_figures
 
 # Raised when what was asked so far is answered otherwise.
@@ -27,6 +32,10 @@ API_VERSION = "1"
 SUMMARY = "The fastest training settings that fit in memory"
 # zlib's own default; 9 takes three times as long for a hundredth.
 COMPRESSION = 6
+# Seconds between two looks for what is too old to be kept.
+TIDY_S = 24 * 3600
+
+log = logging.getLogger("api")
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
@@ -37,7 +46,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         anyio.to_thread.current_default_thread_limiter().total_tokens = settings.threads
+        tidying = asyncio.create_task(tidy(store, settings.keep_days), name="tidy")
         yield
+        tidying.cancel()
 
     def figures() -> Figures:
         return read_figures(store.transactions)
@@ -74,6 +85,20 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_middleware(Heads)
     app.add_middleware(AccessLog, metrics=metrics)
     return app
+
+
+async def tidy(store: Store, keep_days: int | None) -> None:
+    """Deletes once a day what is older than is kept, and what is too much of the audit."""
+    audit, thread = Audit(store.transactions), anyio.CapacityLimiter(1)
+    while True:
+        try:
+            await anyio.to_thread.run_sync(audit.trim, limiter=thread)
+            if keep_days is not None:
+                prune = partial(store.prune, timedelta(days=keep_days), by=f"{LOCAL} service")
+                await anyio.to_thread.run_sync(prune, limiter=thread)
+        except TunerError as error:
+            log.warning("%s; what is old is deleted tomorrow", error)
+        await asyncio.sleep(TIDY_S)
 
 
 def protect(app: FastAPI, settings: Settings, keys: Keys) -> None:

@@ -7,6 +7,7 @@ must not be guessed which was meant.
 import base64
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from api.answers import Answers
 from api.events import Poller
 from api.pages.paths import is_page
 from api.pages.study import StudyPages
-from api.problems import ProblemCode, ProblemError
+from api.problems import LONGEST_SHOWN, ProblemError, unknown_study
 from api.schemas import STUDY_ID
 from api.security import Turns
 from api.settings import Settings
@@ -32,8 +33,6 @@ PROBED = frozenset({"/healthz", "/readyz"})
 # Headers that a request may have once. RFC 9110 lets ``If-None-Match`` come in parts; here its
 # entity tags belong into one header.
 ONCE = ("content-type", "idempotency-key", "if-none-match", "last-event-id")
-# Characters of a name that an error repeats.
-LONGEST_SHOWN = 80
 
 
 async def single_headers(request: Request) -> None:
@@ -54,15 +53,20 @@ async def known_query(request: Request) -> None:
     operations = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
     parameters = operations.get(request.method.lower(), {}).get("parameters", ())
     known = [each["name"] for each in parameters if each["in"] == "query"]
+    several = {each["name"] for each in parameters if _is_list(each["schema"])}
     for name in request.query_params:
         shown = name[:LONGEST_SHOWN]
         if name not in known:
             allowed = f"there are {', '.join(known)}" if known else "there are none here"
             detail = f"{shown}: no such query parameter; {allowed}"
             raise ProblemError(422, detail, field=shown, allowed=allowed)
-        if len(request.query_params.getlist(name)) > 1:
+        if name not in several and len(request.query_params.getlist(name)) > 1:
             allowed = "may be there once"
             raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
+
+
+def _is_list(schema: Mapping[str, Any]) -> bool:
+    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
 
 
 async def _json_body(request: Request) -> Any:
@@ -92,11 +96,6 @@ async def _json_body(request: Request) -> Any:
 
 
 JsonBody = Annotated[Any, Depends(_json_body)]
-
-
-def unknown_study(study_id: str) -> ProblemError:
-    detail = f"there is no study {study_id[:LONGEST_SHOWN]}"
-    return ProblemError(404, detail, code=ProblemCode.STUDY_NOT_FOUND)
 
 
 def _study_id(

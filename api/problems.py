@@ -37,6 +37,8 @@ MEDIA_TYPE = "application/problem+json"
 TYPE = "urn:tuner:problem:{code}"
 # Seconds after which to ask again while the database cannot be used.
 RETRY_S = 5
+# Characters of a name that an error repeats.
+LONGEST_SHOWN = 80
 MISTAKE = "the service made a mistake, and its log says which"
 
 # Python's own phrases are those of an older RFC until 3.13.
@@ -192,6 +194,11 @@ def title_of(status: int) -> str:
     return TITLES.get(status) or HTTPStatus(status).phrase
 
 
+def unknown_study(study_id: str) -> ProblemError:
+    detail = f"there is no study {study_id[:LONGEST_SHOWN]}"
+    return ProblemError(404, detail, code=ProblemCode.STUDY_NOT_FOUND)
+
+
 def problem_of(error: TunerError) -> JSONResponse:
     if isinstance(error, UnreadableStudyError):  # nor will it be readable when asked again
         log.error("%s", error)
@@ -207,6 +214,8 @@ def problem_of(error: TunerError) -> JSONResponse:
         }
         code = ProblemCode.OTHER_LIMITS
         return problem(409, str(error), code=code, study_id=error.study_id, terms=apart)
+    if isinstance(error, UsageError) and error.field == "study":  # deleted at this moment
+        return unknown_study(str(error.given)).response()
     known = (found for kind, found in OF_ERRORS.items() if isinstance(error, kind))
     status, code = next(known, (500, ProblemCode.INTERNAL_ERROR))
     members: dict[str, Any] = {}

@@ -195,6 +195,7 @@ class Study(Answered):
     terms_id: str = Field(
         description="Names these limits: with `?terms=` this, no answer within others is given."
     )
+    labels: dict[str, str] = Field(default={}, description="What those who asked say of it.")
     pending: bool = Field(description="Whether the first suggestion waits for a worker.")
     suggestion: Suggestion | None
     no_answer: NoAnswer | None

@@ -52,6 +52,9 @@ class Settings(BaseSettings):
     """Studies that may be queued or running before new ones are refused."""
     max_open_studies_per_key: int | None = Field(default=None, ge=1, le=10**6)
     """How many of them one key may have asked; by default half."""
+    keep_days: int | None = Field(default=None, ge=1, le=36500)
+    """Days after which studies at their end and entries of the audit are deleted; by default
+    never."""
     threads: int = Field(default=8, ge=2, le=9)
     """Requests that are worked at side by side. Each may hold one of the database's 15 connections,
     and six are for keys and events; the few that look at it beside these wait for a free one."""

@@ -20,15 +20,14 @@ from api.inputs import (
     StudyId,
     cursor_of,
     read_cursor,
-    unknown_study,
 )
 from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
-from api.problems import ProblemCode, ProblemError
+from api.problems import ProblemCode, ProblemError, unknown_study
 from api.security import Caller, Reader, Submitter
 from tuner.client.answered import exported
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
-from tuner.core.study import Limits, StudyState
+from tuner.core.study import MOST_LABELS, Limits, StudyState, parse_labels
 from tuner.errors import UnknownNameError
 from tuner.explain.known import require_best
 from tuner.launchfiles import FORMATS, why_not
@@ -109,7 +108,7 @@ async def submit_question(
     """
     submit = context.submissions.submit
     asking = partial(submit, body, owner=caller.owner, key=idempotency_key, address=caller.address)
-    done = await context.turns.run(caller.owner, asking)
+    done = await context.turns.write(caller.owner, asking)
     return Response(
         done.body.with_notes(done.notes),
         202,
@@ -129,6 +128,7 @@ class ListedStudy(BaseModel):
     state: StudyState
     reason: str
     pool: str
+    labels: dict[str, str]
     revision: int
     probes: dict[Outcome, int]
     created_at: str
@@ -173,10 +173,22 @@ def list_studies(
             " cluster.",
         ),
     ] = "",
+    label: Annotated[
+        list[str] | None,
+        Query(
+            max_length=MOST_LABELS,
+            description="Only studies with this label, as `job=1234`, or `job` whatever its value;"
+            " where it is there several times, with all of them.",
+            examples=[["job=1234"]],
+        ),
+    ] = None,
 ) -> StudyList:
     """Pages do not shift when studies are asked meanwhile."""
     before = None if cursor is None else read_cursor(cursor)
-    found = context.store.studies(before=before, limit=limit + 1, state=state, query=query)
+    labels = parse_labels("label", label or ())
+    found = context.store.studies(
+        before=before, limit=limit + 1, state=state, query=query, labels=labels
+    )
     page = found[:limit]
     return StudyList(
         studies=[ListedStudy.model_validate(one) for one in page],
@@ -253,7 +265,7 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
         cancel(context, caller, study_id)
         return context.answers.of(standing_of(context, study_id))
 
-    body = await context.turns.run(caller.owner, cancelled)
+    body = await context.turns.write(caller.owner, cancelled)
     return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
 
 

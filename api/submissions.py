@@ -9,7 +9,7 @@ from math import inf
 from threading import Lock
 
 from api.answers import OLDEST_S, Answers, Body
-from api.problems import ProblemCode, ProblemError
+from api.problems import ProblemCode, ProblemError, unknown_study
 from tuner.client.advance import closed_as_probed, conclude, foresee
 from tuner.client.place import Placed, place
 from tuner.client.request import TuneRequest, read_request
@@ -94,9 +94,9 @@ class Submissions:
         asked = body_hash(value)
         request_key = None if key is None else RequestKey(owner=owner, key=key, body_hash=asked)
         request = read_request(value)
-        if request_key and (known := self._requests.answered(request_key)):
-            # The study that it asked when it came first, if that still is within its limits.
-            first = self._standing(known)
+        known = self._requests.answered(request_key) if request_key else None
+        # The study that it asked when it came first, if that still is within its limits.
+        if known and (first := self._store.status(known)):
             limits = request.limits_at(request.fidelity or Fidelity(first.limits["fidelity"]))
             again = self._within_limits(first, limits)
             self._note_joined(owner, known, address)
@@ -107,6 +107,10 @@ class Submissions:
             standing = None  # which asking refuses
         placed = _joining(request, named.placed, standing)
         if standing is not None and (body := self._as_it_stands(standing, placed, request.replace)):
+            if request.labels:
+                self._store.label(standing.id, dict(request.labels))
+                labelled = self._store.status(standing.id) or standing
+                body = self._within_limits(labelled, placed.limits)
             if request_key:
                 self._requests.remember(request_key, standing.id)
             self._note_joined(owner, standing.id, address)
@@ -118,7 +122,12 @@ class Submissions:
             data["replaced"] = 1
         note = AuditNote(actor=owner or LOCAL, action=Action.SUBMIT, data=data)
         asked_id = self._requests.ask(
-            placed.question, placed.limits, request_key, note, replace=request.replace
+            placed.question,
+            placed.limits,
+            request_key,
+            note,
+            labels=dict(request.labels),
+            replace=request.replace,
         )
         self._remember_noted(owner, asked_id)
         # What is known already is entered, and a study that needs nothing more is ended; not where
@@ -131,7 +140,10 @@ class Submissions:
                     conclude(self._store, study, here=False)
                 elif closed_as_probed(self._store, study) is None:
                     foresee(self._store, study, placed.versions)
-        body = self._within_limits(self._standing(asked_id), placed.limits)
+        standing = self._store.status(asked_id)
+        if standing is None:
+            raise unknown_study(asked_id)  # it was deleted at this moment
+        body = self._within_limits(standing, placed.limits)
         return Submitted(body=body, notes=placed.notes)
 
     def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
@@ -223,11 +235,6 @@ class Submissions:
                 self._living.clear()
             self._living[pool] = self._clock(), workers
         return workers
-
-    def _standing(self, known: str) -> StudyStatus:
-        standing = self._store.status(known)
-        assert standing is not None, "studies are never deleted"
-        return standing
 
 
 def _joining(request: TuneRequest, placed: Placed, standing: StudyStatus | None) -> Placed:

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from tuner.errors import UsageError
 
-SECONDS = {"s": 1, "m": 60, "h": 3600}
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 BYTES = {
     "": 1,
     "b": 1,
@@ -24,6 +24,7 @@ BYTES = {
     "gb": 10**9,
     "tb": 10**12,
 }
+TOKENS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 LONGEST_S = 366 * 86_400
 LARGEST_BYTES = 2**50
 # Bytes; nobody limits memory to less, but many forget the unit.
@@ -37,6 +38,21 @@ def read_whole(field: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
         raise UsageError(field, text, "must be a positive whole number")
     return int(text)
+
+
+def read_length(field: str, text: str) -> int:
+    """A positive whole number, also in units of 1,024: ``8k`` is 8,192."""
+    found = re.fullmatch(r"([0-9]{1,6})k", text.strip().lower())
+    return 1024 * read_whole(field, found[1]) if found else read_whole(field, text)
+
+
+def read_tokens(field: str, text: str) -> float:
+    """A number of tokens: ``1T``, ``300B``, ``1.5e9`` or ``20000000``."""
+    found = re.fullmatch(rf"({_DECIMAL}(?:e[0-9]{{1,2}})?)([kmbt]?)", text.strip().lower())
+    tokens = float(found[1]) * TOKENS[found[2]] if found else 0.0
+    if not 0 < tokens <= 1e18:
+        raise UsageError(field, text, "must be a number of tokens, such as 300B or 1T")
+    return tokens
 
 
 def read_share(field: str, text: str) -> float:
@@ -61,11 +77,11 @@ def read_seconds(field: str, text: str) -> float:
 
 
 def read_duration(field: str, text: str) -> float:
-    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h`` or ``1h30m``."""
+    """Seconds of ``90``, ``90s``, ``10m``, ``1.5h``, ``1h30m`` or ``90d``."""
     wanted = text.strip().lower()
-    if not re.fullmatch(rf"{_DECIMAL}|(?:{_DECIMAL}[smh]){{1,3}}", wanted):
+    if not re.fullmatch(rf"{_DECIMAL}|(?:{_DECIMAL}[smhd]){{1,4}}", wanted):
         raise UsageError(field, text, "must be a duration such as 90s, 10m or 1.5h")
-    parts = re.findall(rf"({_DECIMAL})([smh]?)", wanted)
+    parts = re.findall(rf"({_DECIMAL})([smhd]?)", wanted)
     seconds = sum(float(number) * SECONDS[unit or "s"] for number, unit in parts)
     if not 0 < seconds <= LONGEST_S:
         raise UsageError(field, text, "must be longer than 0 and at most a year")

@@ -106,7 +106,8 @@ class StudyQueue:
         try:
             with bound(study=study.id):
                 again_s = self._work(study)
-            self._pass(study.id, self.store.study(study.id).revision, again_s)
+            if now := self.store.status(study.id):  # unless it was deleted meanwhile
+                self._pass(study.id, now.revision, again_s)
         finally:
             self.at.discard(study.id)
         return True

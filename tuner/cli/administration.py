@@ -1,9 +1,8 @@
 """``tuner keys`` and ``tuner db``: who may use the service and what they did; the database."""
 
-import getpass
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import typer
@@ -11,10 +10,10 @@ import typer
 from tuner.cli.errors import print_json, tell
 from tuner.errors import UsageError
 from tuner.store import default_url, migrate, open_store
-from tuner.store.access import Audit, Keys
+from tuner.store.access import Audit, Keys, local_user
 from tuner.store.engine import parse_url, shown_url
 from tuner.store.tables import Scope
-from tuner.text import count_text, moment_text, read_whole, size_text
+from tuner.text import count_text, moment_text, read_duration, read_whole, size_text
 
 # Entries of the audit that are shown at once.
 MOST = 1000
@@ -27,7 +26,7 @@ def create(name: str, scope: str, *, as_json: bool, db: str | None) -> int:
     except ValueError as error:
         raise UsageError("scope", scope, f"must be {', '.join(Scope)}") from error
     with open_store(db) as store:
-        key, text = Keys(store.transactions).create(name, allows, by=_user())
+        key, text = Keys(store.transactions).create(name, allows, by=local_user())
     if as_json:
         print_json({"key": text, **asdict(key)})
     else:
@@ -59,7 +58,7 @@ def show_keys(*, as_json: bool, db: str | None) -> int:
 
 def revoke(key: str, *, as_json: bool, db: str | None) -> int:
     with open_store(db, create=False) as store:
-        revoked = Keys(store.transactions).revoke(key, by=_user())
+        revoked = Keys(store.transactions).revoke(key, by=local_user())
     text = f"key {revoked.id} ({revoked.name}) is revoked: no request with it is answered"
     return tell(asdict(revoked), text, as_json=as_json)
 
@@ -98,16 +97,9 @@ def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
         allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
         raise UsageError("prune_before", before, allowed) from error
     with open_store(db, create=False) as store:
-        deleted = Audit(store.transactions).prune(moment, by=_user())
+        deleted = Audit(store.transactions).prune(moment, by=local_user())
     text = f"{count_text(deleted, 'row')} from before {moment:%Y-%m-%d %H:%M} UTC deleted"
     return tell({"deleted": deleted, "before": moment.isoformat()}, text, as_json=as_json)
-
-
-def _user() -> str:
-    try:
-        return f"local {getpass.getuser()}"
-    except (OSError, KeyError):  # a user without a name, as in a container
-        return "local"
 
 
 def upgrade(*, as_json: bool, db: str | None) -> int:
@@ -137,3 +129,12 @@ def backup(path: str, *, as_json: bool, db: str | None) -> int:
     shown = shown_url(parse_url(url))
     found = {"db": shown, "path": path, "size_bytes": size_bytes}
     return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=as_json)
+
+
+def prune(older_than: str, *, as_json: bool, db: str | None) -> int:
+    """Delete old studies, and old entries of the audit; the exit code."""
+    age = timedelta(seconds=read_duration("older_than", older_than))
+    with open_store(db, create=False) as store:
+        studies, entries = store.prune(age, by=local_user())
+    text = f"deleted: {studies} of the studies, {entries} of the audit's entries"
+    return tell({"studies": studies, "audit": entries}, text, as_json=as_json)

@@ -90,6 +90,14 @@ class WorkerAsked:
             help="For the files of probes; all nodes must see it. By default in the user's cache.",
         ),
     ] = None
+    pass_env: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Have ranks inherit this variable of the environment too; may be repeated, and end"
+            " in a *. For other commands: TUNER_PASS_ENV, with commas.",
+        ),
+    ] = None
     probe_deadline: Annotated[
         str | None,
         Option(
@@ -332,7 +340,17 @@ def export(
     return run(study, format_name, write, into_text=into, as_json=json, db=db)
 
 
-def list_studies(json: Json = False, db: Database = None) -> int:
+def list_studies(
+    label: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME[=VALUE]",
+            help="Only those with this label, such as job=1234. Repeatable: with all of them.",
+        ),
+    ] = None,
+    json: Json = False,
+    db: Database = None,
+) -> int:
     """List the 50 studies that were asked last, the newest first.
 
     \b
@@ -341,19 +359,24 @@ def list_studies(json: Json = False, db: Database = None) -> int:
     """
     from tuner.cli.studies import run
 
-    return run(as_json=json, db=db)
+    return run(label or (), as_json=json, db=db)
 
 
-def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+def show_study(
+    study: StudyId,
+    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False,
+    json: Json = False,
+    db: Database = None,
+) -> int:
     """Show a study: what was asked, its probes, its answer, and why probes failed.
 
     \b
     Example:
-      tuner studies show st-5c1f
+      tuner studies show st-5c1f --why
     """
     from tuner.cli.render import show_study as run
 
-    return run(study, as_json=json, db=db)
+    return run(study, why=why, as_json=json, db=db)
 
 
 def cancel_study(
@@ -374,6 +397,36 @@ def cancel_study(
     from tuner.cli.studies import cancel_run as run
 
     return run(study, server, as_json=json, db=db)
+
+
+def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+    """Delete a study that is at its end, with its probes; what all studies use is kept.
+
+    \b
+    Example:
+      tuner studies delete st-5c1f
+    """
+    from tuner.cli.studies import delete_run as run
+
+    return run(study, as_json=json, db=db)
+
+
+def prune_database(
+    older_than: Annotated[
+        str, Option(metavar="AGE", help="What was last asked, or noted, longer ago: such as 90d.")
+    ],
+    json: Json = False,
+    db: Database = None,
+) -> int:
+    """Delete old studies that are at their end, and old entries of the audit.
+
+    \b
+    Example:
+      tuner db prune --older-than 90d
+    """
+    from tuner.cli.administration import prune
+
+    return prune(older_than, as_json=json, db=db)
 
 
 def create_key(
@@ -492,11 +545,21 @@ COMMANDS: dict[str, Callable[..., int]] = {
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {
     "studies": (
         "Look at studies.",
-        {"list": list_studies, "show": show_study, "cancel": cancel_study},
+        {
+            "list": list_studies,
+            "show": show_study,
+            "cancel": cancel_study,
+            "delete": delete_study,
+        },
     ),
     "db": (
         "Look after the database.",
-        {"upgrade": upgrade_database, "check": check_database, "backup": backup_database},
+        {
+            "upgrade": upgrade_database,
+            "check": check_database,
+            "backup": backup_database,
+            "prune": prune_database,
+        },
     ),
     "keys": (
         "Look after the keys to the service.",

@@ -8,17 +8,14 @@ import typer
 from rich.text import Text
 
 from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
-from tuner.cli.errors import print_json, report
 from tuner.cli.options import SuggestAsked
-from tuner.cli.progress import Terminal
-from tuner.cli.render import show_answered
+from tuner.cli.render import answer_asked, show_asked
 from tuner.cli.tables import rate_text, sizes_text
 from tuner.cli.values import Texts, further
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
 from tuner.client.check import Checked
 from tuner.client.from_file import FileQuestion, diff, patched, put_back, read_question, today
-from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word
 from tuner.errors import UsageError, all_of
@@ -34,14 +31,7 @@ def run(asked: SuggestAsked, path: str) -> int:
     given = {name: value for name, value in more.items() if value is not None}
     limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
     question = read_question(path, asked.format_name, beside, {**limits, **given})
-    answered = answer_at(
-        question.request,
-        Terminal(),
-        asked.write or (),
-        server=asked.server,
-        replaces=asked.replace,
-        db=asked.db,
-    )
+    answered = answer_asked(asked, question.request)
     with (
         open_store(None if asked.server else asked.db) as store,
         watch_of(as_json=asked.json) as watch,
@@ -58,10 +48,8 @@ def run(asked: SuggestAsked, path: str) -> int:
     patch = diff(question, text)
     if asked.json:
         said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
-        print_json({**answered.as_json, "from": said})
-        answered.write()
-        return 0 if answered.why_none is None else report(answered.why_none, as_json=False)
-    code = show_answered(answered, as_json=False)
+        return show_asked(asked, answered, {"from": said})
+    code = show_asked(asked, answered)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))

@@ -8,9 +8,10 @@ from pathlib import Path
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.core.study import StudyState
+from tuner.core.study import OPEN, StudyState, parse_labels
 from tuner.errors import TunerError, UsageError
 from tuner.store import StudySummary, default_url, open_store
+from tuner.store.access import Action, AuditNote, local_user
 from tuner.store.engine import is_sqlite, parse_url
 from tuner.store.workers import RegisteredWorker, Workers
 from tuner.text import moment_text
@@ -23,11 +24,12 @@ LONGEST_NAME = 24
 NARROWEST_REASON = 20
 
 
-def run(*, as_json: bool, db: str | None) -> int:
+def run(labels: Sequence[str], *, as_json: bool, db: str | None) -> int:
+    wanted = parse_labels("label", labels)
     found: list[StudySummary] = []
     if is_there(db):  # where nothing was ever asked, that is no error
         with open_store(db, create=False) as store:
-            found = store.studies(MOST)
+            found = store.studies(MOST, labels=wanted)
     if as_json:
         listed = [
             {
@@ -36,6 +38,7 @@ def run(*, as_json: bool, db: str | None) -> int:
                 "cluster": one.cluster_name,
                 "state": str(one.state),
                 "reason": one.reason,
+                "labels": dict(one.labels),
                 "probes": {str(outcome): count for outcome, count in one.probes.items()},
                 "created_at": one.created_at,
                 "asked_at": one.asked_at,
@@ -43,6 +46,8 @@ def run(*, as_json: bool, db: str | None) -> int:
             for one in found
         ]
         print_json({"studies": listed})
+    elif not found and wanted:
+        typer.echo(f"no study is labelled {', '.join(labels)}")
     elif not found:
         typer.echo("no studies yet: tuner suggest --help shows how to ask for one")
     else:
@@ -94,6 +99,16 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
             cancelled = str(service.cancel(study_id)["study_id"])
     found = {"study_id": cancelled, "state": str(StudyState.CANCELLED)}
     return tell(found, f"study {cancelled} is cancelled", as_json=as_json)
+
+
+def delete_run(study_id: str, *, as_json: bool, db: str | None) -> int:
+    note = AuditNote(actor=local_user(), action=Action.DELETE)
+    with open_store(db, create=False) as store:
+        study = store.study(study_id)
+        if not store.delete(study.id, note):
+            why = f"is {study.state}: cancel it first" if study.state in OPEN else "still ends"
+            raise TunerError(f"study {study.id} {why}")
+    return tell({"study_id": study.id}, f"study {study.id} is deleted", as_json=as_json)
 
 
 def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,8 +15,17 @@ from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
 from tuner.core.script import Launch, Script, read_script
+from tuner.core.study import parse_labels
 from tuner.errors import UsageError
-from tuner.text import read_duration, read_number, read_seconds, read_share, read_size, read_whole
+from tuner.text import (
+    read_duration,
+    read_length,
+    read_number,
+    read_seconds,
+    read_share,
+    read_size,
+    read_whole,
+)
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -37,6 +46,11 @@ def read_documents(field: str, text: str) -> dict[str, object]:
     except (OSError, ValueError) as error:
         allowed = "must be mean=N, lengths with counts such as 512x10,2048x3, or a file of lengths"
         raise UsageError(field, text, f"{allowed}: {error}") from error
+
+
+def read_tags(field: str, texts: Sequence[str]) -> dict[str, str]:
+    """Labels of a study; one without a value is empty."""
+    return {name: text or "" for name, text in parse_labels(field, texts).items()}
 
 
 class Texts:
@@ -64,6 +78,7 @@ class Texts:
             "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
             "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
             "target_modules": asked.lora_targets,
+            "modules_to_save": asked.lora_modules_to_save,
             "quantize": asked.quantize,
             "double_quant": asked.double_quant,
         }
@@ -91,9 +106,9 @@ class Texts:
         memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
         return {
             "global_batch_size": self.read(
-                read_whole, "global_batch_size", asked.global_batch_size
+                read_length, "global_batch_size", asked.global_batch_size
             ),
-            "sequence_length": self.read(read_whole, "sequence_length", asked.sequence_length),
+            "sequence_length": self.read(read_length, "sequence_length", asked.sequence_length),
             "model": asked.model,
             "cluster": asked.cluster,
             "optimizer": asked.optimizer,
@@ -102,6 +117,7 @@ class Texts:
             "loss": asked.loss,
             "tensor_parallel": asked.tensor_parallel,
             "adapter": self.adapter(asked),
+            "frozen": asked.frozen,
             "packing": self.packing(asked),
             "task": asked.task,
             "framework": asked.framework,
@@ -133,6 +149,7 @@ def further(texts: Texts, asked: Asked) -> dict[str, object]:
             "gpu_s": texts.read(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
             "tolerance": texts.read(read_share, "tolerance", asked.tolerance),
             "pool": asked.pool,
+            "labels": texts.read(read_tags, "label", asked.label),
             "sampler": asked.sampler,
         }
     else:

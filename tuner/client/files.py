@@ -13,7 +13,7 @@ from tuner.client.cases import Case
 from tuner.client.predict import read_single_case
 from tuner.client.request import read_cluster
 from tuner.client.values import NotCoveredError, read_model
-from tuner.core.adapter import ALL_LINEAR
+from tuner.core.adapter import ALL_LINEAR, Adapter
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
@@ -117,6 +117,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         "loss": own("loss"),
         "tensor_parallel": own("tensor_parallel"),
         "adapter": adapter,
+        "frozen": own("frozen"),
         "packing": packing,
         "task": None if fields and name else own("task"),
         "framework": _needed("framework", own("framework")),
@@ -199,7 +200,17 @@ def _fitting_adapter(
     if missing := [one for one in given if one not in kept]:
         effect = "is adapted too, and not counted" if kept else "is counted as all linear layers"
         uncounted.append(Uncounted(key="target", value=",".join(missing), effect=effect))
-    return {**adapter, "target_modules": kept or [ALL_LINEAR]}
+    adapter = {**adapter, "target_modules": kept or [ALL_LINEAR]}
+    try:
+        Adapter.from_dict(adapter).check(model)
+    except UsageError as error:
+        saved = adapter.get("modules_to_save")
+        if not saved:
+            raise
+        effect = f"{error.allowed}: more memory than predicted"
+        uncounted.append(Uncounted(key="modules_to_save", value=",".join(saved), effect=effect))
+        adapter = {name: one for name, one in adapter.items() if name != "modules_to_save"}
+    return adapter
 
 
 def _fitting_packing(

@@ -2,7 +2,7 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from tuner.client.advance import advance_from_cache, closed_as_probed, conclude, is_answered
@@ -133,14 +133,15 @@ def failure_text(code: int, words: str) -> str:
     return f"the worker {how}{f': {said}' if said else ''}"
 
 
-def answer_here(store: Store, placed: Placed, caller: Caller) -> Study:
+def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[str, str]) -> Study:
     """The question's study, with all probes that are worth it within these limits."""
     stored = store.find(placed.question)
     if stored is not None and is_answered(stored, placed.limits):
+        store.label(stored.id, labels)
         caller.note(standing_text(stored, answered=True))
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
-    study = store.ask(placed.question, placed.limits)
+    study = store.ask(placed.question, placed.limits, labels)
     if study.limits.fidelity is Fidelity.PREDICTED:
         closed = conclude(store, advance_from_cache(store, study))
     else:

@@ -98,6 +98,7 @@ def body_of(request: RequestHere, question: Question, *, replaces: bool = False)
         "headroom": request.headroom if "headroom" in given else None,
         "memory_limit_gib": request.memory_limit_gib,
         "pool": request.pool,
+        "labels": dict(request.labels) or None,
         "sampler": None if sampler is SamplerName.COST_MODEL else sampler,
         "replace": replaces or None,
     }
@@ -115,6 +116,7 @@ def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
             state=StudyState(body["state"]),
             reason=body["reason"],
             revision=body["revision"],
+            labels=body.get("labels", {}),
             probes=tuple(_probe(values) for values in probes),
             probes_before=body["probes_before"],
             created_at=body["created_at"],

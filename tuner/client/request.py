@@ -76,6 +76,7 @@ from tuner.core.study import (
     HEADROOM,
     MOST_CLASSES,
     MOST_DRY_RUNS,
+    MOST_LABELS,
     MOST_PROBES,
     MOST_TRACED,
     Headroom,
@@ -86,6 +87,7 @@ from tuner.core.study import (
     SamplerName,
     Seconds,
     Tolerance,
+    read_labels,
 )
 from tuner.core.workload import (
     BatchSize,
@@ -213,9 +215,9 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
         check_few(value)
         if value.get("method") is None:
             raise wrong("method", None, f"is required in an object: {', '.join(AdapterMethod)}")
-        targets = value.get("target_modules")
-        if isinstance(targets, str):
-            value = {**value, "target_modules": targets.split(",")}
+        for name in ("target_modules", "modules_to_save"):
+            if isinstance(names := value.get(name), str):
+                value = {**value, name: names.split(",")}
         if value.get("quantize") == "int8":
             raise wrong("quantize", "int8", "bitsandbytes' 8-bit layers are not probed: nf4 or fp4")
         if (doubles := value.get("double_quant")) in ("true", "false"):
@@ -225,6 +227,10 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
     except UsageError as error:
         raise told(error) from error
     return found
+
+
+def _split(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
 
 
 class DocumentsGiven(Part):
@@ -312,7 +318,8 @@ class WorkloadGiven(Part):
         default=None,
         description="What is trained in the place of the model, which is then frozen: lora, or"
         " qlora, which keeps that model in four bits, or an object of method, rank, alpha, dropout"
-        " and target_modules, as peft calls them, and with qlora quantize and double_quant.",
+        " target_modules and modules_to_save, as peft calls them, and with qlora quantize and"
+        " double_quant.",
     )
 
     packing: (
@@ -325,6 +332,11 @@ class WorkloadGiven(Part):
         default=None,
         description="How documents lie in a sequence: a variant, or an object of variant and"
         " documents, as lengths, a histogram, or their mean.",
+    )
+    frozen: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        default=(),
+        description="Parts of the model that are not trained: embeddings, head, or names of its"
+        " modules, such as norm, visual and layers.0-15.",
     )
     tensor_parallel: TensorParallel = Field(
         default=TensorParallel.SEQUENCE_PARALLEL,
@@ -603,6 +615,10 @@ def _read_fidelity(value: Any, info: ValidationInfo) -> Fidelity | None:
     return Fidelity(value)
 
 
+def _read_labels(value: Any, info: ValidationInfo) -> tuple[tuple[str, str], ...]:
+    return tuple(read_labels("labels", value).items())  # which can be hashed
+
+
 MemoryLimit = Annotated[
     float,
     Number(2**-30, LARGEST_GIB, f"must be a number of GiB above 0 and up to {LARGEST_GIB}"),
@@ -680,6 +696,16 @@ class TuneRequest(Common):
     budget: BudgetGiven = BudgetGiven()
     tolerance: Tolerance = Field(default=0.01, description="Gain that is not worth another probe.")
     pool: Pool = Field(default="", description="Workers that may be at it.")
+    labels: Annotated[
+        tuple[tuple[str, str], ...],
+        PlainValidator(telling(_read_labels), json_schema_input_type=dict[str, str]),
+    ] = Field(
+        default=(),
+        description="Short texts by name, such as job and user: lists of studies are filtered by"
+        " them. They change no answer. A study that was asked before keeps its others.",
+        json_schema_extra={"maxProperties": MOST_LABELS, "default": {}},
+        examples=[{"job": "1234", "user": "ada"}],
+    )
     sampler: SamplerName = Field(
         default=SamplerName.COST_MODEL,
         description="Proposes the next configuration: ours, or one of Optuna's.",
@@ -747,7 +773,7 @@ class TuneRequest(Common):
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
-        most = MOST_TRACED if self.workload.workload.model.is_traced else MOST_CLASSES
+        most = MOST_TRACED if self.workload.workload.is_traced else MOST_CLASSES
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
@@ -833,6 +859,8 @@ def as_argument(error: UsageError) -> UsageError:
     if table == "knobs" and name and name not in KNOBS:
         known = f"no such knob; the knobs are {', '.join(KNOBS)}"
         return UsageError("knob", name, known)
+    if table == "labels":
+        return error.at("label")
     if table == "framework":
         return error.at("framework_version" if name == "versions" else "framework")
     if name.startswith(("adapter.", "packing.")):

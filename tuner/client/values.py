@@ -88,7 +88,11 @@ def silent(text: str) -> None:
 
 
 # Arguments of Python whose options have other names.
-ARGUMENTS = {"framework_version": "framework_versions", "probe_deadline": "probe_deadline_s"}
+ARGUMENTS = {
+    "framework_version": "framework_versions",
+    "label": "labels",
+    "probe_deadline": "probe_deadline_s",
+}
 
 
 @contextmanager

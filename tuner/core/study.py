@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from importlib.util import find_spec
@@ -67,6 +68,41 @@ Seconds = Annotated[
     Number(0, LONGEST_S, f"must be a number of seconds above 0 and up to {LONGEST_S}", above=True),
 ]
 Pool = Annotated[str, Spelled("[A-Za-z0-9._-]{0,64}", POOL_SPELLING)]
+
+# Labels of one study, and characters of a label's value.
+MOST_LABELS, LONGEST_LABEL = 32, 200
+LABEL_NAME = "[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"
+
+
+def read_labels(field: str, value: Any) -> dict[str, str]:
+    """Labels of a study, by name in order; an empty value makes a plain tag.
+
+    Raises:
+        UsageError: a name or a value is not allowed, or there are too many.
+    """
+    if not isinstance(value, Mapping) or len(value) > MOST_LABELS:
+        allowed = f"must be up to {MOST_LABELS} texts by name, such as job=1234"
+        raise UsageError(field, value, allowed)
+    for name, text in value.items():
+        if not isinstance(name, str) or not re.fullmatch(LABEL_NAME, name):
+            allowed = "must be a name of up to 63 letters, digits and . _ / -"
+            raise UsageError(field, name, allowed)
+        if not isinstance(text, str) or len(text) > LONGEST_LABEL or not text.isprintable():
+            allowed = f"must be a text of up to {LONGEST_LABEL} printable characters"
+            raise UsageError(f"{field}.{name}", text, allowed)
+    return dict(sorted(value.items()))
+
+
+def parse_labels(field: str, texts: Sequence[str]) -> dict[str, str | None]:
+    """Labels written as ``NAME=VALUE``, or as ``NAME`` alone, whose value is ``None`` then."""
+    found: dict[str, str | None] = {}
+    for text in texts:
+        name, equals, value = (part.strip() for part in text.partition("="))
+        if name in found:
+            raise UsageError(field, text, f"{name} is given twice")
+        found[name] = value if equals else None
+    read_labels(field, {name: text or "" for name, text in found.items()})
+    return found
 
 
 class StudyState(StrEnum):
@@ -379,6 +415,8 @@ class Study:
     reason: str = ""  # why it stands there
     revision: int = 0
     """Counts what the planner must know of; a plan made at an older one is not entered."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """What those who asked say of it, such as the job that it is for; no part of the question."""
     seed: int = 0  # of the search and of the probes' weights and tokens
     probes_before: int = 0  # probes that earlier askings had already spent
     probes: tuple[Probe, ...] = ()  # all probes, oldest first

@@ -316,6 +316,7 @@ class ProbesAgainstPrediction(Fact):
 class NothingProbed(Fact):
     fidelity: Fidelity
     is_done: bool
+    last: str = ""  # how the last probe failed, with its detail
 
 
 class ProbedTrainsWrongly(Fact):

@@ -17,7 +17,6 @@ from tuner.launchfiles.fsdp import layer_class, reshards
 from tuner.launchfiles.trained import (
     FEWER_GRADIENTS,
     KERNELS,
-    MORE_TRAINED,
     adapter,
     deepspeed,
     other_optimizer,
@@ -41,7 +40,6 @@ _UNCOUNTED: Mapping[str, str] = {
          "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
         "experts are computed by other kernels, mostly faster",
     ),
-    "lora_modules_to_save": MORE_TRAINED,
     "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
     "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
     "unfrozen_parameters": FEWER_GRADIENTS,
@@ -99,6 +97,7 @@ _NO_EFFECT = re.compile(
 # Looked at by :func:`read`.
 _READ = frozenset({
     "base_model", "sequence_len", "micro_batch_size", "gradient_accumulation_steps", "batch_size",
+    "lora_modules_to_save",
     "adapter", "lora_target_modules", "lora_target_linear", "load_in_4bit", "load_in_8bit",
     "bnb_config_kwargs", "optimizer", "bf16", "bfloat16", "fp16", "float16", "torch_dtype", "fsdp",
     "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type", "deepspeed",
@@ -259,7 +258,12 @@ def _read_adapter(fields: Fields, uncounted: list[Uncounted]) -> dict[str, Any] 
         four_bits=fields.flag("load_in_4bit", default=kind == "qlora"),
         eight_bits="load_in_8bit" if fields.flag("load_in_8bit") else "",
         double=fields.part("bnb_config_kwargs").flag("bnb_4bit_use_double_quant", default=True),
-        names={"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout"},
+        names={
+            "rank": "lora_r",
+            "alpha": "lora_alpha",
+            "dropout": "lora_dropout",
+            "saved": "lora_modules_to_save",
+        },
         defaults=(8, 16, 0.0),
         targets="" if linear else "lora_target_modules",
     )

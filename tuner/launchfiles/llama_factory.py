@@ -22,7 +22,6 @@ _UNCOUNTED: Mapping[str, str] = {
     "use_unsloth": trained.KERNELS,
     "enable_liger_kernel": trained.KERNELS,
     "use_dora": "weights are decomposed: more memory and time than predicted",
-    "additional_target": trained.MORE_TRAINED,
     "freeze_vision_tower": "images are not counted: figures are of the language model alone",
     "use_galore": "this optimizer is not predicted",
     "use_apollo": "this optimizer is not predicted",
@@ -65,7 +64,12 @@ def read(values: Mapping[str, Any]) -> Found:
             four_bits=bits == 4,
             eight_bits="quantization_bit" if bits == 8 else "",
             double=fields.flag("double_quantization", default=True),
-            names={"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout"},
+            names={
+                "rank": "lora_rank",
+                "alpha": "lora_alpha",
+                "dropout": "lora_dropout",
+                "saved": "additional_target",
+            },
             defaults=(8, 2 * rank, 0.0),
             targets="lora_target",
         )

@@ -15,7 +15,6 @@ from tuner.launchfiles.fields import ABSENT, Fields, Found, Uncounted
 
 KERNELS = "these kernels are not predicted: mostly faster, with less memory"
 FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and time than predicted"
-MORE_TRAINED = "these are trained and kept as a whole beside the adapter: more memory"
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
 OTHER_STEP = "other training than on given answers, which is not predicted"
@@ -65,8 +64,8 @@ def adapter(
         four_bits: whether the frozen model is kept in four bits.
         eight_bits: the field that has it kept in eight; empty of none.
         double: whether scales are quantized too.
-        names: of rank, alpha and dropout.
-        defaults: of these.
+        names: of rank, alpha, dropout and what is trained whole.
+        defaults: of the first three.
         targets: the field of linear layers: their names, a pattern, or ``all-linear``; they are
             all taken where it is empty.
     """
@@ -78,6 +77,8 @@ def adapter(
         "dropout": fields.number(names["dropout"], dropout),
         "target_modules": _targets(fields, targets, uncounted),
     }
+    if names["saved"] in fields:
+        found["modules_to_save"] = fields.words(names["saved"])
     if four_bits:
         found["double_quant"] = double
     elif eight_bits:

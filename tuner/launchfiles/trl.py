@@ -18,7 +18,6 @@ MARKS = frozenset({"model_name_or_path"})
 
 _UNCOUNTED: Mapping[str, str] = {
     "use_dora": "weights are decomposed: more memory and time than predicted",
-    "lora_modules_to_save": trained.MORE_TRAINED,
     "activation_offloading": "kept activations wait on the host: less memory, mostly slower",
 }
 # Arguments that only other trainers of TRL's have.
@@ -48,7 +47,12 @@ def read(values: Mapping[str, Any]) -> Found:
             four_bits=four,
             eight_bits="load_in_8bit" if eight else "",
             double=fields.flag("use_bnb_nested_quant"),
-            names={"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout"},
+            names={
+                "rank": "lora_r",
+                "alpha": "lora_alpha",
+                "dropout": "lora_dropout",
+                "saved": "lora_modules_to_save",
+            },
             defaults=(16, 32, 0.05),
             targets="lora_target_modules",
         )

@@ -21,7 +21,7 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
-from tuner.errors import UsageError
+from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.known import is_forecast, why_none
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
@@ -58,6 +58,14 @@ class Headline:
     device_s: float
     trains: tuple[str, ...] = ()
     """How the workload is not all of a model that is trained on whole texts."""
+    nothing_fits: bool = False
+    """Whether there is no answer because nothing fits in memory."""
+
+    @property
+    def needed_share(self) -> float | None:
+        """Part of the limit that the answer needs."""
+        needed = self.needed_gib.value
+        return None if needed is None else needed / self.limit_gib
 
     def as_dict(self) -> dict[str, Any]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -82,9 +90,9 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
-    forecasts, why = suggestion is not None and is_forecast(study, suggestion), ""
+    forecasts, why = suggestion is not None and is_forecast(study, suggestion), None
     if suggestion and study.state not in OPEN and (best is None or forecasts):
-        why = str(why_none(study, suggestion, shown=True))
+        why = why_none(study, suggestion, shown=True)
     return Headline(
         study_id=study.id,
         state=str(study.state),
@@ -99,7 +107,8 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
         is_forecast=forecasts,
         is_pending=suggestion is None and study.state in OPEN,
-        why_none=why,
+        why_none=str(why or ""),
+        nothing_fits=isinstance(why, NothingFitsError),
         probes=sum(outcomes(same.probes).values()),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
@@ -205,6 +214,7 @@ def _question(study: Study) -> dict[str, str]:
         "tensor parallelism": str(workload.tensor_parallel),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         **({"adapter": str(workload.adapter)} if workload.adapter is not None else {}),
+        **({"frozen": ", ".join(workload.frozen)} if workload.frozen else {}),
         **({"packing": str(workload.packing)} if workload.packing is not None else {}),
         "framework": str(framework.name),
         "versions": versions,

@@ -4,6 +4,7 @@ Secrets and tokens are nowhere kept. Entries of the audit are added, never chang
 age.
 """
 
+import getpass
 import logging
 import re
 import secrets
@@ -16,7 +17,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, exists, or_, select, update
+from sqlalchemy import ColumnElement, delete, exists, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from tuner.errors import TunerError, UsageError
@@ -26,8 +27,18 @@ from tuner.store.tables import AuditRow, KeyRow, Scope, SessionRow, UtcNow, cloc
 LONGEST_ACTOR = 64
 # Entries that are deleted in one transaction, so that others can write between two of them.
 PRUNED = 5000
+# Entries that a service keeps, of some 150 bytes each; whoever may sign in can have them written.
+MOST_ENTRIES = 1_000_000
 # The actor where no key is needed: whoever can reach this machine's loopback, or the database.
 LOCAL = "local"
+
+
+def local_user() -> str:
+    """The actor of a command: ``local``, with the user's name."""
+    try:
+        return f"{LOCAL} {getpass.getuser()}"
+    except (OSError, KeyError):  # a user without a name, as in a container
+        return LOCAL
 
 
 class Action(StrEnum):
@@ -40,6 +51,8 @@ class Action(StrEnum):
     SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other limits
     JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
     CANCEL = "tune.cancel"  # {"address"}
+    LABEL = "study.label"  # {"address"}; its name, tags or notes were changed
+    DELETE = "tune.delete"  # {"address"}, or {"before"} where it was deleted for its age
     PRUNE = "audit.prune"  # {"before"}; what was noted before that moment is deleted
 
 
@@ -105,11 +118,20 @@ class Audit:
                 raise UsageError("prune_before", before.isoformat(), "must not be in the future")
             note = AuditNote(actor=by, action=Action.PRUNE, data={"before": iso(before)})
             add_audit(session, note)
-        old = select(AuditRow.id).where(AuditRow.at < before).order_by(AuditRow.at).limit(PRUNED)
+        return self._delete(AuditRow.at < before)
+
+    def trim(self, most: int = MOST_ENTRIES) -> int:
+        """Deletes the oldest entries beyond so many; how many."""
+        with self.transactions.read() as session:
+            newest = session.scalar(select(func.max(AuditRow.id))) or 0
+        return self._delete(AuditRow.id <= newest - most)
+
+    def _delete(self, which: ColumnElement[bool]) -> int:
+        oldest = select(AuditRow.id).where(which).order_by(AuditRow.id).limit(PRUNED)
         deleted = 0
         while True:
             with self.transactions.write() as session:
-                ids = session.scalars(old).all()
+                ids = session.scalars(oldest).all()
                 session.execute(delete(AuditRow).where(AuditRow.id.in_(ids)))
             deleted += len(ids)
             if len(ids) < PRUNED:
@@ -152,6 +174,8 @@ NO_HASH = "0" * 64
 LASTS = timedelta(days=7)
 # Time without a request after which one signs in again.
 IDLE = timedelta(hours=12)
+# Sessions of one key; those that would be over first end when more begin.
+MOST_SESSIONS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,6 +302,10 @@ class Sessions:
         with self.transactions.write() as session:
             now = clock(session)
             session.execute(delete(SessionRow).where(SessionRow.expires_at <= now))
+            of_key = select(SessionRow.token_hash).where(SessionRow.key_id == key_id)
+            oldest = of_key.order_by(SessionRow.expires_at.desc()).offset(MOST_SESSIONS - 1)
+            ended = session.scalars(oldest).all()
+            session.execute(delete(SessionRow).where(SessionRow.token_hash.in_(ended)))
             if instead_of is not None:
                 replaced = SessionRow.token_hash == _hash(instead_of)
                 session.execute(delete(SessionRow).where(replaced))
@@ -357,7 +385,7 @@ class _Uses:
         if until is not None:
             this_session.append(SessionRow.expires_at < until)
         try:
-            with self._transactions.write() as session:
+            with self._transactions.write_if_free() as session:
                 if session_id:
                     longer = update(SessionRow).where(*this_session).values(expires_at=until)
                     session.execute(longer)

@@ -37,12 +37,12 @@ if TYPE_CHECKING:
 
 
 # All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`.
-REVISIONS = ("0010",)
+REVISIONS = ("0012",)
 
 HEAD = REVISIONS[-1]
 
 # Revisions of databases from before the first release, which no migration leads from.
-BEFORE_RELEASE = tuple(f"{number:04}" for number in range(1, 10))
+BEFORE_RELEASE = tuple(f"{number:04}" for number in range(1, 11))
 
 METADATA = Base.metadata
 

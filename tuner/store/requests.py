@@ -5,15 +5,17 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from tuner.core.study import OPEN, Limits, ProbeState, Question, StudyState
+from tuner.core.study import OPEN, Limits, ProbeState, Question, StudyState, read_labels
 from tuner.errors import OtherLimitsError, StoreError, UsageError
 from tuner.store.access import AuditNote, add_audit
 from tuner.store.engine import Transactions
@@ -36,14 +38,19 @@ def study_id(question: Question) -> str:
 
 
 def ask_question(
-    session: Session, question: Question, limits: Limits, *, replace: bool = True
+    session: Session,
+    question: Question,
+    limits: Limits,
+    labels: Mapping[str, str],
+    *,
+    replace: bool = True,
 ) -> StudyRow:
     """Asks a question in a writing transaction; its study's row, locked. See :meth:`Store.ask`."""
     named = study_id(question)
     study = session.get(StudyRow, named, with_for_update=True)
     again = study is not None
     if study is None:
-        now, identity = clock(session), question.identity
+        now, identity, workload = clock(session), question.identity, question.workload
         new = StudyRow(
             id=named,
             identity=identity,
@@ -55,6 +62,7 @@ def ask_question(
             state=StudyState.QUEUED,
             reason="",
             pool=limits.pool,
+            labels={},
             revision=0,
             # 31 bits, which every generator of random numbers takes, and not those of the id
             seed=int(identity[-8:], 16) >> 1,
@@ -63,6 +71,12 @@ def ask_question(
             guard_before_s=0.0,
             created_at=now,
             asked_at=now,
+            method=workload.adapter.method if workload.adapter else "full",
+            global_batch_size=workload.global_batch_size,
+            sequence_length=workload.sequence_length,
+            framework=question.framework.name,
+            fidelity=limits.fidelity,
+            notes="",
         )
         try:
             with session.begin_nested():
@@ -79,6 +93,7 @@ def ask_question(
             raise OtherLimitsError(study.id, apart)
         _renew(session, study, question, limits, now)
     study.revision += 1
+    study.labels = read_labels("labels", {**study.labels, **labels})
     data = {"again": again, "terms": limits.as_dict()}
     add_event(session, study.id, EventKind.ASKED, now, data)
     if study.state not in OPEN:
@@ -99,6 +114,7 @@ def _renew(
     study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
     study.question, study.model_name = question.as_dict(), question.trained
     study.limits, study.pool, study.asked_at = limits.as_dict(), limits.pool, now
+    study.fidelity = limits.fidelity
     if study.state is StudyState.QUEUED:
         study.reason = ""
 
@@ -142,6 +158,7 @@ class Requests:
         request: RequestKey | None,
         note: AuditNote | None = None,
         *,
+        labels: Mapping[str, str] = MappingProxyType({}),
         replace: bool = True,
     ) -> str:
         """Asks a question, and remembers its request and writes the note, all or nothing: the
@@ -151,7 +168,7 @@ class Requests:
             with self._transactions.write() as session:
                 if request and (known := _answered(session, request)):
                     return known
-                asked_id = ask_question(session, question, limits, replace=replace).id
+                asked_id = ask_question(session, question, limits, labels, replace=replace).id
                 if request:
                     _remember(session, request, asked_id)
                 if note:

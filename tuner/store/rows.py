@@ -115,6 +115,7 @@ def _study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, Dry
         state=row.state,
         reason=row.reason,
         revision=row.revision,
+        labels=row.labels,
         seed=row.seed,
         probes_before=row.probes_before,
         guard_s=row.guard_s,

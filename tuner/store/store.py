@@ -2,17 +2,41 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from types import MappingProxyType
 from typing import Any, Self
 
-from sqlalchemy import Engine, Row, bindparam, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Row,
+    SQLColumnExpression,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Outcome
-from tuner.core.study import OPEN, STUDY_TRANSITIONS, Limits, Question, Study, StudyState
+from tuner.core.study import (
+    OPEN,
+    STUDY_TRANSITIONS,
+    Limits,
+    ProbeState,
+    Question,
+    Study,
+    StudyState,
+    read_labels,
+)
 from tuner.errors import UsageError
 from tuner.store import migrate
-from tuner.store.access import Action, AuditNote, add_audit
+from tuner.store.access import Action, Audit, AuditNote, add_audit
 from tuner.store.caches import Caches
 from tuner.store.engine import Transactions, default_url, is_sqlite, make_engine, parse_url
 from tuner.store.queue import Queue, move_study, withdraw
@@ -20,20 +44,50 @@ from tuner.store.requests import ID_PREFIX, ask_question
 from tuner.store.rows import (
     MOST_SIMILAR,
     Event,
+    add_event,
     locked_study,
     read_events,
     read_study,
     similar_studies,
     unknown_study,
 )
-from tuner.store.tables import AuditRow, EventRow, ProbeRow, StudyRow, clock, iso
+from tuner.store.tables import (
+    AuditRow,
+    EventKind,
+    EventRow,
+    ProbeRow,
+    StudyRow,
+    SummaryRow,
+    clock,
+    iso,
+)
 from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
 Position = tuple[str, str]
+# Old studies that are deleted in one transaction.
+DELETED = 100
 
 
 _NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+# What a list of studies can be sorted by. The answer's figures are unknown of some.
+ORDERS: Mapping[str, SQLColumnExpression[Any]] = {
+    "asked": StudyRow.asked_at,
+    "model": StudyRow.model_name,
+    "method": StudyRow.method,
+    "batch": StudyRow.global_batch_size,
+    "sequence": StudyRow.sequence_length,
+    "cluster": StudyRow.cluster_name,
+    "framework": StudyRow.framework,
+    "fidelity": StudyRow.fidelity,
+    "speed": SummaryRow.tokens_per_s,
+    "memory": SummaryRow.needed_share,
+    "state": StudyRow.state,
+    "labels": cast(StudyRow.labels, Text),
+}
+# Characters of what people note about a study.
+LONGEST_NOTES = 4000
+
 # Made once: the poller asks it several times a second, and to build it takes longer than to run it.
 _STATUSES = select(
     StudyRow.id,
@@ -48,6 +102,11 @@ _STATUSES = select(
 )
 _STATUSES_OF = _STATUSES.where(StudyRow.id.in_(bindparam("study_ids", expanding=True)))
 
+# A running attempt is locked before its study, so none may be deleted with it.
+_ENDED = StudyRow.state.not_in(OPEN) & ~exists().where(
+    ProbeRow.study_id == StudyRow.id, ProbeRow.state == ProbeState.RUNNING
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
@@ -60,9 +119,15 @@ class StudySummary:
     reason: str
     probes: Mapping[Outcome, int]
     pool: str
+    labels: Mapping[str, str]
     revision: int
     created_at: str
     asked_at: str
+    method: str  # `full`, or an adapter's
+    global_batch_size: int
+    sequence_length: int
+    framework: str
+    fidelity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,16 +170,21 @@ class Store(Queue, Caches):
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def ask(self, question: Question, limits: Limits) -> Study:
+    def ask(
+        self,
+        question: Question,
+        limits: Limits,
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> Study:
         """Asks a question: a new study, or the same question's, with the new limits.
 
         Everything learned for it is kept, and counted in ``probes_before``. It is put back to
         queued, unless a worker is at it. With other limits than before, what is queued is
-        withdrawn: it was planned with the old ones.
+        withdrawn: it was planned with the old ones. ``labels`` are put on it beside those it has.
         """
         self.reap()  # a study that runs after it has a living worker
         with self.transactions.write() as session:
-            return read_study(session, ask_question(session, question, limits))
+            return read_study(session, ask_question(session, question, limits, labels))
 
     def find(self, question: Question) -> Study | None:
         """The study of a question, if it was asked before."""
@@ -157,32 +227,41 @@ class Store(Queue, Caches):
         limit: int = 50,
         *,
         before: Position | None = None,
+        offset: int = 0,
+        order: str = "-asked",
         state: StudyState | None = None,
         query: str = "",
-        model: str = "",
+        labels: Mapping[str, str | None] = MappingProxyType({}),
     ) -> list[StudySummary]:
-        """Studies, those asked last first.
+        """Studies, those asked last first, or in another of :data:`ORDERS`.
 
-        A page is read along an index, however far back it is. Only words that few studies have
-        make it look at many rows.
+        Those asked last are read along an index, however far back the page is. Only words that few
+        studies have, and other orders, make it look at many rows.
 
         Args:
             before: the place after which to go on: that of the last study of the page before.
-            query: only studies with this in their id, or in the name of their model or cluster.
+            order: a key, after ``-`` from the largest first; what is unknown goes last.
+            query: only studies with this in their id, in the name of their model or cluster, in
+                their labels, or in what people noted.
+            labels: only studies with all of these labels; of ``None``, whatever the value.
         """
         place = (StudyRow.asked_at, StudyRow.id)
-        wanted = [StudyRow.state == state] if state else []
+        found = select(StudyRow).where(*_wanted(state, query, labels))
         if before is not None:
             asked_at, last_id = before
-            wanted.append(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
-        if query:
-            names = (StudyRow.id, StudyRow.model_name, StudyRow.cluster_name)
-            wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
-        if model:
-            wanted.append(StudyRow.model_name == model)
-        newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
+            found = found.where(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
+        by = ORDERS[order.removeprefix("-")]
+        is_figure = order.removeprefix("-") in ("speed", "memory")
+        if is_figure:
+            found = found.outerjoin(SummaryRow, SummaryRow.study_id == StudyRow.id)
+        is_falling = order.startswith("-")
+        first = by.desc() if is_falling else by.asc()
+        # The newest index serves one direction for both columns.
+        last = StudyRow.id.asc() if order == "asked" else StudyRow.id.desc()
+        ordering = [first.nulls_last() if is_figure else first]
+        ordering += [last] if order.endswith("asked") else [StudyRow.asked_at.desc(), last]
         with self.transactions.read() as session:
-            rows = session.scalars(newest.limit(limit)).all()
+            rows = session.scalars(found.order_by(*ordering).offset(offset).limit(limit)).all()
             outcomes = (
                 select(ProbeRow.study_id, ProbeRow.outcome, func.count())
                 .where(ProbeRow.study_id.in_([row.id for row in rows]))
@@ -203,12 +282,29 @@ class Store(Queue, Caches):
                     reason=row.reason,
                     probes=counts[row.id],
                     pool=row.pool,
+                    labels=row.labels,
                     revision=row.revision,
                     created_at=iso(row.created_at),
                     asked_at=iso(row.asked_at),
+                    method=row.method,
+                    global_batch_size=row.global_batch_size,
+                    sequence_length=row.sequence_length,
+                    framework=row.framework,
+                    fidelity=row.fidelity,
                 )
                 for row in rows
             ]
+
+    def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
+        """The number of studies that :meth:`studies` would list."""
+        wanted = _wanted(state, query, {})
+        with self.transactions.read() as session:
+            return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
+
+    def notes(self, study_id: str) -> str:
+        """What people noted about a study."""
+        with self.transactions.read() as session:
+            return session.scalar(select(StudyRow.notes).where(StudyRow.id == study_id)) or ""
 
     def open_studies(self, pools: Collection[str] = ()) -> list[StudyStatus]:
         """Studies not at their end, of no pool or one of ``pools``, those asked first first."""
@@ -269,6 +365,68 @@ class Store(Queue, Caches):
                 add_audit(session, note, study_id)
             return True
 
+    def label(
+        self,
+        study_id: str,
+        changes: Mapping[str, str | None],
+        note: AuditNote | None = None,
+        *,
+        notes: str | None = None,
+    ) -> None:
+        """Puts labels on a study beside those it has, in whatever state it is; ``None`` takes one
+        off. ``notes`` are written in the place of the earlier ones.
+
+        Raises:
+            UsageError: there is no such study, or a label is not allowed, or there are too many.
+        """
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            both = {**study.labels, **changes}
+            kept = {name: text for name, text in both.items() if text is not None}
+            labels = read_labels("labels", kept)
+            notes = study.notes if notes is None else notes
+            if len(notes) > LONGEST_NOTES:
+                allowed = f"must have {LONGEST_NOTES} characters at most"
+                raise UsageError("notes", notes, allowed)
+            if (labels, notes) == (study.labels, study.notes):
+                return
+            study.labels, study.notes = labels, notes
+            add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
+            if note is not None:
+                add_audit(session, note, study_id)
+
+    def delete(self, study_id: str, note: AuditNote | None = None) -> bool:
+        """Deletes a study that is at its end, with its probes and events; ``False`` while it is
+        not, or a worker still ends a probe of it. What all studies use stays: dry runs, checks and
+        calibrations, and the audit."""
+        with self.transactions.write() as session:
+            locked_study(session, study_id)  # from now on none of its probes is claimed
+            if session.scalar(select(StudyRow.id).where(StudyRow.id == study_id, _ENDED)) is None:
+                return False
+            session.execute(delete(StudyRow).where(StudyRow.id == study_id))
+            if note is not None:
+                add_audit(session, note, study_id)
+            return True
+
+    def prune(self, age: timedelta, by: str) -> tuple[int, int]:
+        """Deletes studies at their end that were asked longer ago, and older entries of the audit;
+        how many of each. ``by`` is who did it, for the audit."""
+        with self.transactions.read() as session:
+            before = clock(session) - age
+        old = select(StudyRow.id).where(StudyRow.asked_at < before, _ENDED)
+        oldest = old.order_by(StudyRow.asked_at).limit(DELETED).with_for_update()
+        note = AuditNote(actor=by, action=Action.DELETE, data={"before": iso(before)})
+        deleted = 0
+        while True:  # a few at a time, so that others can write between two of them
+            with self.transactions.write() as session:
+                ids = session.scalars(oldest).all()
+                session.execute(delete(StudyRow).where(StudyRow.id.in_(ids)))
+                for study_id in ids:
+                    add_audit(session, note, study_id)
+            deleted += len(ids)
+            if len(ids) < DELETED:
+                return deleted, Audit(self.transactions).prune(before, by)
+
     def add_guard_time(self, study_id: str, seconds: float) -> None:
         """Counts seconds in which replicas were trained for a study."""
         with self.transactions.write() as session:
@@ -314,6 +472,20 @@ class Store(Queue, Caches):
             return read_events(session, study_id, after, limit, last=last)
 
 
+def _wanted(
+    state: StudyState | None, query: str, labels: Mapping[str, str | None]
+) -> list[ColumnElement[bool]]:
+    wanted = [StudyRow.state == state] if state else []
+    if query:
+        of = StudyRow
+        texts = (of.id, of.model_name, of.cluster_name, cast(of.labels, Text), of.notes)
+        wanted.append(or_(*(text.icontains(query, autoescape=True) for text in texts)))
+    for name, text in labels.items():
+        kept = StudyRow.labels[name].as_string()
+        wanted.append(kept.is_not(None) if text is None else kept == text)
+    return wanted
+
+
 def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:
     rows = session.execute(_STATUSES_OF, {"study_ids": sorted(study_ids)})
     return {row.id: _status(row) for row in rows}
@@ -324,7 +496,9 @@ def _status(row: Row[Any]) -> StudyStatus:
     return StudyStatus(**columns)
 
 
-def open_store(url: str | None = None, *, create: bool = True) -> Store:
+def open_store(
+    url: str | None = None, *, create: bool = True, patience_s: float | None = None
+) -> Store:
     """Opens a database, the default one unless ``url`` names another.
 
     A SQLite file is made, with its folder, when absent, and migrated when it is of an earlier
@@ -332,6 +506,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
 
     Args:
         create: false to refuse a SQLite file that is absent.
+        patience_s: for which writers of SQLite wait for the one before them.
 
     Raises:
         UsageError: the address is wrong, or it cannot be written, or is not ours, or is absent.
@@ -342,7 +517,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
     if is_sqlite(parsed):
         path = str(parsed.database)
         migrate.make_file(path) if create else migrate.require_file(path)
-    engine = make_engine(parsed)
+    engine = make_engine(parsed, patience_s)
     try:
         migrate.prepare(engine)
     except BaseException:

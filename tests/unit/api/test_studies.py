@@ -1,18 +1,24 @@
 """Asking, seeing, listing and cancelling over HTTP."""
 
+import asyncio
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import yaml
+from sqlalchemy import update
 
+from api.app import tidy
 from api.schemas import Study, Submitted
-from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe
+from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import StudyState
+from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.planner import Stop, next_probe
+from tuner.store import WorkerIdentity
+from tuner.store.tables import StudyRow, clock
 
 PROBLEM = "application/problem+json"
 
@@ -68,6 +74,32 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     Study.model_validate(ended)
     assert ended["reason"] == "enough"
     assert ask(client, other).json()["state"] != "cancelled"
+
+
+def test_labels_are_kept_shown_and_listed_by(client, store):
+    one = ask(client, {**PREDICTED, "labels": {"job": "17", "user": "ada"}}).json()
+    two = ask(client, {**MEASURED, "labels": {"user": "ada"}}).json()
+    assert one["labels"] == {"job": "17", "user": "ada"}
+
+    def listed(query: str) -> list[str]:
+        studies = client.get(f"/tune?{query}").json()["studies"]
+        return [study["study_id"] for study in studies]
+
+    assert listed("label=user%3Dada") == [two["study_id"], one["study_id"]]
+    assert listed("label=user%3Dada&label=job") == listed("label=job=17") == [one["study_id"]]
+    assert listed("label=job=18") == listed("label=none") == []
+    joined = ask(client, {**PREDICTED, "labels": {"job": "18"}})  # of the same study
+    assert joined.json()["labels"] == {"job": "18", "user": "ada"}
+    shown = client.get(f"/tune/{one['study_id']}")
+    assert (shown.json()["labels"], shown.headers["etag"]) == (
+        joined.json()["labels"],
+        joined.headers["etag"],
+    )
+    assert client.get("/tune?label=job=18").json()["studies"][0]["labels"]["job"] == "18"
+    for labels in ([], {"a b": "x"}, {"job": 17}, {"job": "\x00"}):
+        refused = ask(client, {**PREDICTED, "labels": labels})
+        assert (refused.status_code, refused.json()["field"].split(".")[0]) == (422, "labels")
+    assert ask(client, {**PREDICTED, "labels": {"job": 17}}).json()["field"] == "labels.job"
 
 
 OTHER = {**MEASURED, "budget": {"max_probes": 5}, "headroom": 0.2}
@@ -201,6 +233,8 @@ def test_errors_are_problems(client):
         ("GET", "/tune?limit=0", 422),
         ("GET", "/tune?state=gone", 422),
         ("GET", "/tune?query=%00", 422),
+        ("GET", "/tune?label=a%20b", 422),
+        ("GET", "/tune?label=a&label=a%3Db", 422),
         ("GET", "/tune?cursor=bm90aGluZw", 422),
         ("GET", f"{study}?waits=30", 422),
         ("DELETE", f"{study}?force=1", 422),
@@ -297,3 +331,41 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkey
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
+
+
+def test_why_all_probes_failed_is_said(client, store):
+    study_id = ask(client, MEASURED).json()["study_id"]
+    why = "the script ended with 3, and reported no step"
+    crashed = Measurement(outcome=Outcome.CRASHED, detail=why)
+    probe(store, study_id, crashed)
+    again = store.claim(study_id, WorkerIdentity.of_this_process())
+    assert store.record(again, crashed)
+    finish(store, study_id)
+    found = client.get(f"/tune/{study_id}").json()["no_answer"]
+    assert f"No probe has given a result; the last: crashed: {why}." in found["message"]
+
+
+def test_a_study_that_was_deleted_is_not_found_and_its_request_asks_anew(client, store):
+    study_id = ask(client, MEASURED, **{"Idempotency-Key": "one"}).json()["study_id"]
+    finish(store, study_id)
+    assert client.get(f"/tune/{study_id}").status_code == 200
+    assert store.delete(study_id)
+    assert client.get(f"/tune/{study_id}").json()["code"] == "study_not_found"
+    again = ask(client, MEASURED, **{"Idempotency-Key": "one"})
+    assert (again.status_code, again.json()["state"]) == (202, "queued")
+
+
+def test_what_is_older_than_is_kept_is_deleted(store):
+    study_id = store.ask(question_of(MEASURED), Limits()).id
+    store.move(study_id, StudyState.CANCELLED)
+    with store.transactions.write() as session:
+        session.execute(update(StudyRow).values(asked_at=clock(session) - timedelta(days=8)))
+
+    async def tidied():
+        async with asyncio.timeout(10):
+            task = asyncio.create_task(tidy(store, keep_days=7))
+            while store.status(study_id) is not None:
+                await asyncio.sleep(0.01)
+            task.cancel()
+
+    asyncio.run(tidied())

@@ -1,5 +1,8 @@
 """``tuner studies``."""
 
+from tuner.core.study import Limits
+from tuner.store import open_store
+
 
 def test_a_study_is_shown_as_json(cli, answered):
     found = cli("studies", "show", answered.id, "--json").json
@@ -23,3 +26,39 @@ def test_what_is_not_there_is_a_usage_error(cli, answered, tmp_path):
     assert cli("studies", "cancel", "st-zzz").code == 2
     result = cli("studies", "cancel", answered.id)
     assert (result.code, "done already" in result.err) == (1, True)
+
+
+def test_studies_are_listed_by_their_labels(cli, answered):
+    asked = ("--model", "stories15m", "--cluster", "8xa100-80gb", "--global-batch-size", "64",
+             "--sequence-length", "128")  # fmt: skip
+    twice = cli("suggest", *asked, "--fidelity", "predicted", "--label", "a=1", "--label", "a=2")
+    assert (twice.code, "a is given twice" in twice.err) == (2, True)
+    wrong = cli("suggest", *asked, "--fidelity", "predicted", "--label", "a b=1")
+    assert (wrong.code, "label: got 'a b'" in wrong.err) == (2, True)
+    with open_store() as store:
+        store.label(answered.id, {"job": "17", "urgent": ""})
+    found = cli("studies", "list", "--label", "job=17", "--label", "urgent", "--json").json
+    assert [(one["id"], one["labels"]) for one in found["studies"]] == [
+        (answered.id, {"job": "17", "urgent": ""})
+    ]
+    none = cli("studies", "list", "--label", "job=18")
+    assert (none.code, none.out.strip()) == (0, "no study is labelled job=18")
+
+
+def test_a_study_is_deleted_at_its_end(cli, answered):
+    result = cli("studies", "delete", answered.id, "--json")
+    assert (result.code, result.json) == (0, {"study_id": answered.id})
+    assert cli("studies", "list", "--json").json == {"studies": []}
+    assert cli("studies", "delete", answered.id).code == 2
+
+
+def test_an_open_study_is_not_deleted(cli, answered):
+    with open_store() as store:
+        store.ask(answered.question, Limits())
+    result = cli("studies", "delete", answered.id)
+    assert (result.code, "cancel it first" in result.err) == (1, True)
+
+
+def test_what_is_old_is_deleted(cli, answered):
+    assert cli("db", "prune", "--older-than", "90d", "--json").json == {"studies": 0, "audit": 0}
+    assert cli("db", "prune", "--older-than", "soon").code == 2

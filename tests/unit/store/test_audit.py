@@ -72,3 +72,11 @@ def test_what_is_old_is_deleted_and_who_did_that_is_noted(audit, monkeypatch):
     assert (noted.actor, noted.action) == ("local ann", "audit.prune")
     assert noted.data["before"].endswith("Z")
     assert audit.prune(now - timedelta(days=2, hours=1)) == 0
+
+
+def test_no_more_are_kept_than_so_many(audit):
+    for number in range(5):
+        audit.note(LOCAL, Action.JOIN, times=number)
+    assert audit.trim(2) == 3
+    assert [entry.data["times"] for entry in audit.newest(10)] == [4, 3]
+    assert audit.trim(2) == 0

@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.study import Limits, StudyState
+from tuner.core.study import MOST_LABELS, Limits, StudyState
+from tuner.errors import UsageError
+from tuner.store import EventKind
 
 
 @pytest.fixture
@@ -34,6 +36,50 @@ def test_pages_of_studies_with_some_words(store, asked):
     assert [one.id for one in store.studies(query=asked[4].id)] == [asked[4].id]
     for none in ("%", "_pu", "llama"):
         assert store.studies(query=none) == []
+
+
+def test_pages_of_studies_with_labels(store, asked):
+    first, second = asked[0], asked[1]
+    store.label(first.id, {"job": "17", "user": 'a"b%'})
+    store.label(second.id, {"job": "18", "urgent": ""})
+
+    def found(**labels: str | None) -> list[str]:
+        return [one.id for one in store.studies(labels=labels)]
+
+    assert found(job="17") == [first.id]
+    assert found(job=None) == [second.id, first.id]
+    assert found(user='a"b%', job="17") == [first.id]
+    assert found(urgent="") == found(urgent=None) == [second.id]
+    assert found(user="a") == found(job="18", user='a"b%') == found(other=None) == []
+    assert store.studies(labels={"job": "18"})[0].labels == {"job": "18", "urgent": ""}
+
+
+def test_labels_are_put_beside_others_and_taken_off_and_told_once(store, asked):
+    study = store.ask(asked[0].question, asked[0].limits, {"job": "17", "user": "ada"})
+    assert study.labels == {"job": "17", "user": "ada"}
+    store.label(study.id, {"job": "18", "user": None})
+    store.label(study.id, {"job": "18", "nothing": None})
+    assert store.study(study.id).labels == {"job": "18"}
+    told = [e.data for e in store.events(study.id) if e.kind is EventKind.LABELS]
+    assert told == [{"labels": {"job": "18"}}]
+    assert store.status(study.id).revision == study.revision  # plans that are made stay good
+    assert store.ask(study.question, study.limits).labels == {"job": "18"}
+
+
+@pytest.mark.parametrize(
+    "labels", [{"": "x"}, {"a b": "x"}, {"a": "two\nlines"}, {"a": "x" * 201}, {"a": 1}]
+)
+def test_bad_labels_are_refused_and_change_nothing(store, asked, labels):
+    with pytest.raises(UsageError, match="must be a"):
+        store.label(asked[0].id, labels)
+    with pytest.raises(UsageError, match="must be a"):
+        store.ask(asked[0].question, asked[0].limits, labels)
+    many = {f"n{number}": "" for number in range(MOST_LABELS)}
+    store.label(asked[0].id, many)
+    with pytest.raises(UsageError, match="up to 32"):
+        store.label(asked[0].id, {"one-more": ""})
+    assert store.study(asked[0].id).labels == many
+    assert store.study(asked[0].id).revision == asked[0].revision
 
 
 def test_workers_find_open_studies_of_their_pools_asked_first_first(store, asked, worker):

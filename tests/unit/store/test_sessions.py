@@ -90,8 +90,8 @@ def test_it_is_over_after_a_week_however_much_it_is_used(sessions, key):
 def test_use_is_noted_once_a_minute(sessions, key, monkeypatch):
     token = sessions.begin(key.id)
     writes = []
-    write = sessions.transactions.write
-    monkeypatch.setattr(sessions.transactions, "write", lambda: writes.append(1) or write())
+    write = sessions.transactions.write_if_free
+    monkeypatch.setattr(sessions.transactions, "write_if_free", lambda: writes.append(1) or write())
     for _ in range(3):
         assert sessions.check(token) is not None
     assert writes == []
@@ -126,6 +126,15 @@ def test_those_that_are_over_are_not_kept(sessions, key):
     made_to_end(sessions, IDLE, -MINUTE)
     sessions.begin(key.id)
     assert count(sessions) == 1
+
+
+def test_a_key_has_so_many_of_them_and_no_more(sessions, key, monkeypatch):
+    monkeypatch.setattr("tuner.store.access.MOST_SESSIONS", 2)
+    other, _ = Keys(sessions.transactions).create("another", Scope.READ)
+    theirs = sessions.begin(other.id)
+    first, second, third = (sessions.begin(key.id) for _ in range(3))
+    assert sessions.check(first) is None
+    assert all(sessions.check(token) for token in (second, third, theirs))
 
 
 def test_begin_and_end_are_in_the_audit(sessions, key):

@@ -5,9 +5,10 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import func, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -18,7 +19,7 @@ from tuner.errors import StoreError
 from tuner.planner.spending import probes_of_asking
 from tuner.store import EventKind, open_store, study_id
 from tuner.store.access import Action, Audit, AuditNote
-from tuner.store.tables import StudyRow
+from tuner.store.tables import AttemptRow, EventRow, MeasurementRow, ProbeRow, StudyRow, clock
 
 Requests = Callable[[int], list[ProbeRequest]]
 RunOut = Callable[[], None]
@@ -297,3 +298,41 @@ def test_an_accident_of_an_ended_study_is_not_tried_again(store, study, claim):
     assert store.record(claim, Measurement(outcome=Outcome.CRASHED, detail="a signal"))
     (probe,) = store.study(study.id).probes
     assert (probe.state, probe.measurement.outcome) == (ProbeState.DONE, Outcome.CRASHED)
+
+
+def test_a_study_is_deleted_at_its_end_with_all_that_is_its_own(store, claim, question, found):
+    note = AuditNote(actor="k1", action=Action.DELETE)
+    assert not store.delete(claim.study_id, note), "it runs"
+    store.move(claim.study_id, StudyState.CANCELLED)
+    assert not store.delete(claim.study_id, note), "its worker holds a probe"
+    assert store.record(claim, found)
+    newest = store.events(claim.study_id)[-1].id
+    assert store.delete(claim.study_id, note)
+    assert store.status(claim.study_id) is None
+    with store.transactions.read() as session:
+        for table in (ProbeRow, AttemptRow, MeasurementRow, EventRow):
+            assert session.scalar(select(func.count()).select_from(table)) == 0, table
+    [entry] = Audit(store.transactions).newest(1)
+    assert (entry.actor, entry.action, entry.study_id) == ("k1", "tune.delete", claim.study_id)
+    assert not store.record(claim, found), "a late record finds nothing"
+    anew = store.ask(question, Limits())
+    assert (anew.probes, anew.probes_before) == ((), 0)
+    assert store.events(anew.id)[0].id > newest, "no id comes twice: what is cached is of the old"
+
+
+def test_what_is_old_and_at_its_end_is_pruned(store, study, question, monkeypatch):
+    monkeypatch.setattr("tuner.store.store.DELETED", 1)
+    smaller = replace(question, workload=replace(question.workload, sequence_length=64))
+    young = replace(question, workload=replace(question.workload, sequence_length=32))
+    ended = [store.ask(one, Limits()) for one in (smaller, young)]
+    for one in ended:
+        store.move(one.id, StudyState.CANCELLED)
+    with store.transactions.write() as session:
+        old = StudyRow.id.in_([study.id, ended[0].id])
+        then = clock(session) - timedelta(days=91)
+        session.execute(update(StudyRow).where(old).values(asked_at=then))
+    assert store.prune(timedelta(days=90), by="local ann") == (1, 0)
+    assert store.prune(timedelta(days=90), by="local ann") == (0, 0)
+    assert {one.id for one in store.studies()} == {study.id, ended[1].id}, "one is still open"
+    deleted = [one for one in Audit(store.transactions).newest(10) if one.action == Action.DELETE]
+    assert [one.study_id for one in deleted] == [ended[0].id]

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0010"
+revision = "0012"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -82,9 +82,11 @@ def _make_studies_and_probes() -> None:
         "studies",
         *_new(id=Short, identity=Long, kind=Long, model_name=Text, cluster_name=Text),
         *_new(question=Text, limits=Text, state=Short, reason=Text, pool=Long, revision=Int),
-        *_new(seed=Int, probes_before=Int, guard_s=Real, guard_before_s=Real),
+        *_new(seed=Int, probes_before=Int, guard_s=Real, guard_before_s=Real, labels=sa.JSON()),
         *_empty(worker=Text, worker_seen_at=Time),
         *_new(created_at=Time, asked_at=Time),
+        *_new(method=Short, global_batch_size=Int, sequence_length=Int, framework=Short),
+        *_new(fidelity=Short, notes=Text),
         _unique("studies", "identity"),
         _one_of("studies", "state", "'queued', 'running', 'done', 'failed', 'cancelled'"),
     )
@@ -114,13 +116,14 @@ def _make_studies_and_probes() -> None:
         "events",
         *_new(id=Id, study_id=Short, kind=Short, at=Time, data=Text),
         _parent("events", "study_id", "studies"),
-        _one_of("events", "kind", "'asked', 'study', 'probe'"),
+        _one_of("events", "kind", "'asked', 'study', 'probe', 'labels'"),
         keep_ids=True,
     )
     _index("events", "study_id", "id")
     _table(
         "summaries",
         *_new(study_id=Short, newest_event=Big, content=Text, made_at=Time),
+        *_empty(tokens_per_s=Real, needed_share=Real),
         _parent("summaries", "study_id", "studies"),
         key=("study_id",),
     )
