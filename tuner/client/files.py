@@ -17,9 +17,9 @@ from tuner.core.adapter import ALL_LINEAR, Adapter
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
-from tuner.core.framework import FrameworkName, installed_versions
+from tuner.core.framework import FrameworkName, flag_differs, installed_versions
 from tuner.core.packing import Packing, PackingVariant
-from tuner.core.script import flag_differs, loses_random_state
+from tuner.core.script import loses_random_state
 from tuner.errors import UsageError
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found, Uncounted
@@ -155,7 +155,7 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
     if passed_over and knobs.get("sharding") != Sharding.DDP:
         raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
     notes = [*asked.notes, *map(str, asked.uncounted), *case.notes]
-    if found.fsdp_checkpointing and (differs := flag_differs(case.question)):
+    if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
         notes.append(f"{differs}; that is counted")
     if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
         notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")

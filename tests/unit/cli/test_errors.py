@@ -170,9 +170,11 @@ def test_wrong_words_are_one_line(cli, tiny):
             "sequence_length: got nothing; is required",
         ),
         ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),
-        (f"suggest --model {tiny} --in-place", "in_place: got True; needs --from FILE"),
+        (f"suggest --model {tiny} --in-place", "in_place: got true; needs --from FILE"),
     ):
         assert_usage_error(cli(*words.split()), message)
     result = cli("suggest", "--json")
-    assert result.json["error"]["field"] == "global_batch_size"
-    assert result.err.count("\n") == 1
+    assert [one["field"] for one in result.json["error"]["errors"]] == [
+        "model", "sequence_length", "global_batch_size",
+    ]  # fmt: skip
+    assert result.err.count("\n") == 3
