@@ -80,6 +80,7 @@ PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
 SCRIPT = "Your own script"
+OWN_FILE = "Your own configuration"
 
 
 def option(
@@ -204,13 +205,15 @@ class Asked:
         ),
     ] = None
     global_batch_size: Annotated[
-        str,
+        str | None,
         option(
             "N", "Sequences of one optimizer step, over all GPUs. No answer changes it.", WORKLOAD
         ),
-    ]
-    sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
-    optimizer: Annotated[str, option("NAME", OPTIMIZERS, WORKLOAD)] = "adamw"
+    ] = None
+    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
+    optimizer: Annotated[
+        str | None, option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD)
+    ] = None
     precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
     reduce_dtype: Annotated[
         str | None,
@@ -221,10 +224,11 @@ class Asked:
         ),
     ] = None
     loss: Annotated[
-        str,
-        option("hf|fp32|own_dtype", LOSSES, WORKLOAD),
-    ] = "hf"
-    tensor_parallel: Annotated[str, option(STYLES, TENSORS, WORKLOAD)] = "sequence_parallel"
+        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
+    ] = None
+    tensor_parallel: Annotated[
+        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
+    ] = None
     adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
     lora_rank: Annotated[
         str | None, option("N", "Channels between its two matrices. By default 16.", WORKLOAD)
@@ -243,7 +247,9 @@ class Asked:
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
     frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
-    task: Annotated[str, option(TASK_NAMES, TASKS, WORKLOAD)] = "causal_lm"
+    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
+        None
+    )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[
@@ -258,14 +264,14 @@ class Asked:
         ),
     ] = "local"
     framework: Annotated[
-        str,
+        str | None,
         option(
             "torch|accelerate|trainer|nanotron",
-            "The stack that you launch: a script of your own (torch), one with accelerate, the"
-            " transformers Trainer, or nanotron, which is predicted only.",
+            "The stack that you launch: a script of your own (torch, the default), one with"
+            " accelerate, the transformers Trainer, or nanotron, which is predicted only.",
             PLACE,
         ),
-    ] = "torch"
+    ] = None
     framework_version: Annotated[
         list[str] | None,
         option(
@@ -365,6 +371,45 @@ class Asked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestAsked(Asked):
     """Options of ``tuner suggest``."""
+
+    from_file: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="FILE",
+            help="Read the question out of a configuration that you launch today; options say what"
+            " it leaves open. The answer says what the file does, and what the best does.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = None
+    format_name: Annotated[
+        str | None,
+        Option(
+            "--format",
+            metavar="NAME",
+            help="Whose file it is. By default told by its content.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = None
+    in_place: Annotated[
+        bool,
+        Option(
+            "--in-place",
+            help="Put the answer into the file, of which every other line stays; a copy of what it"
+            " was is kept beside it.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = False
+    no_backup: Annotated[
+        bool,
+        Option("--no-backup", help="Keep no copy with --in-place.", rich_help_panel=OWN_FILE),
+    ] = False
+    diff: Annotated[
+        bool,
+        Option(
+            "--diff", help="Show what the answer changes in the file.", rich_help_panel=OWN_FILE
+        ),
+    ] = False
 
     max_probes: Annotated[
         str | None,

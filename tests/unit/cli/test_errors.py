@@ -170,17 +170,17 @@ def test_wrong_words_are_one_line(cli, tiny):
     for words, message in (
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
         ("studies", r"Missing command; see 'tuner studies --help'"),
-        ("suggest", "'--global-batch-size' and '--sequence-length'; see 'tuner"),
-        (
-            f"probe --model {tiny}",
-            "Missing options '--global-batch-size', '--sequence-length' and '--settings'; see",
-        ),
+        (f"probe --model {tiny}", "Missing option '--settings'; see 'tuner probe --help'"),
         (
             f"suggest --model {tiny} --global-batch-size 8",
-            "Missing option '--sequence-length'; see 'tuner suggest --help'",
+            "sequence_length: got nothing; is required",
         ),
+        ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),
+        (f"suggest --model {tiny} --in-place", "in_place: got true; needs --from FILE"),
     ):
         assert_usage_error(cli(*words.split()), message)
     result = cli("suggest", "--json")
-    assert result.json["error"]["field"] == "global_batch_size"
-    assert result.err.count("\n") == 1
+    assert [one["field"] for one in result.json["error"]["errors"]] == [
+        "model", "sequence_length", "global_batch_size",
+    ]  # fmt: skip
+    assert result.err.count("\n") == 3
