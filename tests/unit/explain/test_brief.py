@@ -23,10 +23,10 @@ GIB = 2**30
 PREDICTED = Provenance.PREDICTED
 
 
-def question(model="llama-3.1-8b", cluster="8xh100-80gb"):
+def question(model="llama-3.1-8b", cluster="8xh100-80gb", batch=256):
     return Question(
         workload=Workload(
-            model=published_model(model), sequence_length=4096, global_batch_size=256
+            model=published_model(model), sequence_length=4096, global_batch_size=batch
         ),
         cluster=parse_cluster(cluster),
         framework=framework("torch"),
@@ -37,9 +37,12 @@ def between(value, low, high, provenance=PREDICTED):
     return Quantity(value=value, low=low, high=high, provenance=provenance)
 
 
-def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None):
+def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, batch=256):
     study = Study(
-        id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=StudyState.DONE
+        id="st-1",
+        question=question(batch=batch),
+        limits=Limits(fidelity=fidelity),
+        state=StudyState.DONE,
     )
     best = best or replace(
         evaluation(),
@@ -116,6 +119,13 @@ def test_how_sure_says_what_more_probes_may_gain():
     )
     assert told(replace(more, most=0.0)).sure[-1] == "More probes are expected to gain nothing."
     assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
+
+
+def test_a_batch_that_no_devices_share_evenly_is_said():
+    assert not [line for line in told().sure if "Global batch" in line]
+    said = "Global batch 250 is no multiple of 8 devices, and 248 and 256 are: ask again."
+    assert said in told(batch=250).sure
+    assert "and 8 is: ask again" in told(batch=3).sure[-1]
 
 
 def test_memory_has_its_interval_in_one_unit():
