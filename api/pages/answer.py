@@ -12,13 +12,13 @@ from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
+from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.known import is_forecast, why_none
 from tuner.launchfiles import FORMATS, why_not
 from tuner.results.points import ALWAYS
-from tuner.script import tuned_name
 from tuner.space.rules import show
 
 GUARD_PASSED = "passed"
