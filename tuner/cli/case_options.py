@@ -29,6 +29,9 @@ from tuner.cli.options import (
     Database,
     Headroom,
     Json,
+    QuestionFile,
+    cluster_names,
+    model_names,
     option,
 )
 
@@ -59,6 +62,7 @@ class CaseAsked:
             "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
             " config.json.",
             WORKLOAD,
+            model_names,
         ),
     ] = None
     global_batch_size: Annotated[
@@ -106,6 +110,7 @@ class CaseAsked:
             "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
             " None of it has to be here.",
             PLACE,
+            cluster_names,
         ),
     ] = None
     framework: Annotated[
@@ -157,6 +162,7 @@ class PredictAsked(CaseAsked):
             rich_help_panel=MANY,
         ),
     ] = None
+    question_file: QuestionFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

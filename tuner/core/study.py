@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import KNOBS, Settings, knob_value
+from tuner.core.configuration import KNOBS, Settings, knob_value, no_knob
 from tuner.core.framework import (
     OF_WORKLOADS,
     Framework,
@@ -217,7 +217,7 @@ class Question:
     def __post_init__(self) -> None:
         for name, values in self.knobs.items():
             if name not in KNOBS:
-                raise UsageError("knob", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+                raise UsageError("knob", name, no_knob(name))
             if not values:
                 raise UsageError(name, "nothing", "at least one value must be allowed")
         checked = {

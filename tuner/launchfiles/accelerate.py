@@ -268,6 +268,11 @@ FORMAT = Format(
 
 
 NAME = "accelerate"
+# What the file can say otherwise.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
+    "activation_checkpointing": ("none", "full"),
+}
 # Fields that other files do not have.
 MARKS = frozenset({"compute_environment", "distributed_type"})
 KNOWN = frozenset({
@@ -332,6 +337,7 @@ def read(values: Mapping[str, Any]) -> Found:
         knobs |= {"sharding": str(kind), "cpu_offload": False}
     return Found(
         format_name=NAME,
+        free=FREE,
         knobs=knobs,
         may={
             "framework": ("accelerate", "trainer", "torch"),
@@ -360,3 +366,8 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
     replicas, shards = (size or 1 for size in sizes)
     return replicas, shards
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    return configuration(question, settings)

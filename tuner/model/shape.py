@@ -253,7 +253,12 @@ def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     name = whole.parent.name if whole.name == "config.json" else whole.stem
     shown = "".join(c if c.isprintable() else "?" for c in name)
     data = _read_bounded(path, spec)
-    return read_model_config(data, name=shown[:LONGEST_NAME] or "model", task=task)
+    try:
+        return read_model_config(data, name=shown[:LONGEST_NAME] or "model", task=task)
+    except ModelConfigError as error:  # of a field, or of the whole: say of which file
+        is_whole = error.field == "model"
+        given, where = (spec, "") if is_whole else (error.given, f", in {spec}")
+        raise ModelConfigError(error.field, given, f"{error.allowed}{where}") from error
 
 
 def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
