@@ -56,6 +56,7 @@ from tuner.core.cluster import (
     Device,
     Gpu,
     Link,
+    Price,
     catalogue_gpu,
     on_machine,
     parse_cluster,
@@ -421,16 +422,25 @@ class ClusterGiven(Part):
     gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
     intra_node: Annotated[Link, WrapValidator(_read_link)] | None = None
     inter_node: Annotated[Link, WrapValidator(_read_link)] | None = None
+    price_per_gpu_hour: Price | None = Field(
+        default=None, description="In any currency; costs are told in it by tuner size."
+    )
 
 
 def _read_fields(value: Mapping[str, Any], info: ValidationInfo) -> Cluster:
     """The cluster of its fields; a pydantic error inside is told with its path."""
     given = ClusterGiven.model_validate(value, context=info.context)
-    links = {"intra_node": Link(), "inter_node": Link()}
+    links: dict[str, Any] = {"intra_node": Link(), "inter_node": Link()}
     if name := _gpu_name(value["gpu"]):
         links = catalogue_gpu(name, "gpu")[1]
     links |= {name: link for name in links if (link := getattr(given, name)) is not None}
-    return Cluster(nodes=given.nodes, gpus_per_node=given.gpus_per_node, gpu=given.gpu, **links)
+    return Cluster(
+        nodes=given.nodes,
+        gpus_per_node=given.gpus_per_node,
+        gpu=given.gpu,
+        price_per_gpu_hour=given.price_per_gpu_hour,
+        **links,
+    )
 
 
 def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
@@ -661,7 +671,67 @@ class Common(Part):
         return tuple(filter(None, (why, self.workload.note)))
 
 
-class TuneRequest(Common):
+class Asking(Common):
+    """A question, but where it is asked of."""
+
+    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
+
+    def question_on(self, cluster: Cluster, installed: Mapping[str, str]) -> Question:
+        """The question on a cluster, with ``installed`` versions where none are stated.
+
+        Raises:
+            UsageError: a version that there is not, or no legal settings, or too many of them.
+        """
+        allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
+        try:
+            workload = self.workload.workload
+            stack = framework(
+                self.framework.name,
+                self.framework.versions,
+                installed,
+                beside=packages_beside(workload, cluster.gpu.device),
+            )
+            question = Question(
+                workload=workload,
+                cluster=cluster,
+                framework=stack,
+                knobs=allowed,
+                script=getattr(self, "script", None),
+            )
+            self._check_space(question)
+        except UsageError as error:
+            raise error.at(self._path(error.field)) from error
+        return question
+
+    def _path(self, field: str) -> str:
+        """The path in a request of what a rule names."""
+        first = field.partition(" x ")[0]  # of a product of sizes
+        if first in KNOBS:
+            return f"knobs.{first}"
+        versions = "framework.versions" if self.framework.versions else "framework_version"
+        return {
+            "knob": "knobs",
+            "model": "workload.model",
+            "global_batch_size": "workload.global_batch_size",
+            "framework_version": versions,
+        }.get(field, field)
+
+    def _check_space(self, question: Question) -> None:
+        """Refuses a question without legal settings, or of too many; with what would help."""
+        if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
+            enumerate_space(question)
+            return
+        batch = question.workload.global_batch_size
+        sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
+        fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
+        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
+        if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
+            less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
+        how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
+        raise UsageError("knobs", question.as_dict()["knobs"], how)
+
+
+class TuneRequest(Asking):
     """A question: which settings are the fastest that fit?"""
 
     cluster: Annotated[
@@ -671,7 +741,6 @@ class TuneRequest(Common):
         description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
         examples=["8xh100-80gb"],
     )
-    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
     fidelity: Annotated[
         Fidelity | None,
         PlainValidator(
@@ -725,39 +794,7 @@ class TuneRequest(Common):
         if cluster is None:
             here = self.cluster
             cluster = parse_cluster(here) if isinstance(here, str) else here
-        allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
-        try:
-            workload = self.workload.workload
-            stack = framework(
-                self.framework.name,
-                self.framework.versions,
-                installed,
-                beside=packages_beside(workload, cluster.gpu.device),
-            )
-            question = Question(
-                workload=workload,
-                cluster=cluster,
-                framework=stack,
-                knobs=allowed,
-                script=getattr(self, "script", None),
-            )
-            self._check_space(question)
-        except UsageError as error:
-            raise error.at(self._path(error.field)) from error
-        return question
-
-    def _path(self, field: str) -> str:
-        """The path in a request of what a rule names."""
-        first = field.partition(" x ")[0]  # of a product of sizes
-        if first in KNOBS:
-            return f"knobs.{first}"
-        versions = "framework.versions" if self.framework.versions else "framework_version"
-        return {
-            "knob": "knobs",
-            "model": "workload.model",
-            "global_batch_size": "workload.global_batch_size",
-            "framework_version": versions,
-        }.get(field, field)
+        return self.question_on(cluster, installed)
 
     def limits_at(self, fidelity: Fidelity) -> Limits:
         """The limits, with a fidelity's defaults."""
@@ -776,20 +813,6 @@ class TuneRequest(Common):
             pool=self.pool,
             sampler=self.sampler,
         )
-
-    def _check_space(self, question: Question) -> None:
-        """Refuses a question without legal settings, or of too many; with what would help."""
-        if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
-            enumerate_space(question)
-            return
-        batch = question.workload.global_batch_size
-        sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
-        fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
-        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
-        if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
-            less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
-        how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
-        raise UsageError("knobs", question.as_dict()["knobs"], how)
 
 
 def _read_script(value: Any, info: ValidationInfo) -> Script:
