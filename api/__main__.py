@@ -8,6 +8,7 @@ by Ctrl-C, 1 it cannot be served, 2 a setting is wrong.
 """
 
 import argparse
+import asyncio
 import gc
 import json
 import logging
@@ -15,15 +16,18 @@ import os
 import signal
 import socket
 import sys
+from functools import partial
 from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
 
 from api.app import create_app
-from api.security import check_bind
+from api.connections import BACKLOG, Complaints, Connections, Protocol, most_connections
+from api.security import WRITE_S, check_bind
 from api.settings import Settings, read_settings
 from tuner.cli.errors import report
+from tuner.cli.serve import noted_address
 from tuner.errors import TunerError, UsageError
 from tuner.logs import set_up_logs
 from tuner.store import open_store
@@ -31,13 +35,11 @@ from tuner.store.access import Keys
 
 # Seconds that requests have to end after SIGTERM; event streams and long polls end at once.
 STOP_S = 10
-# Connections that may wait to be accepted.
-BACKLOG = 2048
 # Seconds after which a thread that computes lets others on, a fifth of Python's own: what takes a
 # tenth of a second to answer must not keep waiting what takes a millisecond.
 SWITCH_S = 0.001
-# How lines of the server's begin that tell to install a library.
-HINTS = ("Unsupported upgrade request", "No supported WebSocket library")
+# How lines of the server's begin that tell to install a library, or what strangers send.
+HIDDEN = ("Unsupported upgrade request", "No supported WebSocket library", "Invalid HTTP request")
 # Exit code of Ctrl-C.
 INTERRUPTED = 130
 
@@ -73,7 +75,7 @@ def main() -> int:
 
 def serve(settings: Settings, *, as_json: bool = False) -> None:
     """Serve until a signal asks to end; ``as_json``: say on stdout where it is reached."""
-    with open_store(settings.db) as store:
+    with open_store(settings.db, patience_s=WRITE_S) as store:
         check_bind(settings, Keys(store.transactions))
         with _listen(settings.host, settings.port) as listening:
             app = create_app(store, settings)
@@ -81,7 +83,8 @@ def serve(settings: Settings, *, as_json: bool = False) -> None:
             # a tenth of a second each time, in the middle of some request.
             gc.collect()
             gc.freeze()
-            Server(app, settings, as_json=as_json).run([listening])
+            with noted_address(settings.db, _url(listening)):
+                Server(app, settings, as_json=as_json).run([listening])
 
 
 class Server(uvicorn.Server):
@@ -91,14 +94,17 @@ class Server(uvicorn.Server):
         # There are no WebSockets here: who asks for one gets the page, and nobody is told to
         # install any.
         hidden = logging.getLogger("uvicorn.error")
-        hidden.addFilter(lambda record: not record.getMessage().startswith(HINTS))
+        hidden.addFilter(lambda record: not record.getMessage().startswith(HIDDEN))
+        connections = Connections(most_connections(), settings.proxies)
         self._state = app.state
         self._as_json = as_json
         super().__init__(
             uvicorn.Config(
                 app,
                 host=settings.host,
-                http="h11",  # whose limit of headers is set below
+                http=partial(Protocol, connections),  # type: ignore[arg-type]
+                loop="asyncio",
+                backlog=BACKLOG,
                 ws="none",
                 log_config=None,  # ours are set up, and name requests by their routes
                 access_log=False,
@@ -111,9 +117,9 @@ class Server(uvicorn.Server):
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(Complaints())
         await super().startup(sockets)
-        host, port = (sockets or [])[0].getsockname()[:2]
-        url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        url = _url((sockets or [])[0])
         log.info("serving at %s", url)
         if self._as_json:
             print(json.dumps({"url": url, "pid": os.getpid()}), flush=True)  # noqa: T201
@@ -123,6 +129,11 @@ class Server(uvicorn.Server):
         log.info("ending")
         self._state.stopping()
         await super().shutdown(sockets)
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:

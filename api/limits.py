@@ -131,11 +131,15 @@ class Bounds:
             raise ProblemError(431, detail)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > LONGEST_TARGET:
             raise ProblemError(414, f"path and query may be of {LONGEST_TARGET} bytes together")
+        headers = Headers(scope=scope)
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # A proxy may have taken the other one, and the rest for a request of its own.
+            detail = "a body has Content-Length or Transfer-Encoding, not both"
+            raise ProblemError(400, detail, {"Connection": "close"})
         if not scope["path"].isprintable():
             raise ProblemError(400, "the path must be of printable characters")
         if scope["path"] in self.open_paths:
             return
-        headers = Headers(scope=scope)
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self.hosts.allow(hosts[0]):
             detail = "the Host header does not name this service; TUNER_ALLOWED_HOSTS adds names"

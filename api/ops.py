@@ -31,6 +31,8 @@ log = logging.getLogger("api.ops")
 
 # Seconds for which readiness is kept, however many ask.
 READY_S = 1.0
+# Seconds after a write that failed for which that is told.
+DEGRADED_S = 30.0
 
 
 class Up(BaseModel):
@@ -46,7 +48,10 @@ class Ready(BaseModel):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"status": "ready"}]})
 
-    status: Literal["ready"] = "ready"
+    status: Literal["ready", "degraded"] = Field(
+        description="`degraded` for half a minute after something could not be written: what is"
+        " known is answered, and what is asked may not be taken."
+    )
 
 
 class Readiness:
@@ -71,6 +76,12 @@ class Readiness:
                 self._why = await anyio.to_thread.run_sync(self._look, limiter=self._thread)
                 self._looked_at = self._clock()
             return self._why
+
+    @property
+    def is_degraded(self) -> bool:
+        """True where something could not be written lately: the disk may be full, or a lock be
+        held by another process."""
+        return self._clock() - self._transactions.write_failed_at < DEGRADED_S
 
     def _look(self) -> str:
         try:
@@ -244,7 +255,7 @@ def operations_router(store: Store, metrics: Metrics) -> APIRouter:
         """Otherwise a problem says why: for whoever sends requests here."""
         if why := await readiness.why_not():
             raise ProblemError(503, why, {"Retry-After": str(RETRY_S)})
-        return Ready()
+        return Ready(status="degraded" if readiness.is_degraded else "ready")
 
     @router.get(
         "/metrics",

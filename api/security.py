@@ -30,7 +30,7 @@ from api.pages.paths import is_open, is_page
 from api.problems import ProblemCode, ProblemError, problem_of
 from api.sessions import formed, session_token
 from api.settings import Settings
-from tuner.errors import TunerError, UsageError
+from tuner.errors import AwayError, TunerError, UsageError
 from tuner.store.access import LOCAL, Keys, Sessions, includes, key_id
 from tuner.store.tables import Scope
 
@@ -46,6 +46,9 @@ CHECKS_AT_ONCE = 4
 LOOK_S = 2.0
 # One key's requests have one in so many of the threads.
 SHARE = 4
+# Seconds that a request that writes waits for its turn, and of SQLite's for the lock of another
+# process: then it is told to come again.
+WRITE_S = 5.0
 # Methods for which a session's cookie is enough, since they change nothing.
 SAFE = ("GET", "HEAD")
 BEARER = HTTPBearer(scheme_name="key", auto_error=False, description="Made by `tuner keys create`")
@@ -321,6 +324,9 @@ class Turns:
         # One for each key that asked, of which an administrator made few: none is ever removed.
         self._limiters: defaultdict[str, anyio.CapacityLimiter]
         self._limiters = defaultdict(lambda: anyio.CapacityLimiter(each))
+        # One database has one writer at a time, and those who wait for it must not hold all
+        # threads: whoever reads needs one too.
+        self._writers = anyio.Semaphore(max(1, threads // 2))
 
     @asynccontextmanager
     async def taken(self, owner: str) -> AsyncIterator[None]:
@@ -335,6 +341,22 @@ class Turns:
         """Runs ``work`` in a thread, in a turn of a key."""
         async with self.taken(owner):
             return await anyio.to_thread.run_sync(work, *arguments)
+
+    async def write(self, owner: str, work: Callable[[Unpack[Ts]], T], *arguments: *Ts) -> T:
+        """Runs ``work`` that writes to the database as :meth:`run` does.
+
+        Raises:
+            AwayError: other writers have held it up for too long.
+        """
+        async with self.taken(owner):
+            with anyio.move_on_after(WRITE_S) as waiting:
+                await self._writers.acquire()
+            if waiting.cancelled_caught:
+                raise AwayError(f"no write could begin for {WRITE_S:g} s")
+            try:
+                return await anyio.to_thread.run_sync(work, *arguments)
+            finally:
+                self._writers.release()
 
 
 # -- at each route ----------------------------------------------------------------------------

@@ -108,7 +108,7 @@ async def submit_question(
     """
     submit = context.submissions.submit
     asking = partial(submit, body, owner=caller.owner, key=idempotency_key, address=caller.address)
-    done = await context.turns.run(caller.owner, asking)
+    done = await context.turns.write(caller.owner, asking)
     return Response(
         done.body.with_notes(done.notes),
         202,
@@ -265,7 +265,7 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
         cancel(context, caller, study_id)
         return context.answers.of(standing_of(context, study_id))
 
-    body = await context.turns.run(caller.owner, cancelled)
+    body = await context.turns.write(caller.owner, cancelled)
     return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
 
 

@@ -24,6 +24,7 @@ BYTES = {
     "gb": 10**9,
     "tb": 10**12,
 }
+TOKENS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 LONGEST_S = 366 * 86_400
 LARGEST_BYTES = 2**50
 # Bytes; nobody limits memory to less, but many forget the unit.
@@ -37,6 +38,21 @@ def read_whole(field: str, text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or int(text) < 1:
         raise UsageError(field, text, "must be a positive whole number")
     return int(text)
+
+
+def read_length(field: str, text: str) -> int:
+    """A positive whole number, also in units of 1,024: ``8k`` is 8,192."""
+    found = re.fullmatch(r"([0-9]{1,6})k", text.strip().lower())
+    return 1024 * read_whole(field, found[1]) if found else read_whole(field, text)
+
+
+def read_tokens(field: str, text: str) -> float:
+    """A number of tokens: ``1T``, ``300B``, ``1.5e9`` or ``20000000``."""
+    found = re.fullmatch(rf"({_DECIMAL}(?:e[0-9]{{1,2}})?)([kmbt]?)", text.strip().lower())
+    tokens = float(found[1]) * TOKENS[found[2]] if found else 0.0
+    if not 0 < tokens <= 1e18:
+        raise UsageError(field, text, "must be a number of tokens, such as 300B or 1T")
+    return tokens
 
 
 def read_share(field: str, text: str) -> float:

@@ -291,12 +291,15 @@ def form_of(texts: Texts | None, wrong: Sequence[Wrong] = ()) -> ShownForm:
 
 
 def _parts_of(workload: Workload) -> dict[str, str]:
-    """The texts of an adapter and of packing, where there are any."""
+    """The texts of an adapter, of frozen parts and of packing, where there are any."""
     texts: dict[str, str] = {}
     if workload.adapter is not None:
         adapter = workload.adapter.as_dict()
-        adapter["target_modules"] = ",".join(adapter["target_modules"])
+        names = {name: ",".join(v) for name, v in adapter.items() if isinstance(v, list)}
+        adapter |= names
         texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
+    if workload.frozen:
+        texts["workload.frozen"] = ",".join(workload.frozen)
     if workload.packing is not None:
         texts["workload.packing.variant"] = str(workload.packing.variant)
         if documents := workload.packing.as_dict().get("documents"):

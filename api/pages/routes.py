@@ -157,7 +157,7 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
         address=caller.address,
     )
     try:
-        submitted = await context.turns.run(caller.owner, submit)
+        submitted = await context.turns.write(caller.owner, submit)
     except UsageError as error:
         return _again(request, asked, (place_of(asked, error),))
     except OtherLimitsError as error:
@@ -325,7 +325,7 @@ async def what_if_page(
 async def cancel_from_page(
     context: InContext, caller: Submitter, study_id: StudyId, form: Formed
 ) -> Response:
-    await anyio.to_thread.run_sync(cancel, context, caller, study_id)
+    await context.turns.write(caller.owner, cancel, context, caller, study_id)
     return RedirectResponse(f"/studies/{study_id}", 303)
 
 
@@ -346,7 +346,7 @@ def sign_in_router(keys: Keys) -> APIRouter:
         return _form(request, local_path(onward))
 
     @router.post(SIGN_IN)
-    async def sign_in(request: Request, form: Formed) -> Response:
+    async def sign_in(request: Request, context: InContext, form: Formed) -> Response:
         """A new session, whatever the browser had before; or the form again, and why."""
         text, onward = form.get("key", "").strip(), local_path(form.get("next", HOME))
         key = await anyio.to_thread.run_sync(keys.check, text[:LONGEST_KEY])
@@ -354,9 +354,9 @@ def sign_in_router(keys: Keys) -> APIRouter:
             note_refused(text, request.state.address)
             return _form(request, onward, error=NOT_KNOWN if text else NOTHING)
         visit = visit_of(request)
-        token = await anyio.to_thread.run_sync(
-            lambda: sessions.begin(key.id, address=request.state.address, instead_of=visit.session)
-        )
+        address, before = request.state.address, visit.session
+        begin = partial(sessions.begin, key.id, address=address, instead_of=before)
+        token = await context.turns.write(key.id, begin)
         answer = RedirectResponse(onward, 303)
         _forget(answer, visit, VISIT)
         age_s = int(LASTS.total_seconds())
@@ -365,15 +365,14 @@ def sign_in_router(keys: Keys) -> APIRouter:
         return answer
 
     @router.post(SIGN_OUT)
-    async def sign_out(request: Request) -> Response:
+    async def sign_out(request: Request, context: InContext) -> Response:
         """The session ends. Where there was none, that is so already."""
         visit = visit_of(request)
         token = visit.session if visit.by_session else None
         if token is not None:
             await formed(request)
-            await anyio.to_thread.run_sync(
-                lambda: sessions.end(token, address=request.state.address)
-            )
+            end = partial(sessions.end, token, address=request.state.address)
+            await context.turns.write(request.state.caller.owner, end)
         answer = RedirectResponse(SIGN_IN, 303)
         _forget(answer, visit, SESSION, VISIT)
         return answer

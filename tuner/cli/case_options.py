@@ -9,6 +9,7 @@ from tuner.cli.options import (
     ADAPTERS,
     DOCUMENTS,
     DOUBLES,
+    FROZEN,
     LORA_TARGETS,
     LOSSES,
     OPTIMIZERS,
@@ -17,6 +18,7 @@ from tuner.cli.options import (
     PRECISIONS,
     QUANTIZES,
     REDUCTIONS,
+    SAVED,
     SPACE,
     STYLES,
     TASK_NAMES,
@@ -88,8 +90,10 @@ class CaseAsked:
         str | None, option("SHARE", "Of its inputs. By default 0.05.", WORKLOAD)
     ] = None
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
+    lora_modules_to_save: Annotated[str | None, option("NAME,...", SAVED, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
     task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
         None
     )

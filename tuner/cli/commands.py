@@ -354,16 +354,21 @@ def list_studies(
     return run(label or (), as_json=json, db=db)
 
 
-def show_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+def show_study(
+    study: StudyId,
+    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False,
+    json: Json = False,
+    db: Database = None,
+) -> int:
     """Show a study: what was asked, its probes, its answer, and why probes failed.
 
     \b
     Example:
-      tuner studies show st-5c1f
+      tuner studies show st-5c1f --why
     """
     from tuner.cli.render import show_study as run
 
-    return run(study, as_json=json, db=db)
+    return run(study, why=why, as_json=json, db=db)
 
 
 def cancel_study(

@@ -10,6 +10,7 @@ from typing import Literal
 import typer
 from rich import box
 from rich.console import Console
+from rich.padding import Padding
 from rich.status import Status
 from rich.table import Table
 from rich.text import Text
@@ -95,7 +96,9 @@ def table_of(columns: Sequence[Column], width: int, styles: Sequence[str] = ()) 
     return table
 
 
-def print_rows(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: str = "") -> None:
+def print_rows(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: str = "", indent: int = 0
+) -> None:
     """Print a table of at least one row on stdout; ``numbers`` are titles of columns flush right.
 
     >>> print_rows(("key", "uses"), [("a", "12")], numbers="uses")
@@ -106,7 +109,8 @@ def print_rows(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: st
         Column(title, column, is_number=title in numbers.split(","))
         for title, column in zip(titles, cells, strict=True)
     ]
-    console.print(table_of(columns, console.width))
+    table = table_of(columns, console.width - indent)
+    console.print(Padding(table, (0, 0, 0, indent), expand=False))
 
 
 class QuietWatch:

@@ -48,6 +48,14 @@ QUANTIZES = (
     "What qlora keeps linear layers in that are not trained, with bitsandbytes. By default nf4."
 )
 DOUBLES = "Whether qlora quantizes the scales of its blocks too. By default true."
+SAVED = (
+    "Modules that are trained whole beside the adapter, as peft's modules_to_save:"
+    " embed_tokens,lm_head."
+)
+FROZEN = (
+    "Parts of the model that are not trained: embeddings, head, or names of its modules, such as"
+    " norm, visual and layers.0-15. By default all is trained."
+)
 VARIANTS = "varlen|position_ids|block_diagonal|padded"
 PACKINGS = (
     "How documents lie in a sequence: a row without a mask, for FlashAttention's kernel (varlen,"
@@ -145,8 +153,10 @@ class Asked:
         ),
     ] = None
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
+    lora_modules_to_save: Annotated[str | None, option("NAME,...", SAVED, WORKLOAD)] = None
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
+    frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
     task: Annotated[str, option(TASK_NAMES, TASKS, WORKLOAD)] = "causal_lm"
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
@@ -350,6 +360,14 @@ class SuggestAsked(Asked):
             " accelerate=accelerate.yaml. Repeatable.",
         ),
     ] = None
+    tokens: Annotated[
+        str | None,
+        Option(metavar="N", help="Say how long training on so many tokens takes, such as 1T."),
+    ] = None
+    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False
+    quiet: Annotated[
+        bool, Option("--quiet", "-q", help="Show the answer only, and nothing on the way.")
+    ] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

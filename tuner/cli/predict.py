@@ -127,7 +127,8 @@ def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
     """The case as a line of a file would have it: what was written, and the precision."""
     question, workload = case.question, case.question.workload.as_dict()
     optional = (
-        "optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "packing", "task",
+        "optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "frozen", "packing",
+        "task",
     )  # fmt: skip
     left_out = [name for name in optional if getattr(asked, name) is None]
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}

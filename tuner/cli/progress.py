@@ -13,6 +13,7 @@ from rich.text import Text
 
 from tuner.cli.tables import probes_table
 from tuner.client.answered import PlainLines, Progress, of_most
+from tuner.client.values import silent
 from tuner.client.worker_process import Signals
 from tuner.core.study import ProbeState, Study
 from tuner.core.words import rank_word
@@ -27,12 +28,6 @@ BESIDE_ROWS = 9
 
 
 to_stderr = partial(typer.echo, err=True)
-
-
-def progress_of(study: Study) -> Progress:
-    """Chooses what fits stderr: stdout is for the answer."""
-    console = Console(stderr=True)
-    return LiveTable(console, study) if console.is_terminal else PlainLines(study, to_stderr)
 
 
 class LiveTable:
@@ -109,13 +104,21 @@ class LiveTable:
 
 
 class Terminal:
-    """Somebody at a terminal, or a program that reads stderr."""
+    """Somebody at a terminal, or a program that reads stderr; ``quiet`` shows nothing there."""
+
+    def __init__(self, *, quiet: bool = False) -> None:
+        self._say = silent if quiet else to_stderr
+        self._quiet = quiet
 
     def note(self, text: str) -> None:
-        typer.echo(text, err=True)
+        self._say(text)
 
     def progress_of(self, study: Study) -> Progress:
-        return progress_of(study)
+        """Chooses what fits stderr: stdout is for the answer."""
+        console = Console(stderr=True)
+        if console.is_terminal and not self._quiet:
+            return LiveTable(console, study)
+        return PlainLines(study, self._say)
 
     def signals(self) -> Signals:
         return Signals()

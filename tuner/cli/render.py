@@ -1,7 +1,7 @@
 """A study's answer, for people: ``tuner suggest`` and ``tuner studies show``."""
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -12,75 +12,102 @@ from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import Terminal
-from tuner.cli.tables import (
-    BASES,
-    common_text,
-    probes_table,
-    rate_text,
-    seconds_text,
-    show_candidates,
-    sizes_text,
-    spare_text,
-)
+from tuner.cli.serve import page_of
+from tuner.cli.tables import probes_table, show_candidates, sizes_text, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.quantity import Provenance
-from tuner.core.study import Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, rank_word, speed_range_text
+from tuner.core.study import OPEN, Probe, SamplerName, Study
+from tuner.core.words import rank_word
+from tuner.errors import NothingFitsError, TunerError
+from tuner.explain.brief import brief, needed_text, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
-from tuner.explain.known import answer, is_forecast
+from tuner.explain.known import answer, is_forecast, why_none
+from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space.rules import show
 from tuner.store import open_store
-from tuner.text import count_text, duration_text, moment_text, size_text, time_text
+from tuner.text import count_text, duration_text, moment_text, read_tokens, size_text
 
 # Notes on a study's probes that are shown; a hot node has one for each.
 MOST_NOTES = 5
+# The answer in brief: its lines, those of its parts, and how far its titles reach.
+MOST_LINES, MOST_WHY, MOST_SURE, MOST_CHANGES, INDENT = 25, 3, 4, 6, 9
+# Of the table of changes and around it: blank lines, head and rule.
+TABLE_LINES = 4
 # Lines that are shown of the end of a rank's log.
 LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
+    tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     answered = answer_at(
         read_options(asked),
-        Terminal(),
+        Terminal(quiet=asked.quiet),
         asked.write or (),
         server=asked.server,
         replaces=asked.replace,
         db=asked.db,
     )
-    return show_answered(answered, as_json=asked.json)
+    return show_answered(
+        answered,
+        as_json=asked.json,
+        in_full=asked.why,
+        in_short=asked.quiet,
+        tokens=tokens,
+        page=page_of(answered.study.id, asked.server, asked.db),
+    )
 
 
-def show_answered(answered: Answered, *, as_json: bool) -> int:
+def show_answered(
+    answered: Answered,
+    *,
+    as_json: bool,
+    in_full: bool = False,
+    in_short: bool = False,
+    tokens: float | None = None,
+    page: str = "",
+) -> int:
     """Show an answer, and write its files; the exit code."""
+    study, suggestion, why = answered.study, answered.suggestion, answered.why_none
+    nothing_fits = isinstance(why, NothingFitsError)
+    found = ways_out(study.question, study.limits) if nothing_fits else ()
     if as_json:
-        beside = {"beside": answered.beside} if answered.beside else {}
-        print_json({**answered.as_json, **beside})
+        shown = {**answered.as_json, **({"beside": answered.beside} if answered.beside else {})}
+        if suggestion.best is not None:
+            shown["scale"] = scale(study.question, suggestion.best, tokens).as_dict()
+        if found:
+            shown["ways_out"] = [one.as_dict() for one in found]
+        print_json(shown)
         answered.write()
-    else:
-        console = stdout_console()
-        show_evidence(console, answered.study, answered.suggestion)
-        show_answer(console, answered.study, answered.suggestion)
-        answered.write()
-        for path, texts in answered.beside.items():
-            for index, text in enumerate(texts):
-                said, _, pasted = text.partition("\n")
-                paragraphs(console, [said], "" if index else f"Beside {path}")
-                if pasted:  # as it is, to be copied
-                    console.print(Text(pasted), soft_wrap=True)
-        show_end(console, answered.suggestion, tuple(answered.files))
-    return 0 if answered.why_none is None else report(answered.why_none, as_json=False)
+        return 0 if why is None else report(why, as_json=False)
+    console = stdout_console()
+    if not in_short:
+        show_table(console, study, suggestion)
+    answered.write()
+    for path, texts in answered.beside.items():
+        for index, text in enumerate(texts):
+            said, _, pasted = text.partition("\n")
+            paragraphs(console, [said], "" if index else f"Beside {path}")
+            if pasted:  # as it is, to be copied
+                console.print(Text(pasted), soft_wrap=True)
+    if in_full or (suggestion.best is None and not nothing_fits):
+        show_all(console, suggestion, rank_word(study.question))
+    if why is not None and nothing_fits:  # an answer too: what would fit
+        show_ways_out(console, why, found)
+    show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
+    if why is None or nothing_fits:
+        return 0 if why is None else why.exit_code
+    return report(why, as_json=False)
 
 
-def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
+def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> int:
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     suggestion = with_launch(answer(study), study.question)
@@ -99,18 +126,22 @@ def show_study(study_id: str, *, as_json: bool, db: str | None) -> int:
     console = stdout_console()
     console.print(facts_grid(_study_facts(study)))
     console.print()
-    show_evidence(console, study, suggestion)
+    show_table(console, study, suggestion)
     noted = [(p.id, note) for p in study.probes if p.measurement for note in p.measurement.notes]
     for number, note in noted[:MOST_NOTES]:
         console.print(Text(f"Probe #{number}: {note}."))
     if len(noted) > MOST_NOTES:
         console.print(Text(f"{len(noted) - MOST_NOTES} more such notes: --json has them."))
-    if noted:
-        console.print()
-    show_answer(console, study, suggestion)
     for probe in study.probes:
         show_logs(console, probe)
-    show_end(console, suggestion, ())
+    none = None
+    if suggestion.best is None and study.state not in OPEN:
+        none = why_none(study, suggestion, shown=True)
+    if why or (suggestion.best is None and not isinstance(none, NothingFitsError)):
+        show_all(console, suggestion, rank_word(study.question))
+    if isinstance(none, NothingFitsError):
+        show_ways_out(console, none, ways_out(study.question, study.limits))
+    show_answer(console, study, suggestion, page=page_of(study.id, None, db))
     return 0
 
 
@@ -151,21 +182,21 @@ def show_logs(console: Console, probe: Probe) -> None:
             console.print(Text("\n".join(f"  {line}" for line in lines), style="dim"))
 
 
-def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> None:
-    """Shows what the answer was chosen from: probes, fastest first, or where these are dry runs,
-    what they predict.
+def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
+    """Shows what the answer was chosen from: it first, then probes by speed, or where these are dry
+    runs, what they predict.
     """
     best, is_predicted = suggestion.best, study.limits.fidelity is Fidelity.PREDICTED
     rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
+        rows = tuple(sorted(rows, key=lambda row: row.settings != chosen))
         knobs = differing([row.settings for row in rows])
         per, width = rank_word(study.question), console.width
         console.print(probes_table(rows, knobs, width=width, per=per, best=chosen))
-        marks = ["* is the answer"] if chosen else []
+        marks = ["* is the answer; the others by speed"] if chosen else []
         marks += ["> ran out of memory there"] if any(row.at_least for row in rows) else []
-        for text in filter(None, (common_text(rows, knobs), "; ".join(marks))):
-            console.print(Text(text, style="dim"))
+        console.print(Text("; ".join(marks), style="dim"))
         quiet = {Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY}
         failed = [row for row in rows if row.outcome not in quiet and row.detail]
         paragraphs(
@@ -179,66 +210,37 @@ def show_evidence(console: Console, study: Study, suggestion: Suggestion) -> Non
         show_candidates(console, suggestion, rank_word(study.question))
 
 
-def show_answer(console: Console, study: Study, suggestion: Suggestion) -> None:
-    """The best configuration, why, which knobs were inactive, and how to launch."""
+def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
+    """All that is known of an answer: its memory in full, each fact, the knobs that do not act."""
     if (best := suggestion.best) is not None:
-        forecast = f"Predicted, not {study.limits.fidelity}"
-        title = forecast if is_forecast(study, suggestion) else "Answer"
         console.print()
-        console.print(Text(title, style="bold green"))
-        per = rank_word(study.question)
-        facts = [(knob, show(value)) for knob, value in best.settings.as_dict().items()]
-        facts += _predicted_facts(best, per) if best.basis else _measured_facts(best, per)
-        guard, said = (
-            best.guard,
-            "a small replica of these settings trains what one process trains",
-        )
-        text = said if guard.verdict == "passed" else guard.verdict.replace("_", " ")
-        facts.append(("guard", f"{text} ({guard.why})" if guard.why else text))
-        indented = ((f"  {name}", value) for name, value in facts)
-        console.print(facts_grid(indented), width=min(console.width, TEXT_WIDTH))
+        console.print(Text("Memory", style="bold"))
+        grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
+        console.print(grid, width=min(console.width, TEXT_WIDTH))
     sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
     paragraphs(console, sentences, "Why" if best else "No answer")
-    if rows := knob_rows(suggestion.facts):
+    rows = knob_rows(suggestion.facts)
+    if best is None and rows:  # else they are in the answer
         console.print()
         print_rows(KNOB_HEADS, rows)
     paragraphs(console, [one.why for one in suggestion.dead_knobs], "Knobs without effect here")
 
 
-def _measured_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    seconds = f"{time_text(best.step_time_s.value)} s for an optimizer step"
-    yield "speed", f"{speed_range_text(best, per)}, {seconds}"
-    yield "memory", memory_range_text(best, per)
-    speed_is, memory_is = best.step_time_s.provenance, best.allocated_gib.provenance
-    if speed_is is memory_is:
-        yield "both are", str(speed_is)
-    else:
-        yield "speed is", str(speed_is)
-        yield "memory is", str(memory_is)
-
-
-def _predicted_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    assert best.basis is not None
-    yield "speed", rate_text(best.tokens_per_s_per_gpu, per)
-    yield "", f"{seconds_text(best.step_time_s)} for an optimizer step"
-    limit = best.limit_gib * GIB
-    yield "memory", f"{sizes_text(best.needed_gib)} needed per {per}, of {size_text(limit)}"
-    if best.needed_gib.value != best.allocated_gib.value:
-        yield "", f"{sizes_text(best.allocated_gib)} of it allocated"
-    allocated, reserved = (
-        (size.value or 0.0) * GIB for size in (best.allocated_gib, best.reserved_gib)
-    )
-    spare = spare_text(allocated, reserved, limit)
-    yield "", f"{sizes_text(best.reserved_gib)} reserved{spare}"
-    yield "", f"{sizes_text(best.device_gib)} on the device, as its own tool shows it"
+def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
+    yield "needed", f"{needed_text(best)} per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield "allocated", sizes_text(best.allocated_gib)
+    if best.basis is not None:
+        allocated, reserved = (
+            (size.value or 0.0) * GIB for size in (best.allocated_gib, best.reserved_gib)
+        )
+        spare = spare_text(allocated, reserved, best.limit_gib * GIB)
+        yield "reserved", f"{sizes_text(best.reserved_gib)}{spare}"
+    if best.device_gib.value:
+        shows = size_text(best.device_gib.value * GIB)
+        yield "nvidia-smi", f"may show {shows}: what is reserved and free counts there too"
     yield "at the peak", _sizes(best.breakdown_gib)
-    yield "peaks", _sizes(best.by_phase_gib)
-    memory_is = BASES[best.basis]
-    if (provenance := best.step_time_s.provenance) is Provenance.TRANSFERRED:
-        yield "speed is", f"{provenance}: arithmetic, corrected by what other studies measured"
-        yield "memory is", f"predicted, allocated memory by {memory_is}"
-    else:
-        yield "both are", f"predicted: speed by arithmetic, allocated memory by {memory_is}"
+    if best.by_phase:
+        yield "peaks", _sizes(best.by_phase_gib)
 
 
 def _sizes(sizes_gib: Mapping[str, float]) -> str:
@@ -249,21 +251,83 @@ def _sizes(sizes_gib: Mapping[str, float]) -> str:
     )
 
 
-def show_end(console: Console, suggestion: Suggestion, written: Sequence[str]) -> None:
-    """Shows what was written, how to launch it, and what it all cost."""
+def show_answer(
+    console: Console,
+    study: Study,
+    suggestion: Suggestion,
+    tokens: float | None = None,
+    *,
+    written: Sequence[str] = (),
+    page: str = "",
+) -> None:
+    """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
+    width = min(console.width, TEXT_WIDTH) - INDENT
+
+    def block(title: str, texts: Iterable[str], most: int = MOST_LINES) -> list[Text]:
+        lines: list[Text] = []
+        for text in texts:
+            further = [part.plain.rstrip() for part in Text(text).wrap(console, width)]
+            if len(lines) + len(further) <= most:
+                lines += map(Text, further)
+        heads = [title, *[""] * len(lines)]
+        return [
+            Text.assemble((f"{head:<{INDENT}}", "bold"), line)
+            for head, line in zip(heads, lines, strict=False)
+        ]
+
+    end = [
+        line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
+    ]
     console.print()
-    lines = [("Written", path) for path in written]
+    if suggestion.best is None:
+        for line in end:
+            console.print(line, soft_wrap=True)
+        return
+    told = brief(study, suggestion, tokens)
+    answer, why = block("Answer", told.answer), block("Why", told.why, MOST_WHY)
+    sure = block("Sure?", told.sure, MOST_SURE)
+    room = MOST_LINES - sum(map(len, (answer, why, sure, end))) - TABLE_LINES
+    if told.title != "Answer":
+        console.print(Text(told.title, style="bold green"))
+        room -= 1
+    for line in (*answer, Text(), *why):
+        console.print(line, soft_wrap=True)
+    if rows := told.changes[: max(0, min(MOST_CHANGES, room))]:
+        print_rows(KNOB_HEADS, rows, indent=2)
+    for line in (Text(), *sure, *end):
+        console.print(line, soft_wrap=True)
+
+
+def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator[tuple[str, str]]:
+    """What was written, how to launch it, where the rest is, and what it all cost."""
+    yield from (("Written", path) for path in written)
     if suggestion.launch["argv"]:
         formats = {known.file_name: name for name, known in FORMATS.items()}
         for path in suggestion.launch["files"]:
             if path not in written:
                 name = formats.get(path, TEMPLATE)
                 argv = ("tuner", "export", suggestion.study_id, name, "--write", path)
-                lines.append(("First", f"{shlex.join(argv)}  (it is not written yet)"))
-        lines.append(("Launch", shlex.join(suggestion.launch["argv"])))
+                yield "First", shlex.join(argv)
+        yield "Next", shlex.join(suggestion.launch["argv"])
+    if page:
+        yield "Page", page
+    yield "More", f"tuner studies show {suggestion.study_id} --why"
     probes = count_text(sum(suggestion.probes.values()), "probe")
     spent = duration_text(suggestion.wall_s)
     if suggestion.device_s or suggestion.best is None or suggestion.best.basis is None:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
-    for title, text in (*lines, ("Cost", f"{probes}, {spent}"), ("Study", suggestion.study_id)):
-        console.print(Text.assemble((f"{title:<9}", "bold"), text), soft_wrap=True)
+    yield "Cost", f"{probes}, {spent}"
+
+
+def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:
+    """Says that nothing fits, and what would."""
+    console.print()
+    console.print(Text(f"{str(why)[0].upper()}{str(why)[1:]}."))
+    if found:
+        console.print()
+        rows = [
+            (one.option, size_text(one.needed_bytes), "yes" if one.fits else "no") for one in found
+        ]
+        heads = ("change one thing", "needed", f"fits {size_text(found[0].limit_bytes)}")
+        print_rows(heads, rows, "needed", indent=2)
+        console.print(Text("  Predicted by arithmetic, at micro-batch 1.", style="dim"))

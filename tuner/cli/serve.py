@@ -1,9 +1,16 @@
-"""``tuner serve`` and ``tuner worker``: the processes that these commands become."""
+"""``tuner serve`` and ``tuner worker``: the processes that they become; where services are."""
 
+import json
 import os
+import socket
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
 from typing import NoReturn
+from urllib.parse import urlsplit
 
 from tuner.cli.commands import WorkerAsked
 from tuner.client.worker_process import Signals, deadline_arguments
@@ -86,3 +93,48 @@ def _become(argv: list[str], db: str | None) -> NoReturn:
         os.environ["TUNER_DB"] = db
     sys.stdout.flush()
     os.execv(argv[0], argv)  # noqa: S606  (of our own making)
+
+
+# Seconds in which a service on this machine takes a connection.
+CONNECT_S = 0.2
+
+
+def _address_file(db: str | None) -> Path:
+    """The file in which the service of a database notes where it is reached."""
+    from platformdirs import user_cache_path
+
+    from tuner.store.engine import default_url, is_sqlite, parse_url
+
+    url = parse_url(db or default_url())
+    name = (
+        str(Path(str(url.database)).absolute()) if is_sqlite(url) else f"{url.host}/{url.database}"
+    )
+    return user_cache_path("tuner") / "services" / f"{sha256(name.encode()).hexdigest()[:16]}.json"
+
+
+@contextmanager
+def noted_address(db: str | None, url: str) -> Iterator[None]:
+    """Notes where a service is reached, for commands of this user, while it is."""
+    path = _address_file(db)
+    url = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+    with suppress(OSError):  # it serves without, too
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def page_of(study_id: str, server: str | None, db: str | None) -> str:
+    """The address of a study's page; empty where no service runs on its database."""
+    if server is not None:
+        return f"{server.rstrip('/')}/studies/{study_id}"
+    try:
+        url = str(json.loads(_address_file(db).read_text(encoding="utf-8"))["url"])
+        place = urlsplit(url)
+        with socket.create_connection((place.hostname or "", place.port or 0), CONNECT_S):
+            return f"{url}/studies/{study_id}"
+    except (OSError, ValueError, KeyError):
+        return ""

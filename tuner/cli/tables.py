@@ -10,10 +10,11 @@ from tuner.cli.console import Column, natural_width, table_of
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings
 from tuner.core.evaluation import GIB
-from tuner.core.measurement import Basis, Outcome
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.measurement import Outcome
+from tuner.core.quantity import Quantity
 from tuner.core.study import ProbeState
 from tuner.core.words import range_text, speed_text
+from tuner.explain.brief import BASES
 from tuner.results.points import Row, differing, knob_texts
 from tuner.text import size_number, size_text, size_unit, time_text
 
@@ -23,8 +24,6 @@ SHORT: Mapping[str, str] = {
     Outcome.STOPPED_EARLY: "ended early",
 }
 PENDING = frozenset(ProbeState) - {ProbeState.DONE}
-# What allocated memory was computed from.
-BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 
 
 def probes_table(
@@ -57,7 +56,7 @@ def probes_table(
     columns = [
         Column("probe", ids, is_number=True),
         *knob_columns([row.settings for row in rows], knobs),
-        Column(f"memory\n{unit}", [memory(row) for row in rows], is_number=True),
+        Column(f"needed\n{unit}", [memory(row) for row in rows], is_number=True),
         Column(f"tokens/s\nper {per}", speeds, is_number=True),
         Column("outcome", [SHORT.get(row.outcome, row.outcome) for row in rows]),
     ]
@@ -78,18 +77,6 @@ def knob_columns(settings: Sequence[Settings], knobs: Sequence[str]) -> list[Col
     ]
 
 
-def common_text(rows: Sequence[Row], knobs: Sequence[str]) -> str:
-    """The knobs that are not shown and act alike in all rows, as a line below the table."""
-    texts = [knob_texts(row.settings) for row in rows]
-    values = {knob: {one[knob] for one in texts} for knob in KNOBS if knob not in knobs}
-    same = [
-        f"{knob} {found.pop()}"
-        for knob, found in values.items()
-        if len(found - {"-"}) == len(found) == 1
-    ]
-    return f"everywhere: {', '.join(same)}" if same else ""
-
-
 def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
     """The table of the best configurations and of those next to them, fastest first.
 
@@ -99,8 +86,8 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
     found = [*([best] if best else []), *suggestion.alternatives]
     if not found:
         return
-    found.sort(key=lambda one: one.step_time_s.value or 0.0)
-    sizes = [(one.allocated_gib.value or 0.0) * GIB for one in found]
+    found.sort(key=lambda one: (one is not best, one.step_time_s.value or 0.0))
+    sizes = [(one.needed_gib.value or 0.0) * GIB for one in found]
     unit, divisor = size_unit(max(sizes))
     settings = [one.settings for one in found]
     columns = [
@@ -113,17 +100,12 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
         columns.append(Column("step\ns", steps, is_number=True))
         columns.append(Column(f"tokens/s\nper {per}", speeds, is_number=True))
     memory = [size_number(size, divisor) for size in sizes]
-    columns.append(Column(f"memory\n{unit}", memory, is_number=True))
+    columns.append(Column(f"needed\n{unit}", memory, is_number=True))
     columns.append(Column("from", [BASES[one.basis] if one.basis else "" for one in found]))
     styles = ["bold green" if one is best else "" for one in found]
     console.print(table_of(columns, console.width, styles))
-    told = "These fit. Memory"
-    if best:
-        transferred = any(one.step_time_s.provenance is Provenance.TRANSFERRED for one in found)
-        corrected = ", corrected by what other studies measured" if transferred else ""
-        told = f"* is the answer. Speeds are arithmetic{corrected}; memory"
-    told += " is what tensors take at the peak, from a dry run of the layout or by arithmetic."
-    console.print(Text(told, style="dim"))
+    told = "* is the answer; the others by speed" if best else "these fit"
+    console.print(Text(f"{told}; memory is what each device needs", style="dim"))
 
 
 def sizes_text(quantity_gib: Quantity) -> str:

@@ -17,7 +17,15 @@ from tuner.core.framework import FrameworkName, parse_stated_versions
 from tuner.core.script import Launch, Script, read_script
 from tuner.core.study import parse_labels
 from tuner.errors import UsageError
-from tuner.text import read_duration, read_number, read_seconds, read_share, read_size, read_whole
+from tuner.text import (
+    read_duration,
+    read_length,
+    read_number,
+    read_seconds,
+    read_share,
+    read_size,
+    read_whole,
+)
 
 T = TypeVar("T")
 G = TypeVar("G")
@@ -70,6 +78,7 @@ class Texts:
             "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
             "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
             "target_modules": asked.lora_targets,
+            "modules_to_save": asked.lora_modules_to_save,
             "quantize": asked.quantize,
             "double_quant": asked.double_quant,
         }
@@ -97,9 +106,9 @@ class Texts:
         memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
         return {
             "global_batch_size": self.read(
-                read_whole, "global_batch_size", asked.global_batch_size
+                read_length, "global_batch_size", asked.global_batch_size
             ),
-            "sequence_length": self.read(read_whole, "sequence_length", asked.sequence_length),
+            "sequence_length": self.read(read_length, "sequence_length", asked.sequence_length),
             "model": asked.model,
             "cluster": asked.cluster,
             "optimizer": asked.optimizer,
@@ -108,6 +117,7 @@ class Texts:
             "loss": asked.loss,
             "tensor_parallel": asked.tensor_parallel,
             "adapter": self.adapter(asked),
+            "frozen": asked.frozen,
             "packing": self.packing(asked),
             "task": asked.task,
             "framework": asked.framework,

@@ -225,6 +225,7 @@ def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
         loss=own("loss"),
         tensor_parallel=own("tensor_parallel"),
         adapter=own("adapter"),
+        frozen=own("frozen"),
         packing=own("packing"),
         task=None if fields and name else own("task"),
         framework=_needed("framework", own("framework")),

@@ -129,6 +129,7 @@ def predict(
     loss: str = ...,
     tensor_parallel: str = ...,
     adapter: str | Mapping[str, Any] | None = ...,
+    frozen: Sequence[str] = ...,
     packing: str | Mapping[str, Any] | None = ...,
     task: str = ...,
     framework: str = ...,
@@ -165,7 +166,7 @@ def predict(
         progress: is called with each line of what is waited for, such as ``print``.
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
-            ``loss``, ``tensor_parallel``, ``adapter``, ``packing``, ``task``,
+            ``loss``, ``tensor_parallel``, ``adapter``, ``frozen``, ``packing``, ``task``,
             ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
             :func:`tuner.suggest` has them. ``settings`` is text such as
             ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
@@ -251,6 +252,7 @@ def read_single_case(
     loss: str | None = None,
     tensor_parallel: str | None = None,
     adapter: str | Mapping[str, Any] | None = None,
+    frozen: str | Sequence[str] | None = None,
     packing: str | Mapping[str, Any] | None = None,
     task: str | None = None,
     framework: str | None = None,
@@ -272,6 +274,7 @@ def read_single_case(
         loss=loss,
         tensor_parallel=tensor_parallel,
         adapter=adapter,
+        frozen=frozen,
         packing=packing,
         task=task,
         framework=framework,

@@ -216,9 +216,9 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
         check_few(value)
         if value.get("method") is None:
             raise wrong("method", None, f"is required in an object: {', '.join(AdapterMethod)}")
-        targets = value.get("target_modules")
-        if isinstance(targets, str):
-            value = {**value, "target_modules": targets.split(",")}
+        for name in ("target_modules", "modules_to_save"):
+            if isinstance(names := value.get(name), str):
+                value = {**value, name: names.split(",")}
         if value.get("quantize") == "int8":
             raise wrong("quantize", "int8", "bitsandbytes' 8-bit layers are not probed: nf4 or fp4")
         if (doubles := value.get("double_quant")) in ("true", "false"):
@@ -228,6 +228,10 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
     except UsageError as error:
         raise told(error) from error
     return found
+
+
+def _split(value: Any) -> Any:
+    return value.split(",") if isinstance(value, str) else value
 
 
 class DocumentsGiven(Part):
@@ -315,7 +319,8 @@ class WorkloadGiven(Part):
         default=None,
         description="What is trained in the place of the model, which is then frozen: lora, or"
         " qlora, which keeps that model in four bits, or an object of method, rank, alpha, dropout"
-        " and target_modules, as peft calls them, and with qlora quantize and double_quant.",
+        " target_modules and modules_to_save, as peft calls them, and with qlora quantize and"
+        " double_quant.",
     )
 
     packing: (
@@ -328,6 +333,11 @@ class WorkloadGiven(Part):
         default=None,
         description="How documents lie in a sequence: a variant, or an object of variant and"
         " documents, as lengths, a histogram, or their mean.",
+    )
+    frozen: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
+        default=(),
+        description="Parts of the model that are not trained: embeddings, head, or names of its"
+        " modules, such as norm, visual and layers.0-15.",
     )
     tensor_parallel: TensorParallel = Field(
         default=TensorParallel.SEQUENCE_PARALLEL,
@@ -800,7 +810,7 @@ class TuneRequest(Asking):
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
-        most = MOST_TRACED if self.workload.workload.model.is_traced else MOST_CLASSES
+        most = MOST_TRACED if self.workload.workload.is_traced else MOST_CLASSES
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,

@@ -40,6 +40,7 @@ def suggest(
     loss: str = "hf",
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
     packing: str | Mapping[str, Any] | None = None,
     task: str = "causal_lm",
     framework: str = "torch",
@@ -86,6 +87,8 @@ def suggest(
             layers are split under tensor parallelism.
         adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
             what is trained in the place of the model; by default all of it is trained.
+        frozen: parts of the model that are not trained, such as ``embeddings``, ``head`` and
+            ``layers.0-15``.
         packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
             such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
             sequence; by default a sequence is one text.
@@ -147,6 +150,7 @@ def suggest(
             loss=loss,
             tensor_parallel=tensor_parallel,
             adapter=adapter,
+            frozen=frozen,
             packing=packing,
             task=task,
             framework=framework,
@@ -238,6 +242,7 @@ def cost_model_sampler(
     loss: str = "hf",
     tensor_parallel: str = "sequence_parallel",
     adapter: str | Mapping[str, Any] | None = None,
+    frozen: Sequence[str] = (),
     packing: str | Mapping[str, Any] | None = None,
     task: str = "causal_lm",
     framework: str = "torch",
@@ -264,7 +269,7 @@ def cost_model_sampler(
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss, tensor_parallel, adapter, packing, task: what is trained, and how a script trains it.
+        loss, tensor_parallel, adapter, frozen, packing, task: what is trained, and how.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
@@ -290,6 +295,7 @@ def cost_model_sampler(
             loss=loss,
             tensor_parallel=tensor_parallel,
             adapter=adapter,
+            frozen=frozen,
             packing=packing,
             task=task,
             framework=framework,

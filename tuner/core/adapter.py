@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from tuner.core.bounds import Number, Whole, check_bounds, choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig
-from tuner.model.shape import Linear, linears
+from tuner.model.shape import Linear, end_names, linears
 
 # Channels between an adapter's two matrices; more is a mistake.
 LARGEST_RANK = 2**14
@@ -40,6 +40,17 @@ BLOCK, SCALES = 64, 256
 QUANTIZED: Mapping[str, object] = {"quantize": Quantize.NF4, "double_quant": True}
 
 
+def names_of(field: str, given: object) -> tuple[str, ...]:
+    """The names in a list, each once.
+
+    Raises:
+        UsageError: it is no list of texts.
+    """
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
+        raise UsageError(field, given, "must be a list of names")
+    return tuple(sorted({one.strip() for one in given} - {""}))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
     """What is trained in the place of the model, with peft's names; defaults are those of TRL
@@ -62,18 +73,19 @@ class Adapter:
     """Of the adapted layers' inputs."""
     target_modules: tuple[str, ...] = (ALL_LINEAR,)
     """Names of linear layers in each decoder layer, or ``all-linear``."""
+    modules_to_save: tuple[str, ...] = ()
+    """Names of modules of which copies are trained whole beside it, such as ``embed_tokens``."""
     quantize: Quantize = Quantize.NF4  # what the frozen model's linear layers are kept in by qlora
     double_quant: bool = True  # whether the scales of blocks are quantized too
 
     def __post_init__(self) -> None:
-        given = self.target_modules
-        is_list = isinstance(given, list | tuple) and all(isinstance(one, str) for one in given)
-        names = tuple(sorted({one.strip() for one in given} - {""})) if is_list else ()
+        for field in ("target_modules", "modules_to_save"):
+            object.__setattr__(self, field, names_of(field, getattr(self, field)))
+        names = self.target_modules
         if not names:
-            raise UsageError("target_modules", given, "must be a list of names")
+            raise UsageError("target_modules", names, "must be a list of names")
         if ALL_LINEAR in names and len(names) > 1:
             raise UsageError("target_modules", ",".join(names), "all-linear stands by itself")
-        object.__setattr__(self, "target_modules", names)
         if not self.quantizes:
             for name, default in QUANTIZED.items():
                 value = getattr(self, name)
@@ -86,6 +98,8 @@ class Adapter:
         kept = ""
         if self.quantizes:
             kept = f" beside {self.quantize}{' with double quantization' * self.double_quant}"
+        if self.modules_to_save:
+            kept += f", {' and '.join(self.modules_to_save)} trained whole"
         return f"{self.method} of rank {self.rank} on {', '.join(self.target_modules)}{kept}"
 
     @property
@@ -123,6 +137,13 @@ class Adapter:
         if odd:
             allowed = f"must be {ALL_LINEAR} or of {', '.join(known)}, which {model.name} has"
             raise UsageError("adapter.target_modules", ",".join(odd), allowed)
+        ends = end_names(model)
+        if odd := [one for one in self.modules_to_save if one not in ends]:
+            allowed = f"must be of {', '.join(ends)}, which {model.name} has"
+            raise UsageError("adapter.modules_to_save", ",".join(odd), allowed)
+        if self.modules_to_save and model.tied_embeddings:
+            allowed = f"is not covered for {model.name}, whose output head is its embedding"
+            raise UsageError("adapter.modules_to_save", ",".join(self.modules_to_save), allowed)
 
     def targets(self, name: str) -> bool:
         """Tells whether a linear layer of this name is adapted."""
@@ -133,9 +154,13 @@ class Adapter:
         return tuple(one for one in linears(model) if self.targets(one.name))
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; what only qlora has is left out of others."""
+        """Plain JSON values; what only qlora has is left out of others, and what came later while
+        it is the default: identities stay."""
         found = asdict(self) | {"method": str(self.method)}
         found["target_modules"] = [*self.target_modules]
+        found["modules_to_save"] = [*self.modules_to_save]
+        if not self.modules_to_save:
+            del found["modules_to_save"]
         for name in QUANTIZED:
             value = found.pop(name)
             if self.quantizes:
@@ -146,7 +171,7 @@ class Adapter:
     def from_dict(cls, values: Mapping[str, Any]) -> "Adapter":
         """The reverse of :meth:`as_dict`."""
         method = choice("method", AdapterMethod, values["method"])
-        given = {**values, "method": method, "target_modules": tuple(values["target_modules"])}
+        given = {**values, "method": method}
         if "quantize" in given:
             given["quantize"] = choice("quantize", Quantize, given["quantize"])
         return cls(**given)

@@ -1,16 +1,18 @@
 """The workload: model, batch, optimizer and precisions."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any
 
 from tuner.catalog.models import Task
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, names_of
 from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.core.packing import Packing
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
+from tuner.model.shape import is_named
 
 # Sequences in a global batch; more is a mistake in units.
 LARGEST_BATCH = 2**20
@@ -74,6 +76,13 @@ class TensorParallel(StrEnum):
     GATHERED_LOGITS = "gathered_logits"  # whole sequences, whole logits: transformers' own plans
 
 
+# A part of the model that is not trained: a name of modules, with numbers and ranges of them where
+# these are in lists.
+_PART = re.compile(r"[A-Za-z_]\w*(\.(\w+|\d{1,4}-\d{1,4}))*")
+MOST_PARTS = 64
+PART = "must be embeddings, head, or names such as embed_tokens, norm and layers.0-15"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
     """A workload. Nothing in it may be changed to make training faster."""
@@ -93,6 +102,8 @@ class Workload:
     """How layers are split under tensor parallelism."""
     adapter: Adapter | None = None  # what is trained in the model's place; all of it where none is
     packing: Packing | None = None  # the documents of a sequence; one text where there is none
+    frozen: tuple[str, ...] = ()
+    """Parts of the model that are not trained (``freeze`` in workers/probe/model.py)."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -108,6 +119,14 @@ class Workload:
             raise UsageError("loss", str(self.loss), allowed)
         if self.adapter is not None:
             self.adapter.check(self.model)
+        object.__setattr__(self, "frozen", names_of("frozen", self.frozen))
+        if odd := [one for one in self.frozen if len(one) > 200 or not _PART.fullmatch(one)]:
+            raise UsageError("frozen", ",".join(odd), PART)
+        if len(self.frozen) > MOST_PARTS:
+            raise UsageError("frozen", len(self.frozen), f"must be {MOST_PARTS} parts at most")
+        if self.frozen and self.adapter is not None:
+            allowed = "all but an adapter is frozen; modules_to_save says what is trained beside it"
+            raise UsageError("frozen", ",".join(self.frozen), allowed)
         if self.packing is not None:
             self.packing.check(self.model, self.sequence_length)
         mixed = self.precision is Precision.BF16_MIXED
@@ -127,6 +146,23 @@ class Workload:
         return self.tensor_parallel is TensorParallel.GATHERED_LOGITS
 
     @property
+    def is_traced(self) -> bool:
+        """Tells whether dry runs alone know it: no arithmetic has its model's type, or what of the
+        model is trained."""
+        saved = self.adapter is not None and bool(self.adapter.modules_to_save)
+        return self.model.is_traced or bool(self.frozen) or saved
+
+    @property
+    def has_arithmetic(self) -> bool:
+        """Tells whether needs and times are computed; else rules of thumb stand for them."""
+        return is_named(self.model) and not self.is_traced
+
+    @property
+    def freezes_layers(self) -> bool:
+        """Tells whether some layers are trained and others are not."""
+        return any(re.search(r"\.\d", part) for part in self.frozen)
+
+    @property
     def masked(self) -> bool | None:
         """Whether packing gives all layers' attention a mask; ``None`` where each has its own."""
         return None if self.packing is None else self.packing.masks(self.sequence_length)
@@ -142,6 +178,7 @@ class Workload:
         """How it is not all of a model that is trained on whole texts, such as ``qlora of rank 16``
         and ``packing varlen``."""
         found = [f"{self.adapter.method} of rank {self.adapter.rank}"] if self.adapter else []
+        found += [f"frozen {', '.join(self.frozen)}"] * bool(self.frozen)
         return (*found, *([f"packing {self.packing.variant}"] if self.packing else []))
 
     def reduced_in(self, *, sharded: bool) -> ReduceDtype:
@@ -163,8 +200,8 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the model as its whole configuration, with its name beside it.
 
-        What came later, ``loss``, ``tensor_parallel``, ``task``, ``adapter`` and ``packing``, is
-        left out while it is the default: identities stay.
+        What came later, ``loss``, ``tensor_parallel``, ``task``, ``adapter``, ``packing`` and
+        ``frozen``, is left out while it is the default: identities stay.
         """
         return {
             "model": self.model.as_config(),
@@ -187,6 +224,8 @@ class Workload:
         }
         if not self.model.is_causal_lm:
             found["task"] = str(self.model.task)
+        if self.frozen:
+            found["frozen"] = [*self.frozen]
         beside = {"adapter": self.adapter, "packing": self.packing}
         return found | {name: one.as_dict() for name, one in beside.items() if one is not None}
 
@@ -216,4 +255,5 @@ class Workload:
             ),
             adapter=None if values.get("adapter") is None else Adapter.from_dict(values["adapter"]),
             packing=None if values.get("packing") is None else Packing.from_dict(values["packing"]),
+            frozen=values.get("frozen", ()),
         )

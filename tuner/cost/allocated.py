@@ -114,7 +114,7 @@ def allocated_tensors(
         return _pipeline_bytes(workload, settings, cluster, costs)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
-        if workload.model.is_traced:  # blocks' rests are not known: as wide as arithmetic
+        if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
             width = costs.memory.arithmetic
             return replace(tensors, low=width.low, high=width.high)
     else:

@@ -56,6 +56,8 @@ def uncovered(workload: Workload, framework: Framework) -> str:
         return f"nanotron is covered with sequence parallelism, and not for {asked}"
     if workload.adapter is not None:
         return "nanotron trains no adapters"
+    if workload.frozen:
+        return "nanotron trains all of a model"
     if workload.packing is not None:
         return "nanotron's packing is its own, and not covered"
     if workload.loss is not Loss.HF:
@@ -144,7 +146,7 @@ def predict(
     priced as it would run. Of settings that are not covered all quantities are unknown.
     """
     costs = default_costs() if costs is None else costs
-    traced = workload.model.is_traced
+    traced = workload.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if isinstance(framework, Framework) and (
         reason := uncovered_settings(workload, framework, cluster, settings)
@@ -232,7 +234,8 @@ def predict(
 
 def untraced(workload: Workload, script: Script = PLAIN) -> str:
     """Why nothing is predicted of a model that only dry runs know, where none is there."""
-    kind = f"{workload.model.type_and_task} is known by dry runs alone"
+    what = workload.model.type_and_task if workload.model.is_traced else "what is trained in part"
+    kind = f"{what} is known by dry runs alone"
     if script != PLAIN:
         return f"{kind}, which are of a loop that keeps nothing beside the step"
     return f"{kind}, and there is none of these settings"
@@ -241,7 +244,7 @@ def untraced(workload: Workload, script: Script = PLAIN) -> str:
 # Of a model that only dry runs know, beside its figures.
 OF_TRACES = (
     "memory, and the operators that time is priced by, are of dry runs of transformers' own class"
-    " alone: no arithmetic knows this model type"
+    " alone: no arithmetic knows this model type, or what of it is trained"
 )
 
 

@@ -152,6 +152,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
         **_packing_spec(workload),
+        **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
@@ -264,6 +265,8 @@ def plan_dry_runs(
     key = _key(workload, cluster, known, versions)
     checkpointing = known.activation_checkpointing
     depths = depths_of(workload.model, checkpointing)
+    if workload.freezes_layers:  # by their numbers in the whole model
+        depths = (workload.model.layers,)
     counts = list(ACCUMULATION_COUNTS)
     # Fields that say how long to measure, and with which batch, are of no meaning in a dry run.
     spec: dict[str, Any] = {
@@ -286,7 +289,7 @@ def plan_dry_runs(
             "class": key,
             "spec": spec | {"model": model},
             **({"copies": [*models, workload.model.as_config()]} if checked else {}),
-            **({"work": True} if workload.model.is_traced else {}),
+            **({"work": True} if workload.is_traced else {}),
             "micro_batch_sizes": list(sizes),
             "accumulation_counts": counts,
         }
@@ -335,7 +338,7 @@ def _key(
     if settings.model_parallel_size == 1:  # nothing is split
         added.pop("tensor_parallel", None)
     decides = {
-        "format": TRACED_FORMAT if workload.model.is_traced else DRY_RUN_FORMAT,
+        "format": TRACED_FORMAT if workload.is_traced else DRY_RUN_FORMAT,
         "model": workload.model.fingerprint,
         "sequence_length": workload.sequence_length,
         "optimizer": str(workload.optimizer),

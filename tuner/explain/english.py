@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import singledispatch
-from math import ceil, inf
 from string import Formatter
 from typing import Any
 
 from tuner.core.answer import Grounds, Reason
-from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.packing import PackingVariant
@@ -60,8 +58,6 @@ PHASE_WORDS: Mapping[str, str] = {
 CLEARLY = 0.01
 # Gain in speed below which none is expected.
 NOTHING = 0.001
-# Length of the job that is told as an example.
-JOB_S = 86_400.0
 # What one would launch without tuning, in short.
 RULE = (
     "the least model parallelism, then the fewest knobs off their default, then the largest"
@@ -353,89 +349,32 @@ def _(fact: facts.OnlyKnob) -> str:
     )
 
 
-@say.register
-def _(fact: facts.KnobProbed) -> str:
-    (one,) = fact.changes
-    where = "With" if one.of_answer else "Elsewhere, with"
-    text = f"{where} {one.knob}={show(one.value)} instead of {show(one.instead_of)}"
-    needs = size_text(one.needed_bytes or 0.0)
-    if one.step is None and one.needed_bytes is None:  # a step was not timed, and memory sufficed
-        return f"{text}, no time was taken."
-    if one.step is None:
-        least = "at least " if one.at_least else ""
-        return f"{text}, a device would need {least}{needs} (probe {probes_text(one.probes)})."
-    also = "" if one.fits else ", which does not fit"
-    if one.trains:
-        may = "trains" if one.trains == "wrongly" else "may train"
-        also += f", but {may} something else and is not suggested"
-    early = ", ended early" if one.ended_early else ""
-    return (
-        f"{text}, a step takes {seconds_text(one.step_s or 0.0)} ({_change(one.step)}) and needs"
-        f" {needs}{also} (probe {probes_text(one.probes)}{early} against"
-        f" {probes_text(one.against)})."
-    )
-
-
-@say.register
-def _(fact: facts.KnobsExpected) -> str:
-    def effect(one: facts.KnobChange) -> str:
-        assert one.step is not None
-        return (
-            f"{change_text(one.step.ratio)} with {one.knob}={show(one.value)} instead of"
-            f" {show(one.instead_of)} ({_interval(one.step)}, {count_text(one.pairs, 'pair')})"
-        )
-
-    called = "other knobs" if fact.others_are_known else "knobs"
-    return (
-        f"No two probes tell what {called} do to the answer. On average over the settings that are"
-        f" expected to fit, {grounds_text(fact.grounds)}, a step takes"
-        f" {'; '.join(map(effect, fact.changes))}."
-    )
+@say.register(facts.KnobProbed)
+@say.register(facts.KnobsExpected)
+def _(fact: Fact) -> str:
+    cells = (effect_cells(one) for one in fact.as_dict()["changes"])
+    told = "; ".join(f"{knob}: {step} {memory} ({seen})" for knob, step, memory, seen in cells)
+    return f"One knob changed, in step and memory: {told}."
 
 
 @say.register
 def _(fact: facts.TuningPaid) -> str:
-    cost = f"{rough_duration_text(fact.wall_s)} and {fact.device_s:,.0f} device-seconds so far"
-    rule = f"The rule of thumb, {RULE}, leads to"
-    change, step_s = fact.change, fact.step_s
+    took, change = rough_duration_text(fact.wall_s), fact.change
+    took += f" and {fact.device_s:,.0f} device-seconds" if fact.device_s else ""
+    rule = f"the rule of thumb ({RULE})"
     if change is None:
-        return f"{rule} the same settings: tuning, {cost}, confirms it."
+        return f"Tuning took {took}, and confirms {rule}."
     source = grounds_text(fact.grounds) if fact.grounds else f"probe {probes_text(fact.probes)}"
-    early = ", ended early" if fact.ended_early else ""
-    takes = (
-        f"{rule} {describe(fact.rule)}, which takes {seconds_text(fact.rule_s)} for a step"
-        f" ({_change(change)}; {source}{early})."
-    )
+    against = f"{rule}, {describe(fact.rule)}, takes {seconds_text(fact.rule_s)} for a step"
+    against = f"{against} ({_change(change)}; {source}{', ended early' * fact.ended_early})"
     if change.ratio <= 1:
-        return f"{takes} That is no slower, so the tuning, {cost}, has saved no time."
-    steps, soonest, latest = (
-        fact.wall_s / (step_s * (ratio - 1)) if ratio > 1 else inf
-        for ratio in (change.ratio, change.high, change.low)
+        return f"Tuning took {took}, and has saved no time: {against}."
+    ends = (ratio - 1 for ratio in (change.ratio, change.high, change.low))
+    value, soonest, latest = (
+        rough_duration_text(fact.wall_s / gain) if gain > 0 else "never" for gain in ends
     )
-    saved, low, high = (
-        JOB_S * (ratio - 1) - fact.wall_s for ratio in (change.ratio, change.low, change.high)
-    )
-    ends = f"{_shorter(low)} to {_shorter(high)}"
-    if saved < 0 and high < 0:
-        ends = f"{rough_duration_text(-high)} to {rough_duration_text(-low)}"
-    return (
-        f"{takes} Against that the tuning, {cost}, has paid for itself after {steps_text(steps)},"
-        f" {rough_duration_text(steps * step_s)} of training (80% interval {steps_text(soonest)} to"
-        f" {steps_text(latest)}); a job that takes {rough_duration_text(JOB_S)} with the answer is"
-        f" {rough_duration_text(abs(saved))} {'shorter' if saved >= 0 else 'longer'} for it"
-        f" (80% interval {ends}), what tuning took deducted."
-    )
-
-
-def steps_text(count: float) -> str:
-    """``1,432 steps``, or ``never``."""
-    return "never" if count == inf else f"{max(ceil(count), 1):,} steps"
-
-
-def _shorter(seconds: float) -> str:
-    """Seconds that are saved; a loss is called one."""
-    told = rough_duration_text(abs(seconds))
-    return told if seconds >= 0 else f"{told} longer"
+    earned = f"earned back after {value} of training ({soonest} to {latest})"
+    return f"Tuning took {took}, {earned}: {against}."
 
 
 @say.register
@@ -718,49 +657,35 @@ def shown(
     if not found:
         yield from ((text, ()) for text in sentences)
     for fact, text in zip(found, sentences, strict=False):
-        if fact["kind"] == "tuning_paid":
-            text = _paid_in_short(fact)
         if fact["kind"] not in OF_KNOBS:
             yield text, probes_in(fact)
 
 
-def _paid_in_short(fact: PlainFact) -> str:
-    took, change = rough_duration_text(fact["wall_s"]), fact["change"]
-    if change is None:
-        return f"Tuning took {took}, and confirms the rule of thumb."
-    rule = f"the rule of thumb, {describe(Settings.from_dict(fact['rule']))}"
-    if change["ratio"] <= 1:
-        return f"Tuning took {took}, and has saved no time: {rule}, is no slower."
-    seconds, soonest, latest = (
-        fact["wall_s"] / (ratio - 1) if ratio > 1 else inf
-        for ratio in (change["ratio"], change["high"], change["low"])
-    )
-    ends = (rough_duration_text(end) if end < inf else "never" for end in (soonest, latest))
-    return (
-        f"Tuning took {took}: earned back after {rough_duration_text(seconds)} of training"
-        f" ({' to '.join(ends)}), against {rule}."
-    )
-
-
 def knob_rows(found: Iterable[PlainFact]) -> list[tuple[str, str, str, str]]:
     """The effects of knobs, of facts as plain values, as :data:`KNOB_HEADS` names them."""
-    return [_row(one) for fact in found if fact["kind"] in OF_KNOBS for one in fact["changes"]]
+    return [
+        effect_cells(one) for fact in found if fact["kind"] in OF_KNOBS for one in fact["changes"]
+    ]
 
 
-def _row(one: PlainFact) -> tuple[str, str, str, str]:
-    step, memory = one["step"], one["memory_bytes"]
-    time, more = "-", "-"
-    if step is not None:
-        low, high = (100 * (step[end] - 1) for end in ("low", "high"))
-        ends = f" ({round(low)} to {round(high)})" if high - low >= 1 else ""  # never -0
-        time = f"{round(100 * (step['ratio'] - 1), 1) + 0.0:+.1f}%{ends}"  # nor -0.0
+def change_cell(change: Mapping[str, float]) -> str:
+    """``+6.6% (-32 to 68)``: a step's change, with its interval in percent where it has one."""
+    low, high = (100 * (change[end] - 1) for end in ("low", "high"))
+    ends = f" ({round(low)} to {round(high)})" if high - low >= 1 else ""  # never -0
+    return f"{round(100 * (change['ratio'] - 1), 1) + 0.0:+.1f}%{ends}"  # nor -0.0
+
+
+def effect_cells(one: PlainFact) -> tuple[str, str, str, str]:
+    """The row of one knob's other value, under :data:`KNOB_HEADS`."""
+    memory, more = one["memory_bytes"], "-"
     if memory is not None:
         more = f"{'+' if memory >= 0 else '-'}{size_text(abs(memory))}" if memory else "same"
     if not one["fits"]:
-        least = "at least " if one["at_least"] else ""
-        more = f"does not fit: {least}{size_text(one['needed_bytes'])}"
+        least = ">" if one["at_least"] else ""
+        more = f"{least}{size_text(one['needed_bytes'])}: no fit"
     seen = probes_text(one["probes"]) or "predicted"
-    seen += ", ended early" if one["ended_early"] else ""
+    seen += " ended early" if one["ended_early"] else ""
     seen += "" if one["of_answer"] else f", against {probes_text(one['against'])}"
     seen += f"; trains {one['trains']}" if one["trains"] else ""
-    return f"{one['knob']}={show(one['value'])}", time, more, seen
+    step = change_cell(one["step"]) if one["step"] else "-"
+    return f"{one['knob']}={show(one['value'])}", step, more, seen

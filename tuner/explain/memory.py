@@ -154,7 +154,7 @@ def memory_changes(
     for knob, other in _others(question, settings):
         mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
         if mine is None or theirs is None:
-            if question.workload.model.is_traced:
+            if question.workload.is_traced:
                 continue  # there is no arithmetic for both
             mine = theirs = None
         before = predict(*asked, settings, profile=mine)
@@ -185,7 +185,7 @@ def memory_changes(
     }.get(workload.optimizer)
     if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
         return
-    if workload.model.is_traced:
+    if workload.is_traced:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
     before, after = (predict(*_asked(one), settings) for one in (question, changed))

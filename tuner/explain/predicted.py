@@ -43,7 +43,7 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
         for fact in memory_facts(known.study.question, shown.settings, profiles):
             yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
     if choice and choice.best.probes:
-        if known.study.question.workload.model.is_traced:
+        if known.study.question.workload.is_traced:
             yield facts.OfDryRunsAlone()
         yield from (facts.OfDryRun(note=note) for note in known.notes(choice.best))
     yield from _failures(known)
@@ -132,6 +132,9 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
 def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
     (change,) = fact.changes
     other = known.estimates.get(change.configuration) if change.configuration else None
+    if other is not None and other.fits is False:
+        change = replace(change, fits=False, needed_bytes=float(other.expected_bytes))
+        fact = replace(fact, changes=(change,))
     if other is None or max(best.seconds, other.seconds) == inf:
         return fact
     # Predictions err alike for both: the interval of each says nothing of their ratio.

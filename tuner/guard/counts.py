@@ -68,7 +68,7 @@ def inactive_knob(
     for one in shown.values():
         if one is not None:
             return one
-    if workload.model.is_traced:  # of which no arithmetic says what it must cause
+    if workload.is_traced:  # of which no arithmetic says what it must cause
         return None
     expected, seen = caused(workload, settings, cluster), counted(found.collectives)
 
@@ -102,7 +102,8 @@ def _shown(
         why = f"{reduced} of {count} micro-batches reduced gradients"
         seen.append(Acted(knob="sync_each_batch", value=reduced > 1, why=why))
     passes, again = workload.model.layers * count, found.recomputed_layers
-    if again is not None:  # without splits no collective shows it
+    # without splits no collective shows it; frozen layers may be passed over by backward
+    if again is not None and not workload.freezes_layers:
         seen.append(_recomputed(settings, passes, again, found))
     if found.whole_logits is not None:
         why = f"the output head returned {'' if found.whole_logits else 'no '}logits"

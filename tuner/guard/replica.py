@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -256,6 +257,8 @@ def replica_of(
     left_out = [*notes]
     if question.workload.adapter is not None and question.workload.adapter.dropout:
         left_out.append("the adapter's dropout was set to 0")
+    if question.workload.freezes_layers:
+        left_out.append("of the frozen layers the replica has the first alone")
     if (own := question.workload.optimizer) is not optimizer:
         left_out.append(f"the replica was trained with {optimizer} in the place of {own}")
     if settings.cpu_offload:
@@ -288,6 +291,7 @@ def replica_of(
             else TensorParallel.SEQUENCE_PARALLEL,
             adapter=_replica_adapter(question.workload),
             packing=packing,
+            frozen=_replica_frozen(question.workload),
         ),
         cluster=cluster,
         settings=replace(
@@ -327,7 +331,8 @@ def family_of(question: Question) -> str:
     optimizer = str(_optimizer(question.workload))
     adapter = _replica_adapter(question.workload)
     packing = _replica_packing(question.workload, model)
-    trained = [one.as_dict() for one in (adapter, packing) if one is not None]
+    trained: list[object] = [one.as_dict() for one in (adapter, packing) if one is not None]
+    trained += [[*frozen]] if (frozen := _replica_frozen(question.workload)) else []
     stack = stack_of(versions, question.workload)
     return _hash([GUARD_FORMAT, model.fingerprint, optimizer, stack, *trained])
 
@@ -351,6 +356,11 @@ def _replica_adapter(workload: Workload) -> Adapter | None:
         return None
     rank = min(workload.adapter.rank, RANK)
     return replace(workload.adapter, rank=rank, alpha=SCALE * rank, dropout=0.0)
+
+
+def _replica_frozen(workload: Workload) -> tuple[str, ...]:
+    """The workload's frozen parts; of layers the first stands for any, for a replica has few."""
+    return tuple({re.sub(r"\.\d+(-\d+)?\b", ".0", part) for part in workload.frozen})
 
 
 def _variant(workload: Workload) -> PackingVariant | None:

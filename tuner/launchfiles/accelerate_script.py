@@ -24,6 +24,7 @@ from tuner.launchfiles.fsdp import (
 from tuner.launchfiles.model_code import (
     adapter_code,
     collate_code,
+    freeze_code,
     imports,
     is_varlen,
     labels_text,
@@ -82,6 +83,7 @@ def script(question: Question, settings: Settings) -> str:
     hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
     collate, size = collate_code(question), question.cluster.world_size
     mask, masks = mask_code(question)
+    freeze, freezes = freeze_code(question)
     on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
     in_script = checkpoints_in_script(question, settings)
     checkpoints = _checkpointing(question, settings) if in_script else ()
@@ -90,8 +92,8 @@ def script(question: Question, settings: Settings) -> str:
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
     muon = work.optimizer is Optimizer.MUON
     loop = _LOOP.replace(_STEP, _STEPS) if muon else _LOOP
-    functions = [reduces, loss_code(question, settings), collate, mask, MAKE_MUON if muon else ""]
-    functions = list(filter(None, functions))
+    functions = [reduces, loss_code(question, settings), freeze, collate, mask]
+    functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
     parts = (
         "import torch",
         "import torch.distributed as dist" if hook else None,
@@ -122,6 +124,7 @@ def script(question: Question, settings: Settings) -> str:
         *loading_code(question),
         "model.train()",
         use_loss(question, settings) or None,
+        freezes or None,
         *checkpoints,
         adapter_code(question, checkpointed=bool(checkpoints)) or None,
         f"optimizer{'s' * muon} = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",

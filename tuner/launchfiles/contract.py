@@ -213,11 +213,13 @@ def liger(launcher: str, question: Question, settings: Settings) -> str | None:
 
 
 def adapters(launcher: str, question: Question) -> str | None:
-    """Refuses adapters for launchers whose files cannot say them."""
-    if question.workload.adapter is None:
+    """Refuses adapters and frozen parts for launchers whose files cannot say them."""
+    work = question.workload
+    if work.adapter is None and not work.frozen:
         return None
+    what = "adapter is" if work.adapter else "frozen parts are"
     return (
-        f"no adapter is written for {launcher}, and the study trains one; ask again with"
+        f"no {what} written for {launcher}, and the study has such; ask again with"
         " --framework accelerate, or trainer with --knob sharding=ddp"
     )
 
@@ -308,6 +310,8 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
         if settings.tp_size == 1:  # nothing is split
             later.pop("tensor_parallel", None)
         values |= later
+        if work.frozen:
+            values["frozen"] = ",".join(work.frozen)
         if packing is not None:
             values["packing"] = packing["variant"]
         if adapter is not None:
@@ -315,6 +319,8 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
             names = ("rank", "alpha", "dropout")
             values |= {f"lora_{name}": adapter[name] for name in names}
             values["lora_targets"] = ",".join(adapter["target_modules"])
+            if "modules_to_save" in adapter:
+                values["lora_modules_to_save"] = ",".join(adapter["modules_to_save"])
             values |= {name: adapter[name] for name in QUANTIZED if name in adapter}
         if settings.fused_loss:
             values["loss_kernel"] = usual_loss_kernel(question.framework.name)

@@ -89,7 +89,6 @@ _COLLATE = '''\
 def collate(rows):
     """A micro-batch of rows, each {what}."""
     return {made}'''
-_PACKING = _FUSED.with_name("packing.py")
 
 
 def loading_code(question: Question) -> tuple[str, ...]:
@@ -154,12 +153,27 @@ def mask_code(question: Question) -> tuple[str, str]:
     work = question.workload
     if work.packing is None or work.packing.variant is not PackingVariant.BLOCK_DIAGONAL:
         return "", ""
-    whole = _PACKING.read_text(encoding="utf-8")
-    functions = (one for one in ast.parse(whole).body if isinstance(one, ast.FunctionDef))
-    mask = next(one for one in functions if one.name == "block_mask")
     dtype = "torch.float32" if work.precision is Precision.FP32 else "torch.bfloat16"
     use = f'batch["attention_mask"] = block_mask(batch["position_ids"], {dtype})'
-    return ast.get_source_segment(whole, mask) or "", use
+    return _function("packing.py", "block_mask"), use
+
+
+def freeze_code(question: Question) -> tuple[str, str]:
+    """The probe program's function that freezes parts of a model, and the line that does it; both
+    empty where all is trained."""
+    parts = question.workload.frozen
+    if not parts:
+        return "", ""
+    code = _function("model.py", "freeze").replace("model: Any, parts: list[str]", "model, parts")
+    return code, f"freeze(model, {_quoted(list(parts))})"
+
+
+@cache
+def _function(file: str, name: str) -> str:
+    """The source of a function of the probe program."""
+    whole = _FUSED.with_name(file).read_text(encoding="utf-8")
+    functions = (one for one in ast.parse(whole).body if isinstance(one, ast.FunctionDef))
+    return ast.get_source_segment(whole, next(f for f in functions if f.name == name)) or ""
 
 
 def attention(question: Question) -> str:
@@ -222,8 +236,9 @@ def imports(question: Question) -> tuple[str, ...]:
     quantizes = work.adapter is not None and work.adapter.quantizes
     names = [work.model.task.auto_class, *["BitsAndBytesConfig"] * quantizes]
     names += ["DataCollatorWithFlattening"] * (work.packing is not None and work.packing.restarts)
+    regular = ["import re"] * bool(work.frozen)
     peft = ["from peft import LoraConfig, get_peft_model"] * (work.adapter is not None)
-    return (*peft, f"from transformers import {', '.join(names)}")
+    return (*regular, *peft, f"from transformers import {', '.join(names)}")
 
 
 def adapter_code(question: Question, *, checkpointed: bool) -> str:
@@ -243,6 +258,7 @@ def adapter_code(question: Question, *, checkpointed: bool) -> str:
         "lora_alpha": adapter.alpha,
         "lora_dropout": adapter.dropout,
         "target_modules": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        **({"modules_to_save": [*saved]} if (saved := adapter.modules_to_save) else {}),
         "task_type": "CAUSAL_LM",
     }
     fields = [f"        {name}={_quoted(value)}," for name, value in config.items()]

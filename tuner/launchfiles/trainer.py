@@ -58,6 +58,7 @@ from tuner.launchfiles.model_code import (
     adapter_needs,
     attention,
     collated,
+    freeze_code,
     head_arguments,
     imports,
     labels_text,
@@ -300,15 +301,16 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         f"Load the model with {given}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
-    if work.adapter is not None:
+    function, freezes = freeze_code(question)
+    if work.adapter is not None or freezes:
         # the Trainer checkpoints layers itself, later
         wrap = adapter_code(question, checkpointed=False)
+        needs = f" ({needs})" if (needs := adapter_needs(question)) else ""
         load = (
-            "Make the model so, after TrainingArguments, which choose this rank's device"
-            f" ({adapter_needs(question)}):"
+            f"Make the model so, after TrainingArguments, which choose this rank's device{needs}:"
         )
-        lines = ["import torch", *imports(question), *loading_code(question), wrap]
-        load = "\n".join([load, *lines])
+        lines = ["import torch", *imports(question), function, *loading_code(question), freezes]
+        load = "\n".join([load, *filter(None, [*lines, wrap])])
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
     return (

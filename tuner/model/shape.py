@@ -519,11 +519,6 @@ def is_named(model: ModelConfig) -> bool:
     return model.fingerprint != unnamed_model().fingerprint
 
 
-def has_arithmetic(model: ModelConfig) -> bool:
-    """Tells whether needs and times of a model are computed; else rules of thumb stand for them."""
-    return is_named(model) and not model.is_traced
-
-
 def shown_workload(workload: Mapping[str, Any]) -> dict[str, Any]:
     """A workload's plain values as they are shown: of an unnamed model no configuration."""
     is_known = workload["model_name"] != NAME
@@ -554,6 +549,15 @@ _NAMES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mpt": (("Wqkv", "out_proj"), ("up_proj", "down_proj")),
     "gpt_neox": (("query_key_value", "dense"), ("dense_h_to_4h", "dense_4h_to_h")),
 }
+
+
+# Of the token embedding and the output head.
+_EMBEDDINGS = {**dict.fromkeys(("gpt2", "gpt_bigcode", "mpt"), "wte"), "gpt_neox": "embed_in"}
+
+
+def end_names(model: ModelConfig) -> tuple[str, str]:
+    """Names of the modules of the token embedding and of the output head."""
+    return _EMBEDDINGS.get(model.model_type, "embed_tokens"), "lm_head"
 
 
 def attention_names(model: ModelConfig) -> tuple[str, ...]:

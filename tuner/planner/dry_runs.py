@@ -14,7 +14,7 @@ from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
     """The class to dry-run next, as a probe of those of its settings that lead."""
     known = forecast(study)
-    if study.question.workload.model.is_traced:
+    if study.question.workload.is_traced:
         return _next_traced(known)
     study, leader = known.study, leading(known)
     if leader is None and known.what_is_wrong:

@@ -447,7 +447,7 @@ def forecast(study: Study) -> Forecast:
 
 def _by_traces(asked: "Asked", limit: int, known: DryRuns) -> dict[Settings, Evaluation]:
     """What is predicted of a model that only dry runs know: those of layouts that were dry-run."""
-    if not asked.question.workload.model.is_traced:
+    if not asked.question.workload.is_traced:
         return {}
     return {
         settings: estimate(asked, limit, settings, *known.profiles[settings.settings_class])

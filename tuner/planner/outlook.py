@@ -12,7 +12,6 @@ from tuner.core.configuration import OTHERS_CHOSEN, Settings
 from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
-from tuner.model.shape import has_arithmetic
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.search import Search
 from tuner.planner.similar import studies_alike
@@ -35,7 +34,7 @@ class Outlook:
     @cached_property
     def grounds(self) -> Grounds:
         known, question = self._known, self._known.study.question
-        by_rules, is_assumed = not has_arithmetic(question.workload.model), False
+        by_rules, is_assumed = not question.workload.has_arithmetic, False
         if not by_rules:
             found = predict(
                 question.workload,

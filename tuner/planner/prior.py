@@ -18,7 +18,6 @@ from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import Prediction, predict
 from tuner.cost.time.step import step_time
-from tuner.model.shape import has_arithmetic
 from tuner.planner.forecast import Asked
 from tuner.planner.ranking import complexity
 from tuner.search.trials import Prior, settings_features, workload_features
@@ -108,7 +107,7 @@ def prior_of(question: Question, calibration: Calibration | None, limit_bytes: i
     common drops out of their order, and no such figure is shown to anybody.
     """
     prior = replace(_prior(Asked(question, calibration)), log_limit=log(limit_bytes))
-    if has_arithmetic(question.workload.model):
+    if question.workload.has_arithmetic:
         return prior
     # by rules a need is a share of a device, and so of what of it may be used
     return replace(
@@ -143,7 +142,7 @@ def prior_among(asked: Asked, candidates: Sequence[Settings]) -> Prior:
 def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profile]) -> Prior:
     """The prior of a question with what dry runs of some layouts say that these need."""
     question = asked.question
-    if not profiles or not has_arithmetic(question.workload.model):
+    if not profiles or not question.workload.has_arithmetic:
         return prior
     log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
     for place, settings in enumerate(prior.settings):
@@ -170,7 +169,7 @@ def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tu
     if need be.
     """
     question, experts = asked.question, asked.experts
-    if not has_arithmetic(question.workload.model):
+    if not question.workload.has_arithmetic:
         return need_by_rule(question, settings), (step_by_rule(settings),) * len(experts)
     found = predict(
         question.workload,

@@ -50,7 +50,7 @@ class ExpectedMemory:
         self._workload, self._cluster = question.workload, question.cluster
         self._bounds = _bounds(self._workload, self._cluster)
         # arithmetic says nothing of a user's script, nor of a model that only dry runs know
-        self._says_nothing = question.script is not None or question.workload.model.is_traced
+        self._says_nothing = question.script is not None or question.workload.is_traced
 
     def bytes_of(self, settings: Settings) -> float:
         """The estimate, scaled by the layout's probes, or else by what is typical so far."""

@@ -88,6 +88,8 @@ def _not_split(work: Workload) -> str:
     model = work.model
     if work.adapter is not None:
         return "adapters are not split: peft's tensor parallelism is not probed here"
+    if work.frozen:
+        return "a model trained in part is not split: that is not probed here"
     if work.packing is not None:
         return "packed sequences are not split: that is not probed here"
     if not model.is_causal_lm:
@@ -160,6 +162,8 @@ def _no_fused_loss(question: Question, settings: Settings) -> str:
         return ""
     if question.workload.model.fields.get("logits_scaling"):
         return "the model divides its logits, which a loss without whole logits does not do here"
+    if question.workload.frozen:
+        return "what it takes where parts of the model are frozen is not known here"
     if question.workload.model.is_traced:
         return "what this type of model does with its logits before the loss is not known here"
     release = question.framework.versions.get("transformers")

@@ -384,7 +384,7 @@ class _Uses:
         if until is not None:
             this_session.append(SessionRow.expires_at < until)
         try:
-            with self._transactions.write() as session:
+            with self._transactions.write_if_free() as session:
                 if session_id:
                     longer = update(SessionRow).where(*this_session).values(expires_at=until)
                     session.execute(longer)

@@ -139,7 +139,7 @@ class Caches:
             if not is_news(session.get(SummaryRow, study_id)):
                 return False
         # Not durable: an answer that is lost in a power cut is computed again.
-        with self.transactions.write(durable=False) as session:
+        with self.transactions.write_if_free() as session:
             row, now = session.get(SummaryRow, study_id, with_for_update=True), clock(session)
             if row is None:
                 values = {"newest_event": newest_event, "content": dict(content), "made_at": now}

@@ -25,6 +25,8 @@ from tuner.errors import AwayError, StoreError, UsageError
 # Our transactions take milliseconds, but a busy machine may stop a writer in the middle of one.
 # Seconds that a SQLite writer waits for the one before it.
 BUSY_TIMEOUT_S = 30.0
+# For what may be left out: nobody's answer waits longer for that.
+OPTIONAL_S = 0.25
 
 # Seconds to wait for PostgreSQL to answer; the library's own are minutes.
 CONNECT_TIMEOUT_S = 10
@@ -67,11 +69,14 @@ BEGIN_OPTION = "tuner_begin"
 # Execution option of a connection: true if its SQLite transactions outlive a power cut.
 DURABLE_OPTION = "tuner_durable"
 
+# Execution option of a connection: seconds that its SQLite transactions wait for the write lock.
+PATIENCE_OPTION = "tuner_patience"
+
 SPELLINGS = "must be sqlite:///path/to/file.db or postgresql://user@host/database"
 
 _WRITE_REFUSED = ("SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PERM", "25006", "42501")
 _PASSING = {
-    "SQLITE_BUSY": f"another process has held its lock for {BUSY_TIMEOUT_S:.0f} s",
+    "SQLITE_BUSY": "another process has held its lock for too long",
     "SQLITE_FULL": "the disk is full",
     "SQLITE_CANTOPEN": "there is no such file",
 }
@@ -137,6 +142,8 @@ class Transactions:
         self.engine = engine
         self.writer = engine.execution_options(**{BEGIN_OPTION: "BEGIN IMMEDIATE"})
         self._quick_writer = self.writer.execution_options(**{DURABLE_OPTION: False})
+        self._optional = self._quick_writer.execution_options(**{PATIENCE_OPTION: OPTIONAL_S})
+        self.write_failed_at = float("-inf")  # by ``time.monotonic()``: a disk was full, or locked
         self._autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
     @contextmanager
@@ -155,15 +162,31 @@ class Transactions:
                 all durable: a crash of the server alone would undo what others have seen.
         """
         engine = self.writer if durable else self._quick_writer
-        with translated(self.engine.url), Session(engine) as session, session.begin():
+        with self._noting_failure(), Session(engine) as session, session.begin():
             yield session
+
+    @contextmanager
+    def write_if_free(self) -> Iterator[Session]:
+        """Opens a transaction like :meth:`write` for what may be left out, and is not durable."""
+        with translated(self.engine.url), Session(self._optional) as session, session.begin():
+            yield session
+
+    @contextmanager
+    def _noting_failure(self) -> Iterator[None]:
+        try:
+            with translated(self.engine.url):
+                yield
+        except (AwayError, UsageError) as error:
+            if isinstance(error, AwayError) or error.field == "db":
+                self.write_failed_at = time.monotonic()
+            raise
 
     @contextmanager
     def write_rows(self) -> Iterator[Connection]:
         """Opens a transaction like :meth:`write` that is not durable, and without objects: a
         session takes longer than four statements of SQLite."""
         engine = self._quick_writer
-        with translated(self.engine.url), engine.connect() as connection, connection.begin():
+        with self._noting_failure(), engine.connect() as connection, connection.begin():
             yield connection
 
     @property
@@ -207,7 +230,7 @@ class Transactions:
                 raise DBAPIError.instance(None, None, error, dbapi.Error) from error
 
 
-def _sqlite_engine(url: URL) -> Engine:
+def _sqlite_engine(url: URL, patience_s: float | None) -> Engine:
     """Connections to a file that exists, and is the one that the path names."""
     if sqlite3.sqlite_version_info < OLDEST_SQLITE:
         oldest = ".".join(map(str, OLDEST_SQLITE))
@@ -216,7 +239,8 @@ def _sqlite_engine(url: URL) -> Engine:
     # those to the file that was there are closed. None makes a file, which would take the place of
     # the one that is away, and undo what its write-ahead log holds.
     path = Path(str(url.database))
-    arguments = {"timeout": BUSY_TIMEOUT_S, "uri": True}
+    usual_s = BUSY_TIMEOUT_S if patience_s is None else patience_s
+    arguments = {"timeout": usual_s, "uri": True}
     engine = create_engine(url, connect_args=arguments)
 
     def identity() -> tuple[int, int] | None:
@@ -243,6 +267,10 @@ def _sqlite_engine(url: URL) -> Engine:
         options = connection.get_execution_options()
         if not (begin := options.get(BEGIN_OPTION, "BEGIN")):
             return
+        wait_s = options.get(PATIENCE_OPTION, usual_s)
+        if connection.info.get("patience", usual_s) != wait_s:
+            connection.exec_driver_sql(f"PRAGMA busy_timeout = {wait_s * 1000:.0f}")
+            connection.info["patience"] = wait_s
         # Under NORMAL, which the write-ahead log keeps from damage all the same, a commit waits for
         # nothing. It can be said outside transactions alone.
         how = DURABLY if options.get(DURABLE_OPTION, True) else "NORMAL"
@@ -258,10 +286,11 @@ def _sqlite_engine(url: URL) -> Engine:
     return engine
 
 
-def make_engine(url: URL) -> Engine:
-    """Connections to the database; nothing is opened yet."""
+def make_engine(url: URL, patience_s: float | None = None) -> Engine:
+    """Connections to the database; nothing is opened yet. SQLite's wait ``patience_s`` for a writer
+    before them, by default :data:`BUSY_TIMEOUT_S`."""
     if is_sqlite(url):
-        return _sqlite_engine(url)
+        return _sqlite_engine(url, patience_s)
     # When an idle one does not work any more, as after the server's restart, all are made anew.
     wanted = {"connect_timeout": CONNECT_TIMEOUT_S, **KEPT_ALIVE}
     given = {name: value for name, value in wanted.items() if name not in url.query}

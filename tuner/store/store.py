@@ -406,7 +406,9 @@ def _status(row: Row[Any]) -> StudyStatus:
     return StudyStatus(**columns)
 
 
-def open_store(url: str | None = None, *, create: bool = True) -> Store:
+def open_store(
+    url: str | None = None, *, create: bool = True, patience_s: float | None = None
+) -> Store:
     """Opens a database, the default one unless ``url`` names another.
 
     A SQLite file is made, with its folder, when absent, and migrated when it is of an earlier
@@ -414,6 +416,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
 
     Args:
         create: false to refuse a SQLite file that is absent.
+        patience_s: for which writers of SQLite wait for the one before them.
 
     Raises:
         UsageError: the address is wrong, or it cannot be written, or is not ours, or is absent.
@@ -424,7 +427,7 @@ def open_store(url: str | None = None, *, create: bool = True) -> Store:
     if is_sqlite(parsed):
         path = str(parsed.database)
         migrate.make_file(path) if create else migrate.require_file(path)
-    engine = make_engine(parsed)
+    engine = make_engine(parsed, patience_s)
     try:
         migrate.prepare(engine)
     except BaseException:

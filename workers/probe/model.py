@@ -1,6 +1,7 @@
 """The model and its tokens: built from a configuration, random, never from the network."""
 
 import math
+import re
 import zlib
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -248,6 +249,35 @@ def mixed_seed(seed: int, what: object) -> int:
     return zlib.crc32(f"{seed} {what}".encode())
 
 
+def freeze(model: Any, parts: list[str]) -> None:
+    """Leave parts of a model untrained: ``embeddings``, ``head``, or names of its modules, in which
+    a range of numbers stands for each of them: ``layers.0-15``.
+
+    Raises:
+        ValueError: a part has no parameters, or nothing is left to train.
+    """
+    ends = {"embeddings": "get_input_embeddings", "head": "get_output_embeddings"}
+
+    def pattern(name: str) -> str:
+        first, _, last = name.partition("-")
+        numbers = range(int(first), int(last) + 1) if last else (name,)
+        return f"({'|'.join(map(str, numbers))})"
+
+    for part in parts:
+        if part in ends:
+            found = list(getattr(model, ends[part])().parameters())
+        else:
+            inside = re.compile(rf"(^|\.){'[.]'.join(map(pattern, part.split('.')))}(\.|$)")
+            named = model.named_parameters(remove_duplicate=False)
+            found = [p for name, p in named if inside.search(name)]
+        if not found:
+            raise ValueError(f"frozen: {type(model).__name__} has no parameter in {part}")
+        for parameter in found:
+            parameter.requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError(f"frozen: {', '.join(parts)} leave nothing to train")
+
+
 def add_adapter(
     model: PreTrainedModel, adapter: Mapping[str, Any], *, trains_fp32: bool, checkpointed: bool
 ) -> Any:
@@ -275,6 +305,7 @@ def add_adapter(
         lora_alpha=adapter["alpha"],
         lora_dropout=adapter["dropout"],
         target_modules="all-linear" if targets == ["all-linear"] else targets,
+        modules_to_save=adapter.get("modules_to_save"),
         task_type="CAUSAL_LM",
     )
     wrapped = get_peft_model(

@@ -71,7 +71,11 @@ class Spec:
 
     adapter: dict[str, Any] | None = None
     """What is trained in the model's place: method (lora or qlora), rank, alpha, dropout and
-    target_modules; with qlora also quantize (nf4, fp4) and double_quant."""
+    target_modules; with qlora also quantize (nf4, fp4) and double_quant. modules_to_save, if there
+    are any, are trained whole beside it."""
+
+    frozen: list[str] = field(default_factory=list)
+    """Parts of the model that are not trained, as ``freeze`` in model.py finds them."""
 
     packing: dict[str, Any] | None = None
     """How documents lie in a sequence: variant (varlen, position_ids, block_diagonal or padded),
@@ -100,8 +104,8 @@ class Spec:
             raise ValueError("task: only causal_lm is run with a loss, packing or an adapter")
         if odd := set(self.attention_backends) - {"unmasked", "masked"}:
             raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
-        if self.adapter is not None and self.settings.tp_size > 1:
-            raise ValueError("adapter: is not run with tensor parallelism")
+        if (self.adapter is not None or self.frozen) and self.settings.tp_size > 1:
+            raise ValueError("adapter, frozen: are not run with tensor parallelism")
         if self.packing is not None:
             self._check_packing(**self.packing)
         if self.give_up_above_s is not None and not self.give_up_above_s > 0:

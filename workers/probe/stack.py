@@ -39,6 +39,7 @@ from workers.probe.model import (
     build_on_meta,
     check_experts,
     decoder_layers,
+    freeze,
     move_buffers,
     output_head,
     set_loss,
@@ -167,6 +168,7 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
         )
     if spec.settings.tp_size == 1 or spec.tensor_parallel == tensor_parallel.GATHERED:
         set_loss(model, spec.loss, fused_by=spec.fused_by)
+    freeze(model, spec.frozen)
     if spec.adapter is not None:
         checkpointed = spec.settings.activation_checkpointing != "none"
         model = add_adapter(model, spec.adapter, trains_fp32=mixed, checkpointed=checkpointed)

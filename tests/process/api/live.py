@@ -3,13 +3,17 @@
 import threading
 import time
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
+
+from api.connections import Connections, Protocol
 
 
 @contextmanager
 def serving(app):
-    config = uvicorn.Config(app, port=0, timeout_graceful_shutdown=1, log_config=None)
+    guarded = partial(Protocol, Connections(1000))
+    config = uvicorn.Config(app, port=0, http=guarded, timeout_graceful_shutdown=1, log_config=None)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()

@@ -1,9 +1,12 @@
 """A disk that is full, a database that is read-only, or gone: a clear error, and on it goes."""
 
+import sqlite3
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 from sqlalchemy import event
 from starlette.testclient import TestClient
@@ -11,6 +14,8 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.studies import MEASURED
+from tuner.errors import AwayError
+from tuner.store import open_store
 
 
 def asked(number):
@@ -85,6 +90,39 @@ def test_a_full_disk(store):
             fill(client)
             number = len(store.studies(limit=1000))
             assert client.get(f"/tune/{first['study_id']}").json() == first, "it can be read"
-            assert client.get("/readyz").status_code == 200
+            ready = client.get("/readyz")
+            assert (ready.status_code, ready.json()) == (200, {"status": "degraded"})
         assert client.post("/tune", json=asked(2)).status_code == 202
         assert len(store.studies(limit=1000)) == number + 1, "nothing was half written"
+
+
+def test_a_write_lock_that_another_holds_keeps_nobody_from_reading(store, url, monkeypatch):
+    monkeypatch.setattr("api.security.WRITE_S", 0.1)
+    store.transactions.engine.dispose()
+    with open_store(url, patience_s=60) as patient, calling(patient, threads=4) as client:
+        ids = [ask(client, number)["study_id"] for number in range(6)]
+        other = sqlite3.connect(store.transactions.engine.url.database, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with ThreadPoolExecutor(6) as callers:
+            deleted = [callers.submit(client.delete, f"/tune/{one}") for one in ids]
+            done, waiting = wait(deleted, return_when=FIRST_COMPLETED)
+            refused(done.pop().result())
+            for path in ("/tune?limit=1", f"/tune/{ids[0]}", f"/tune/{ids[1]}/probes", "/readyz"):
+                assert client.get(path).status_code == 200, path
+            assert [one for one in waiting if not one.done()], "some of them still wait"
+            other.execute("ROLLBACK")
+        other.close()
+        found = [one.result().status_code for one in deleted]
+        assert found.count(200) == 2, "half of the threads"
+        assert found.count(503) == 4
+
+
+def test_what_may_be_left_out_waits_for_no_lock(store, url):
+    with calling(store) as client:
+        study_id = ask(client, 1)["study_id"]
+        other = sqlite3.connect(store.transactions.engine.url.database, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(AwayError, match="another process has held its lock"):
+            store.keep_summary(study_id, {}, 10**6)
+        assert client.get("/readyz").json() == {"status": "ready"}, "nothing was lost by that"
+        other.close()

@@ -122,7 +122,7 @@ def test_suggest_probes_answers_and_is_continued(command, environment, tmp_path)
     again = run(command("suggest", "--max-probes", "2"), environment)
     assert again.returncode == 0, again.stderr
     assert again.stderr.splitlines()[1].startswith("answered from what is stored, 2 probes since ")
-    assert f"\nStudy    {found['study_id']}\n" in again.stdout
+    assert f"\nMore     tuner studies show {found['study_id']} --why\n" in again.stdout
 
 
 def test_adapters_of_a_type_that_only_dry_runs_know_are_probed(environment, preloaded, tmp_path):

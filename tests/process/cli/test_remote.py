@@ -86,7 +86,7 @@ def test_a_service_s_answer_is_shown_and_its_files_written(
     assert f"study {study.id} at http://127.0.0.1" in found.err
     assert "probe 1/4: ok" in found.err
     assert "probe 2/4: ok" in found.err
-    for text in ("\nAnswer\n", f"\nWritten  {path}\n", "\nLaunch   accelerate launch", study.id):
+    for text in ("\nAnswer ", f"\nWritten  {path}\n", "\nNext     accelerate launch", study.id):
         assert text in found.out, found.out
     assert yaml.safe_load(path.read_text())
     assert not database.exists()  # nothing is written here

@@ -260,11 +260,12 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
         "nothing": replace(own, settings=own.settings.replace("pointing=full", "pointing=none")),
         "adapter": replace(own, workload={**own.workload, "adapter": Adapter(rank=2)}),
         "quantized": replace(own, workload={**own.workload, "adapter": QLORA}),
+        "frozen": replace(own, workload={**own.workload, "frozen": ("layers.0-0",)}),
     }
     files = [tmp_path / f"{name}.yaml" for name in cases]
     for file, case in zip(files, cases.values(), strict=True):
         file.write_text(export("accelerate", *case.parts(), ABOUT))
-    found, by_script, nothing, adapter, quantized = _launch(
+    found, by_script, nothing, adapter, quantized, frozen = _launch(
         files[0], tiny_model, "--fsdp-on-cpu", *files
     )
     assert ("fsdp_activation_checkpointing: true" in files[0].read_text()) is True
@@ -299,6 +300,8 @@ def test_two_launched_processes_shard_as_the_file_says(tmp_path: Path, tiny_mode
     assert quantized["collectives"] == adapter["collectives"]
     assert quantized["loss"] == pytest.approx(adapter["loss"], rel=0.01)
     assert quantized["loss"] != adapter["loss"]
+    assert frozen["moved"] == {"trained": [9 + 2] * 2, "frozen": [0, 9]}
+    assert frozen["collectives"]["reduce_scatter_base torch.float32"] == 2 * 2
 
 
 def _launch(config: Path, model: Path, *arguments: object) -> list[dict[str, Any]]:

@@ -160,7 +160,7 @@ def test_the_trainer_trains_an_adapter_on_packed_rows(
     workload = {
         "precision": Precision.BF16_MIXED,
         "reduce_dtype": ReduceDtype.FP32,
-        "adapter": Adapter(rank=2, method=method),
+        "adapter": Adapter(rank=2, method=method, modules_to_save=("lm_head",)),
         "packing": Packing(variant=PackingVariant.POSITION_IDS, documents=((5, 1), (3, 1))),
     }
     settings = f"{DDP},sync_each_batch=true,activation_checkpointing=every_2"
@@ -170,11 +170,12 @@ def test_the_trainer_trains_an_adapter_on_packed_rows(
     (load,) = [text.partition("\n")[2] for text in said if "get_peft_model" in text]
     (collator,) = re.findall(r"data_collator=(lambda.*?)\. Its rows have documents", " ".join(said))
     found = _trained(tmp_path, "trainer", case, LOAD=load, COLLATOR=collator)
-    adapters = 2 * 2 * 7  # two matrices beside each linear of two layers
+    adapters = 2 * 2 * 7 + 1  # two matrices beside each linear of two layers, and the head's copy
     whole = 2 * 9 + 3
     assert found["steps"] == 2
     assert found["moved"] == {"trained": [adapters] * 2, "frozen": [0, whole]}
-    assert found["collectives"] == {"allreduce torch.float32": 2 * 4}
+    each = {"float32": "adapters", "bfloat16": "the head, as peft leaves its copy"}
+    assert found["collectives"] == {f"allreduce torch.{name}": 2 * 4 for name in each}
     assert found["checkpointed"] == 1
 
 

@@ -280,6 +280,35 @@ def test_adapters_train_what_one_process_trains(preloaded: Preloaded, tmp_path: 
     assert gathered[1] < 0.5 * gathered[0]  # packed weights, beside adapters and ends
 
 
+def test_parts_are_frozen_or_trained_whole(preloaded: Preloaded, tmp_path: Path) -> None:
+    """Of a model trained in part, and of modules beside an adapter, of which peft trains copies."""
+    saved = {**LORA, "modules_to_save": ["embed_tokens", "lm_head"]}
+    parts = ["embeddings", "layers.0-0", "q_norm"]
+    alone = measure(
+        preloaded,
+        tmp_path / "1",
+        [training_spec("qwen3", 1, **one) for one in ({"adapter": saved}, {"frozen": parts}, {})],
+    )
+    cases: list[tuple[int, dict[str, Any]]] = [
+        (0, {"adapter": saved, "sync_each_batch": False}),
+        (0, {"adapter": saved, "sharding": "full_shard", "activation_checkpointing": "full"}),
+        (1, {"frozen": parts, "sync_each_batch": False}),
+        (1, {"frozen": parts, "sharding": "full_shard", "activation_checkpointing": "full"}),
+    ]
+    specs = [{**training_spec("qwen3", 2, **case), "moved": True} for _, case in cases]
+    of_layer = 7 + 4  # linears, and norms, also of q and k
+    counts = [
+        (LAYERS * 7 * 2 + 2, LAYERS * of_layer + 3),  # the model's own beside the copies
+        ((LAYERS - 1) * (of_layer - 1) + 2, 1 + of_layer + (LAYERS - 1)),
+    ]
+    for (kind, _), record in zip(cases, measure(preloaded, tmp_path / "2", specs), strict=True):
+        trained, frozen = counts[kind]
+        assert record["moved"] == {"trained": [trained] * 2, "frozen": [0, frozen]}
+        assert record["moved_frozen"] == 0
+        assert difference(record, alone[kind]) <= SAME
+    assert difference(alone[1], alone[2]) > 50 * SAME
+
+
 def packed(variant: str, *documents: int) -> dict[str, Any]:
     return {"packing": {"variant": variant, "documents": documents}}
 
@@ -327,6 +356,13 @@ CASES: dict[str, dict[str, Any]] = {
         "precision": "bf16_mixed", "optimizer": "adafactor", **packed("padded", 40),
     },
     "muon": {"precision": "bf16", "optimizer": "muon"},
+    "frozen": {
+        "sharding": "full_shard", "precision": "bf16_mixed", "frozen": ["embeddings", "layers.0-1"],
+    },
+    "saved": {
+        "precision": "bf16_mixed", "reduce_dtype": "bf16",
+        "adapter": {**QUANTIZED, "modules_to_save": ["embed_tokens", "lm_head"]},
+    },
     "sharded quantized": {
         "model": "tied", "sharding": "full_shard", "precision": "bf16",
         "activation_checkpointing": "full", "adapter": {**QUANTIZED, "double_quant": False},
@@ -377,6 +413,19 @@ ADAPTERS: dict[str, dict[str, Any]] = {
     for how in ("none", "full")
     for sync in (True, False)
 }  # fmt: skip
+ADAPTERS |= {
+    f"saved {kind['method']} {sharding} {how} {precision}": {
+        "model": "llama",
+        "sharding": sharding,
+        "activation_checkpointing": how,
+        "precision": precision,
+        "adapter": {**kind, "modules_to_save": ["embed_tokens", "lm_head"]},
+    }
+    for kind in (DROPS, QUANTIZED)
+    for sharding in ("ddp", "full_shard")
+    for how in ("none", "full")
+    for precision in ("bf16", "bf16_mixed")
+}
 NUMBERS = (("bf16", "bf16"), ("bf16", "fp32"), ("bf16_mixed", "bf16"))
 PUT_OFF: dict[str, dict[str, Any]] = {
     f"{precision} reduced in {reduce}": {

@@ -85,6 +85,16 @@ def make(read=lambda: FIGURES, clock=None):
     return Metrics(read, version="1.2.3", clock=clock or Clock())
 
 
+def test_it_is_degraded_for_a_while_after_a_write_failed(store, clock):
+    readiness = Readiness(store, clock=clock)
+    assert not readiness.is_degraded
+    store.transactions.write_failed_at = clock.now
+    clock.now += ops.DEGRADED_S - 1
+    assert readiness.is_degraded
+    clock.now += 1
+    assert not readiness.is_degraded
+
+
 def test_figures_of_the_queue():
     found = samples(make())
     for name, labels, expected in (

@@ -23,43 +23,60 @@ def study(lab):
     return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)))
 
 
-def test_the_answer_in_words(study, capsys):
+def test_the_answer_in_brief(study, capsys):
     assert finish(study, (), as_json=False) == 0
     out, err = capsys.readouterr()
     assert err == ""
+    table, answer = out.split("\n\nAnswer ")
+    assert "* is the answer; the others by speed; > ran out of memory there" in table
     for line in (
-        "Answer",
-        "  sharding                     full_shard",
-        "  sync_each_batch              true",
-        "  speed                        1,281 tokens/s per rank",
-        "  memory                       20.0 MiB needed per rank, of ",
-        "Why",
-        "Knobs without effect here",
-        "  tp_size is 1: ",
-        "Launch   accelerate launch --config_file accelerate.yaml SCRIPT.py",
+        "  sharding=full_shard, micro_batch_size=4, gradient_accumulation_steps=1",
+        "         1,281 tokens/s per rank (",
+        "         20.0 MiB needed per rank, of ",
+        "         measured",
+        "Why      Nothing else that fits was timed.",
+        "Sure?    ",
+        "Next     accelerate launch --config_file accelerate.yaml SCRIPT.py",
+        "More     tuner studies show st-0123456789ab --why",
         "Cost     2 probes, 15 s, 30 device-seconds",
-        "Study    st-0123456789ab",
     ):
-        assert f"\n{line}" in out, out
-    assert "\n* is the answer; > ran out of memory there\n" in out
-    assert max(map(len, out.splitlines())) <= 160
+        assert f"{line}" in answer, out
     assert "\nWritten" not in out
+    assert len(answer.splitlines()) <= 25
+    assert len(answer.split()) <= 180
+    assert "Knobs without effect" not in out
+
+
+def test_all_that_is_known_and_the_answer_alone(study, capsys):
+    assert show_answered(answered_of(study, ()), as_json=False, in_full=True) == 0
+    out = capsys.readouterr().out
+    assert "\nKnobs without effect here\n  tp_size is 1: " in out
+    assert "\nMemory\n  needed " in out
+    assert out.count("nvidia-smi") <= 1
+    assert out.index("Knobs without effect") < out.index("\nAnswer ")  # which is last
+    assert show_answered(answered_of(study, ()), as_json=False, in_short=True) == 0
+    assert capsys.readouterr().out.lstrip().startswith("Answer ")
 
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_when_nothing_fits_it_says_what_would_be_needed(lab, capsys, as_json):
     spent = lab.study((FIRST, lab.oom(50)), (SECOND, lab.oom(64)))
     assert finish(spent, (), as_json=as_json) == 3
-    assert capsys.readouterr().err.startswith("tuner: error: nothing that was probed fits: ")
+    out, err = capsys.readouterr()
+    said = err if as_json else out.replace("\n", " ")
+    assert "othing that was probed fits: " in said
     assert finish(replace(spent, state=StudyState.FAILED), (), as_json=as_json) == 3
     out, err = capsys.readouterr()
-    assert err.startswith("tuner: error: nothing fits: ")
-    assert err.count("\n") == 1
-    assert "51.0 MiB" in err
     if as_json:
+        assert err.startswith("tuner: error: nothing fits: ")
+        assert err.count("\n") == 1
         assert json.loads(out)["best"] is None
-    else:
-        assert "No answer" in out
+        assert {one["fits"] for one in json.loads(out)["ways_out"]} == {True}
+    else:  # it is an answer
+        assert err == ""
+        assert "Nothing fits: " in out
+        assert "51.0 MiB" in out
+        assert "--optimizer adamw_8bit" in out
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -79,8 +96,7 @@ def test_what_is_predicted_is_shown_but_not_taken_for_measured(lab, tmp_path, ca
     if as_json:
         assert json.loads(out)["best"]["provenance"] == "predicted"
     else:
-        assert "\nPredicted, not measured\n" in out
-        assert "\nAnswer" not in out
+        assert "\nPredicted, not measured\nAnswer " in out
 
 
 def test_json_is_the_whole_of_stdout(study, tmp_path, capsys):

@@ -18,7 +18,7 @@ from tuner.model import read_model_config
 from tuner.model.shape import unnamed_model
 from tuner.store import open_store
 
-LINE = "\nFirst    tuner export {} template --write config.tuned.yaml  (it is not written yet)\n"
+LINE = "\nFirst    tuner export {} template --write config.tuned.yaml\n"
 MINE = "general:\n  project: mine  # stays\ntokens:\n  train_steps: 100\n"
 
 
@@ -129,7 +129,7 @@ def test_the_template_of_a_script_is_filled_in(cli, script, tmp_path):
     assert (shown["format"], shown["text"]) == ("template", "micro: 4\n")
     said = cli("studies", "show", script.id).out
     assert LINE.format(script.id) in said
-    assert said.index("First    ") < said.index("Launch   ")
+    assert said.index("First    ") < said.index("Next     ")
     (found,) = cli("studies", "list", "--json").json["studies"]
     assert found["model"] == "train.py"
 

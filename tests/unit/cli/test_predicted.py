@@ -85,7 +85,7 @@ def test_what_is_kept_is_answered_without_a_worker(cli, arguments):
     assert 1 <= found.json["probes"]["ok"] <= 3
     assert found.json["cost"]["gpu_s"] == 0
     text = " ".join(cli("suggest", *arguments).out.split())
-    assert "predicted: speed by arithmetic, allocated memory by dry run" in text
+    assert "predicted: memory by dry run, speed by arithmetic" in text
     assert "* is the answer" in text
     assert "device-seconds" not in text
     again = cli("suggest", *arguments, "--json")
@@ -98,7 +98,8 @@ def test_without_torch_the_answer_is_arithmetic_and_says_so(cli, arguments):
     found = cli("suggest", *arguments)
     assert found.code == 0, found.err
     text = " ".join(found.out.split())
-    assert "allocated memory by arithmetic" in text
+    assert "memory by arithmetic" in text
+    text = " ".join(cli("suggest", *arguments, "--why").out.split())
     assert "torch is not installed here, which a dry run needs" in text
     assert "No dry run was made" in text
 
@@ -138,7 +139,7 @@ def test_where_no_speed_is_known_what_fits_is_listed_and_no_file_is_written(
     )
     text = " ".join(found.out.split())
     assert "gpu.dense_bf16_flops_per_s" in text
-    assert "These fit. Memory is" in text
+    assert "these fit; memory is" in text
     assert "tokens/s" not in text
     assert not written.exists()
     as_json = cli("suggest", *arguments, "--json")

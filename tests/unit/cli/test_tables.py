@@ -32,7 +32,7 @@ def test_the_table_is_sorted_and_marked(study):
     best = rows_of(study)[2].settings
     lines = drawn(study, 64, best)
     assert lines == [
-        "                 micro accum sync      memory tokens/s",
+        "                 micro accum sync      needed tokens/s",
         "probe sharding   batch steps each ckpt    MiB per rank outcome",
         "─" * 62,
         "   *3 full_shard     4     1 -    none   40.0    1,281 ok",

@@ -176,6 +176,18 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "workload.adapter.quantize",
         "8-bit layers are not probed",
     ),
+    (
+        {"workload.adapter": {"method": "lora", "modules_to_save": "norm"}},
+        "workload.adapter.modules_to_save",
+        "must be of embed_tokens, lm_head, which",
+    ),
+    ({"workload.frozen": "layers.0-"}, "workload.frozen", "names such as embed_tokens"),
+    ({"workload.frozen": ["a"] * 3 + [1]}, "workload.frozen", "must be a text"),
+    (
+        {"workload.frozen": "embeddings", "workload.adapter": "lora"},
+        "workload.frozen",
+        "modules_to_save says what is trained beside it",
+    ),
     ({"workload.packing": "some"}, "workload.packing.variant", "varlen, position_ids"),
     ({"workload.packing": {"documents": {}}}, "workload.packing.variant", "is required in an"),
     (

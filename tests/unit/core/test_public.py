@@ -39,8 +39,8 @@ RENAMED = {
 }  # fmt: skip
 """Arguments that say in their name that they are not text, by the command's option."""
 OF_A_PART = {
-    "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "quantize", "double_quant",
-    "documents",
+    "lora_rank", "lora_alpha", "lora_dropout", "lora_targets", "lora_modules_to_save", "quantize",
+    "double_quant", "documents",
 }  # fmt: skip
 """Options that are fields of the arguments ``adapter`` and ``packing``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}

@@ -12,7 +12,7 @@ from pathlib import Path
 import tuner
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 
-PINNED = (4, "4c4391a4e56bdd71ab490c07d42ef084882c6f0ffcb52296d57e1852f6dfda2d")
+PINNED = (4, "bcc2bfe9e45eb00879608c60871d93b6fbf97dbff08e4b87c1750130c763769f")
 """``FORMAT``, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
 PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"

@@ -133,6 +133,7 @@ def test_all_that_can_be_given_is_asked():
             "workload.adapter.method": "lora",
             "workload.adapter.rank": "8",
             "workload.adapter.target_modules": "q_proj, v_proj",
+            "workload.adapter.modules_to_save": "lm_head",
         }
     )
     assert request["framework"] == {
@@ -150,7 +151,7 @@ def test_all_that_can_be_given_is_asked():
     assert request["workload"]["loss"] == "own_dtype"
     assert request["workload"]["tensor_parallel"] == "gathered_logits"
     assert read_request(request).workload.workload.adapter == Adapter(
-        rank=8, target_modules=("q_proj", "v_proj")
+        rank=8, target_modules=("q_proj", "v_proj"), modules_to_save=("lm_head",)
     )
     assert read_request(request).workload.workload.packing == Packing(documents=((512, 1),))
 
@@ -184,11 +185,14 @@ def test_nothing_typed_says_all_that_is_needed():
 
 
 def test_every_wrong_field_is_told_beside_it_at_once():
-    targets = "workload.adapter.target_modules"
-    assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER, targets}
+    targets, saved = "workload.adapter.target_modules", "workload.adapter.modules_to_save"
+    frozen = "workload.frozen"
+    assert set(WRONG) == set(specs()) - {CONFIG, MODEL_NAME, CLUSTER, targets, saved, frozen}
     assert set(_said(**WRONG)) == set(WRONG)
     lora = {"workload.adapter.method": "lora"}
-    assert set(_said(**lora, **{targets: "q_proj, query"})) == {targets}  # once there is a model
+    for field in (targets, saved):
+        assert set(_said(**lora, **{field: "lm_head, q_proj, query"})) == {field}  # of a model
+    assert set(_said(**{frozen: "head, layers..0"})) == {frozen}
     assert _said(**{"workload.adapter.rank": "8"}) == {
         "workload.adapter.method": "Is required in an object: lora, qlora"
     }

@@ -120,9 +120,8 @@ def test_a_file_that_cannot_be_written_is_refused(sqlite_url, question):
         event.remove(Engine, "connect", read_only)
 
 
-def test_a_writer_that_does_not_end_is_an_error(sqlite_url, question, monkeypatch):
-    monkeypatch.setattr("tuner.store.engine.BUSY_TIMEOUT_S", 0.1)
-    with open_store(sqlite_url) as store:
+def test_a_writer_that_does_not_end_is_an_error(sqlite_url, question):
+    with open_store(sqlite_url, patience_s=0.1) as store:
         other = sqlite3.connect(parse_url(sqlite_url).database or "", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(AwayError, match="another process has held its lock"):

@@ -127,7 +127,7 @@ def test_a_key_is_good_although_its_use_cannot_be_noted(keys, monkeypatch, caplo
     def full() -> Any:
         raise StoreError("the disk is full")
 
-    monkeypatch.setattr(keys.transactions, "write", full)
+    monkeypatch.setattr(keys.transactions, "write_if_free", full)
     with caplog.at_level(logging.WARNING):
         assert all(keys.check(secret) for _ in range(3))
     assert caplog.messages == [f"that key {key.id} was used could not be noted: the disk is full"]

@@ -90,8 +90,8 @@ def test_it_is_over_after_a_week_however_much_it_is_used(sessions, key):
 def test_use_is_noted_once_a_minute(sessions, key, monkeypatch):
     token = sessions.begin(key.id)
     writes = []
-    write = sessions.transactions.write
-    monkeypatch.setattr(sessions.transactions, "write", lambda: writes.append(1) or write())
+    write = sessions.transactions.write_if_free
+    monkeypatch.setattr(sessions.transactions, "write_if_free", lambda: writes.append(1) or write())
     for _ in range(3):
         assert sessions.check(token) is not None
     assert writes == []

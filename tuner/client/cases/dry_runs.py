@@ -143,7 +143,10 @@ class DryRuns:
         if devices not in self._rates:  # looked up once in a command
             self._rates[devices] = self._store.calibration(cluster, versions)
         model = workload.model.fingerprint
-        stack = question.framework, model, workload.precision, workload.optimizer, workload.adapter
+        stack = (
+            *(question.framework, model, workload.precision, workload.optimizer),
+            *(workload.adapter, workload.frozen),
+        )
         if stack not in self._faults:
             kept = self._store.guards(question).values()
             self._faults[stack] = Faults(checks_of(question, kept))
@@ -190,7 +193,7 @@ class DryRuns:
         model, count = workload.model.fingerprint, len(plan.requests)
         of_model, in_all = self._spent[model] + count, self._made + count
         enough = of_model > MOST_OF_A_MODEL or in_all > MOST_IN_ALL
-        enough &= not workload.model.is_traced  # of which nothing else is known
+        enough &= not workload.is_traced  # of which nothing else is known
         if self._policy is Policy.NONE or (self._policy is Policy.AUTO and enough):
             return
         self._spent[model], self._made = of_model, in_all
@@ -241,6 +244,7 @@ class DryRuns:
             (
                 *(workload.optimizer, workload.precision, workload.reduce_dtype),
                 *(workload.loss, workload.tensor_parallel, workload.adapter, workload.packing),
+                workload.frozen,
             ),
             (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
             framework,

@@ -177,7 +177,7 @@ def state_bytes(workload: Workload, cluster: Cluster) -> float:
 def paged_bytes(workload: Workload, cluster: Cluster) -> float:
     """Bytes of optimizer state that are not counted, for they are in unified memory; 0 of models
     that only dry runs know."""
-    paged = workload.optimizer is Optimizer.PAGED_ADAMW_8BIT and not workload.model.is_traced
+    paged = workload.optimizer is Optimizer.PAGED_ADAMW_8BIT and not workload.is_traced
     if not paged or cluster.gpu.device is Device.CPU:
         return 0.0
     each = updated(workload.model, workload.adapter)
@@ -211,7 +211,7 @@ def update_flops(workload: Workload) -> float:
     """FLOPs of matrix products in the optimizer's step: Muon's five iterations, each of a square
     of the shorter side, that times itself, and times the matrix; 0 of models that only dry runs
     know, whose time with Muon is unknown."""
-    if workload.optimizer is not Optimizer.MUON or workload.model.is_traced:
+    if workload.optimizer is not Optimizer.MUON or workload.is_traced:
         return 0.0
     each = updated(workload.model, workload.adapter)
     return sum(5.0 * one.short * (4 * one.elements + 2 * one.short**2) for one in each)

@@ -195,9 +195,9 @@ def step_time(
     GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
-    if workload.model.is_traced and traced is None:
+    if workload.is_traced and traced is None:
         return UNKNOWN, "time is unknown: its dry runs counted no operators"
-    if workload.model.is_traced and workload.optimizer is Optimizer.MUON:
+    if workload.is_traced and workload.optimizer is Optimizer.MUON:
         return UNKNOWN, "time is unknown: its dry runs counted no products of Muon's"
     if missing := missing_rate(
         workload, settings, cluster, piped=piped, calibrated=costs.calibrated

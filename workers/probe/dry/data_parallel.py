@@ -33,12 +33,15 @@ class DdpBuckets:
             parameters = [p for p in stack.model.parameters() if p.requires_grad]
         self._buckets = assigned(parameters)
         self._sizes = [bytes_of(bucket) for bucket in self._buckets]
-        # bytes that are reduced for each byte of gradients
-        self._scale = _REDUCED_BYTES[spec.reduce_dtype] / (2 if spec.precision == "bf16" else 4)
+        # bytes that are reduced for each byte of gradients; where these are of the weights' usual
+        # format and reduced in it, no hook casts them, whatever else there is
+        casts = _REDUCED_BYTES[spec.reduce_dtype] != (2 if spec.precision == "bf16" else 4)
+        width = _REDUCED_BYTES[spec.reduce_dtype]
+        self._scales = [width / one[0].itemsize if casts else 1.0 for one in self._buckets]
         self._held: list[Change] = []
         self._missing: list[int] = []
         # a bucket is cast when backward has its last gradient
-        for index, bucket in enumerate(self._buckets if self._scale != 1 else ()):
+        for index, bucket in enumerate(self._buckets if casts else ()):
             for parameter in bucket:
                 parameter.register_post_accumulate_grad_hook(self._count(index))
 
@@ -58,7 +61,7 @@ class DdpBuckets:
             stack = self._stack
             reduces = stack.accelerator.sync_gradients or stack.spec.settings.sync_each_batch
             if self._missing[index] == 0 and reduces:
-                size = int(self._sizes[index] * self._scale)
+                size = int(self._sizes[index] * self._scales[index])
                 self._held.append(self._ledger.hold(size, Category.DDP_BUCKETS))
 
         return count
@@ -81,8 +84,8 @@ class DdpBuckets:
                 yield Call("broadcast", group, "forward", micro_batch, buffers)
             follows_sync = spec.settings.sync_each_batch or micro_batch == count
             if follows_sync:
-                for size in self._sizes:
-                    reduced = int(size * self._scale)
+                for size, scale in zip(self._sizes, self._scales, strict=True):
+                    reduced = int(size * scale)
                     yield Call("all_reduce", group, "backward", micro_batch, reduced)
 
 

@@ -1,0 +1,287 @@
+"""Says an answer in brief: the configuration, why it, what one knob changes, and how sure it is.
+
+All of it is of facts as plain values, so that a service's answers are said alike. Intervals stand
+in brackets, and what stands behind the numbers is said once.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from tuner.core.answer import Reason, Suggestion
+from tuner.core.configuration import ACCUMULATION, Settings
+from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
+from tuner.core.measurement import Basis
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.study import Question, Study
+from tuner.core.words import (
+    change_text,
+    describe,
+    probes_text,
+    range_text,
+    rank_word,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+    speed_text,
+)
+from tuner.cost.time.compute import peak_flops_per_s
+from tuner.explain.english import CATEGORY_WORDS, OF_KNOBS, PHASE_WORDS, change_cell, effect_cells
+from tuner.space.rules import show
+from tuner.text import count_text, size_text, time_text
+
+PlainFact = Mapping[str, Any]
+
+DAY_S = 86_400.0
+BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
+# What a verdict of the guard means for whoever wants to launch.
+GUARDS: Mapping[str, str] = {
+    "passed": "A small replica of it trains what one process trains.",
+    KNOBS_PASSED: "Each of its knobs was seen to train right; together they were not checked.",
+    UNCHECKED: "Whether it trains right was not checked: no step of it has run.",
+    NOT_CHECKED: "Whether it trains right was not checked.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """The answer's speed as people plan with it."""
+
+    devices: int
+    tokens_per_s: Quantity
+    """Of all devices together."""
+    mfu: Quantity
+    """Share of the devices' peak matrix rate that the model's own FLOPs take; unknown where the
+    peak is, or where not all of a model is trained."""
+    tokens: float | None
+    """Of the training that is planned."""
+    days: Quantity
+    """That it takes; unknown unless tokens are said."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "devices": self.devices,
+            "tokens_per_s": self.tokens_per_s.as_dict(),
+            "mfu": self.mfu.as_dict(),
+            "tokens": self.tokens,
+            "days": self.days.as_dict(),
+        }
+
+
+def scale(question: Question, best: Evaluation, tokens: float | None = None) -> Scale:
+    """The speed of all devices, their MFU, and how long training on ``tokens`` takes."""
+    speed, devices = best.tokens_per_s_per_gpu, question.cluster.world_size
+    total, days, mfu = speed.scaled(devices), UNKNOWN, UNKNOWN
+    if tokens and total.value and total.low and total.high:
+        value, low, high = (tokens / one / DAY_S for one in (total.value, total.high, total.low))
+        days = Quantity(value=value, low=low, high=high, provenance=total.provenance)
+    workload = question.workload
+    model, peak = workload.model, peak_flops_per_s(workload, question.cluster)
+    whole = question.script is None and workload.adapter is None and not model.is_traced
+    if peak and whole:
+        # As torchtitan and PaLM count: six FLOPs a parameter that multiplies, and attention without
+        # its causal half.
+        looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
+        scores = model.layers * model.heads * model.head_dim * workload.sequence_length
+        each = 6 * (model.active_parameters - looked_up) + 12 * scores
+        mfu = speed.scaled(each / peak)
+    return Scale(devices=devices, tokens_per_s=total, mfu=mfu, tokens=tokens, days=days)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brief:
+    """An answer in brief: lines, the most important first."""
+
+    title: str
+    answer: tuple[str, ...]
+    why: tuple[str, ...]
+    changes: tuple[tuple[str, str, str, str], ...]
+    """What one knob changes: see :data:`tuner.explain.english.KNOB_HEADS`."""
+    sure: tuple[str, ...]
+
+
+def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> Brief:
+    """The brief answer of a suggestion that has a best."""
+    best = suggestion.best
+    assert best is not None
+    by_kind: dict[str, PlainFact] = {}
+    for fact in suggestion.facts:
+        by_kind.setdefault(fact["kind"], fact)
+    asked = str(study.limits.fidelity)
+    forecasts = best.basis is not None and asked != "predicted"
+    return Brief(
+        title=f"Predicted, not {asked}" if forecasts else "Answer",
+        answer=tuple(_answer(study.question, best, tokens)),
+        why=tuple(_why(by_kind, best)),
+        changes=tuple(_changes(suggestion, best)),
+        sure=tuple(_sure(by_kind, best, study)),
+    )
+
+
+def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
+    """Names the knobs in which a configuration differs from the answer: ``tp_size=2``."""
+    mine, theirs = best.all_values(), Settings.from_dict(settings).all_values()
+    names = [name for name in theirs if name != ACCUMULATION and theirs[name] != mine[name]]
+    return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
+
+
+# -- the answer -------------------------------------------------------------------------------
+
+
+def _answer(question: Question, best: Evaluation, tokens: float | None) -> Iterator[str]:
+    per, found = rank_word(question), scale(question, best, tokens)
+    yield describe(best.settings).replace(",", ", ")
+    speed, step = best.tokens_per_s_per_gpu, best.step_time_s
+    step_text = f"{time_text(step.value)} s a step"
+    yield f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)}), {step_text}"
+    yield f"{needed_text(best)} needed per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield _provenance(best)
+    if found.devices > 1 or found.mfu.value:
+        line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
+        line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
+        yield line
+    if found.days.value is not None:
+        ends = (found.days.value, found.days.low or 0.0, found.days.high or 0.0)
+        took = _with_range(*(rough_duration_text(one * DAY_S) for one in ends))
+        yield f"{tokens_text(tokens or 0.0)} tokens take {took}"
+
+
+def needed_text(best: Evaluation) -> str:
+    """``70.6 GiB``, or ``70.6 GiB (70.4 to 71.3)`` where the interval is wider than the digits."""
+    needed = best.needed_gib
+    ends = [size_text((one or 0.0) * GIB) for one in (needed.value, needed.low, needed.high)]
+    return ends[0] if len({*ends}) == 1 else _with_range(*ends)
+
+
+def _with_range(value: str, low: str, high: str) -> str:
+    """``155 days (119 to 217)`` of three texts with their units."""
+    (start, unit), (_, same) = low.split(" "), high.split(" ")
+    return f"{value} ({start if unit == same else low} to {high.removesuffix(f' {unit}')})"
+
+
+def tokens_text(tokens: float) -> str:
+    """``1T``, ``300B`` or ``20M``."""
+    for letter, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if tokens >= size:
+            return f"{tokens / size:.4g}{letter}"
+    return f"{tokens:g}"
+
+
+def _provenance(best: Evaluation) -> str:
+    time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
+    if best.basis is None:
+        return str(time) if time is memory else f"speed {time}, memory {memory}"
+    by = BASES[best.basis]
+    if time is Provenance.TRANSFERRED:
+        return f"transferred: speed from other studies; memory predicted by {by}"
+    return f"predicted: memory by {by}, speed by arithmetic"
+
+
+# -- why --------------------------------------------------------------------------------------
+
+
+def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
+    if fact := facts.get("tied_with_fastest"):
+        yield _tied(fact, best)
+    elif fact := facts.get("tied_with_others"):
+        more = f" and {fact['more']} more" if fact["more"] else ""
+        yield f"As fast as {probes_text(fact['probes'])}{more}, which are no lighter."
+    if fact := facts.get("next_best"):
+        second, change = fact["second"], fact["change"]
+        if isinstance(change, Mapping):
+            change = change["ratio"]
+        yield f"Second: {_other(second, best, change)}."
+    elif "no_other" in facts:
+        yield "Nothing else that fits was timed."
+    if fact := facts.get("only_knob"):
+        yield f"Of the knobs that were probed, {fact['knob']} alone changed the speed."
+    if fact := facts.get("tuning_paid"):
+        yield from _paid(fact, best)
+    if fact := facts.get("lighter"):
+        other, spared = (
+            differing_text(fact["least"]["settings"], best.settings),
+            fact["spared_bytes"],
+        )
+        takes = change_text(fact["ratio"])
+        yield f"Lighter: {other} spares {size_text(spared)}, and takes {takes}."
+    if fact := facts.get("memory_peak"):
+        parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
+        yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
+
+
+def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str:
+    """``tp_size=2 (14.5 s, +3.2%, 67.1 GiB)``: what is known of another configuration."""
+    seconds, needed = one["step_time_s"]["value"], one["needed_gib"]["value"]
+    parts = [seconds_text(seconds)] if seconds else []
+    parts += [f"{100 * (ratio - 1):+.1f}%"] if ratio else []
+    parts += [size_text(needed * GIB)] if needed else []
+    return f"{differing_text(one['settings'], best.settings)} ({', '.join(parts)})"
+
+
+def _tied(fact: PlainFact, best: Evaluation) -> str:
+    why = {
+        Reason.CHECKED: "this one was seen to train right",
+        Reason.LIGHTER: f"this one needs {size_text(fact['spared_bytes'])} less",
+        Reason.SIMPLER: "this one is simpler",
+    }[Reason(fact["reason"])]
+    ratio = fact["change"]["ratio"] if fact["change"] else None
+    return f"Tied with {_other(fact['fastest'], best, ratio)}; {why}."
+
+
+def _paid(fact: PlainFact, best: Evaluation) -> Iterator[str]:
+    took, change = rough_duration_text(fact["wall_s"]), fact["change"]
+    if change is None:
+        yield f"The rule of thumb leads to the same; tuning took {took}."
+        return
+    rule = differing_text(fact["rule"], best.settings)
+    yield f"Rule of thumb: {rule}, {seconds_text(fact['rule_s'])}, {change_cell(change)}."
+    if change["ratio"] <= 1:
+        yield f"Tuning took {took}, and has saved no time."
+        return
+    ends = (fact["wall_s"] / (change[end] - 1) if change[end] > 1 else inf for end in _ENDS)
+    value, low, high = (rough_duration_text(one) if one < inf else "never" for one in ends)
+    yield f"Tuning took {took}, earned back after {value} of training ({low} to {high})."
+
+
+_ENDS = ("ratio", "high", "low")
+
+
+def _changes(suggestion: Suggestion, best: Evaluation) -> Iterator[tuple[str, str, str, str]]:
+    """The answer's single changes: those that were run first, then the largest effects."""
+
+    def rank(one: PlainFact) -> tuple[bool, bool, float]:
+        step = one["step"]["ratio"] if one["step"] else 1.0
+        return not one["probes"], one["step"] is None, -abs(step - 1)
+
+    known = (one for f in suggestion.facts if f["kind"] in OF_KNOBS for one in f["changes"])
+    rows = [one for one in known if one["of_answer"]]
+    yield from map(effect_cells, sorted(rows, key=rank))
+
+
+# -- how sure ---------------------------------------------------------------------------------
+
+
+def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Iterator[str]:
+    step = best.step_time_s
+    if best.basis is not None and step.value and step.low and step.high:
+        low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
+        yield f"Speeds are a ranking; absolute speed errs (-{low} to +{high})."
+    if "may_not_fit" in facts:
+        yield "At the upper end of its memory it does not fit."
+    yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
+    if fact := facts.get("unverified"):
+        leader = _other(fact["leader"], best, fact["ratio"])
+        yield f"Not dry-run: {leader}; --max-probes {study.limits.max_probes + 3} looks."
+    if fact := facts.get("more_probes"):
+        count = fact["count"]
+        most = count + (count == study.limits.max_probes)
+        gain = f"may gain {share_text(fact['mean'])}, at most {share_text(fact['most'])}"
+        if fact["most"] < 0.001:
+            yield "More probes are expected to gain nothing."
+        else:
+            took = rough_duration_text(fact["wall_s"])
+            more = f"{count_text(count, 'more probe')} ({took})"
+            yield f"{more} {gain}: ask with --max-probes {most}."
+    elif "nothing_left" in facts:
+        yield "Nothing is left to probe."

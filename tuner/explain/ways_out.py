@@ -1,0 +1,132 @@
+"""Finds what would make a question fit where nothing does, with what it needs, by arithmetic."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.cluster import MOST_GPUS_PER_NODE, MOST_NODES, Cluster, Device
+from tuner.core.configuration import Settings
+from tuner.core.study import Limits, Question
+from tuner.core.workload import Optimizer
+from tuner.cost.prediction import predict
+from tuner.errors import UsageError
+from tuner.space import enumerate_space
+
+# GPUs of a node where more of them are proposed.
+WHOLE_NODE = 8
+# A sequence is not cut below this: what is trained would be another thing.
+SHORTEST = 256
+KNOBS = (("cpu_offload", True), ("activation_checkpointing", "offload"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOut:
+    """One change of a question, with what its lightest configuration needs."""
+
+    option: str
+    """As the command line has it, such as ``--optimizer adamw_8bit``."""
+    settings: Settings
+    needed_bytes: float
+    limit_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        return self.needed_bytes <= self.limit_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "option": self.option,
+            "settings": self.settings.as_dict(),
+            "needed_gib": self.needed_bytes / 2**30,
+            "limit_gib": self.limit_bytes / 2**30,
+            "fits": self.fits,
+            "provenance": "predicted",
+        }
+
+
+@lru_cache(maxsize=64)
+def _found(text: str, question: Question, limits: Limits) -> tuple[WayOut, ...]:
+    found = [_more_devices(question, limits), *_others(question, limits)]
+    made = (one for one in found if one is not None)
+    return tuple(sorted(made, key=lambda one: not one.fits))
+
+
+def ways_out(question: Question, limits: Limits) -> tuple[WayOut, ...]:
+    """The changes that make a question fit, each by itself; then those that do not suffice.
+
+    The fewest devices, a lighter optimizer, what goes to the host, adapters, a shorter sequence.
+    Nothing is known of what only dry runs know, nor of a script of the user's own.
+    """
+    if question.script is not None or question.workload.model.is_traced:
+        return ()
+    # A question's hash leaves the restrictions of its knobs out.
+    return _found(str(sorted(question.knobs.items())), question, limits)
+
+
+def _least(question: Question, limits: Limits, option: str) -> WayOut | None:
+    """The lightest configuration of a question; ``None`` where none is legal, or known."""
+    if "micro_batch_size" not in question.knobs:  # a larger one needs no less
+        question = replace(question, knobs={**question.knobs, "micro_batch_size": (1,)})
+    try:
+        legal = enumerate_space(question).legal
+    except UsageError:
+        return None
+    asked = question.workload, question.cluster, question.framework
+    needs = ((predict(*asked, one).needed_bytes.value, one) for one in legal)
+    known = [(need, one) for need, one in needs if need is not None]
+    if not known:
+        return None
+    need, settings = min(known, key=lambda found: (found[0], str(found[1])))
+    limit = limits.limit_bytes(question.cluster)
+    return WayOut(option=option, settings=settings, needed_bytes=need, limit_bytes=limit)
+
+
+def _more_devices(question: Question, limits: Limits) -> WayOut | None:
+    """The fewest devices of the same kind on which something fits, doubled each time."""
+    cluster = question.cluster
+    if cluster.gpu.device is Device.CPU:  # whose ranks share one machine's memory
+        return None
+    while (cluster := _doubled(cluster)).nodes <= MOST_NODES:
+        found = _least(replace(question, cluster=cluster), limits, f"--cluster {cluster.name}")
+        if found is None or found.fits:
+            return found
+    return None
+
+
+def _doubled(cluster: Cluster) -> Cluster:
+    wide = 2 * cluster.gpus_per_node
+    if cluster.nodes == 1 and wide <= min(WHOLE_NODE, MOST_GPUS_PER_NODE):
+        return replace(cluster, gpus_per_node=wide)
+    return replace(cluster, nodes=2 * cluster.nodes)
+
+
+def _others(question: Question, limits: Limits) -> Iterator[WayOut | None]:
+    workload = question.workload
+    if workload.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
+        light = replace(workload, optimizer=Optimizer.ADAMW_8BIT)
+        yield _of(question, limits, "--optimizer adamw_8bit", workload=light)
+    for knob, value in KNOBS:
+        text = f"--knob {knob}={str(value).lower()}"
+        yield _of(question, limits, text, knobs={**question.knobs, knob: (value,)})
+    if workload.adapter is None:
+        for method in AdapterMethod:
+            adapted = {"adapter": Adapter(method=method)}
+            yield _of(question, limits, f"--adapter {method}", **adapted)
+    length = workload.sequence_length // 2
+    while length >= SHORTEST and workload.packing is None:
+        found = _of(question, limits, f"--sequence-length {length}", sequence_length=length)
+        if found is None or found.fits or length < 2 * SHORTEST:
+            yield found
+            return
+        length //= 2
+
+
+def _of(question: Question, limits: Limits, option: str, **changed: Any) -> WayOut | None:
+    try:
+        if not changed.keys() & {"knobs", "workload"}:
+            changed = {"workload": replace(question.workload, **changed)}
+        return _least(replace(question, **changed), limits, option)
+    except UsageError:
+        return None
