@@ -1,16 +1,19 @@
 """Sizes a job by arithmetic: the fewest GPUs that do, the most that they can do, and what it costs.
 
-Everything is looked for among the legal configurations of a question, on parts of its cluster. Two
-things are taken to hold, and answers say so: a larger part fits what a smaller one fits, and is
-faster. Memory grows with the sequence in every configuration, so the longest is found by halving.
+Everything is looked for among the legal configurations of a question, on parts of its cluster. What
+fits is looked for on each part. Speed is taken to grow with the part, so that few are predicted,
+and answers say so. Memory grows with the sequence in every configuration: the longest is found by
+halving.
 """
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from tuner.core.answer import Awkward
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
@@ -27,9 +30,12 @@ from tuner.model import ModelConfig
 from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
 from tuner.space import count_settings, divisors, enumerate_space
+from tuner.space.rules import check_possible
 
 # Numbers of GPUs of one node that are tried whatever they divide.
 MOST_OF_A_NODE = 16
+# Parts, the largest ones, of which any may be the fastest: not all divide the batch as well.
+LAST = 3
 # Lengths of sequences are looked for in multiples of this.
 SEQUENCE_STEP = 128
 # Batches that are compared with one that divides badly are no further from it than this.
@@ -64,7 +70,7 @@ class Goal:
         return self.tokens_per_s
 
     def as_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,16 +118,6 @@ class Sized:
             "cost_per_billion_tokens": cost and cost.as_dict(),
             "finish_s": finish and finish.as_dict(),
         }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Awkward:
-    """A global batch that divides badly, with others near it that do not."""
-
-    global_batch_size: int
-    gpus: int
-    cost: float  # part of the speed of the best of the others that it loses
-    instead: tuple[int, ...]  # batches near it that do not, smallest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,19 +199,18 @@ def size_cluster(
     )
     if question.workload.model.is_traced:
         return replace(row, why=untraced(question.workload))
-    parts = list(_parts(question))
+    parts = list(parts_of(question))
     if not parts:
         enumerate_space(question)  # says why nothing is legal on the whole, where nothing is
         return replace(row, why="no part of the cluster divides the global batch")
-    fewest = _first(parts, lambda part: sizer.fits(part))
-    if fewest is None:
-        return replace(row, why=sizer.why_not(parts[-1]), notes=sizer.notes(parts))
-    reached, why = None, ""
+    fitting = list(filter(sizer.fits, parts))
+    if not fitting:
+        return replace(row, why=sizer.why_not(parts[-1]))
+    fewest, reached, why = fitting[0], None, ""
     if (wanted := goal.wanted_per_s) is not None:
-        rest = parts[parts.index(fewest) :]
-        reached = _first(rest, lambda part: sizer.speed(part) >= wanted)
+        reached = _first(fitting, sizer.speed, wanted)
         if reached is None:
-            why = sizer.too_slow(rest[-1], wanted)
+            why = sizer.too_slow(max(fitting[-LAST:], key=sizer.speed), wanted)
     asked = {part.cluster: part for part in (reached or fewest, parts[-1])}
     awkward = [awkward_batch(part, limits, known) for part in asked.values()]
     return replace(
@@ -227,7 +222,7 @@ def size_cluster(
         longest_sequence=sizer.longest(parts[-1]),
         awkward=tuple(one for one in awkward if one is not None),
         why=why,
-        notes=sizer.notes(parts),
+        notes=sizer.notes(fitting) if goal.wanted_per_s else (),
     )
 
 
@@ -243,10 +238,12 @@ def awkward_batch(
     if question.script is not None or question.workload.model.is_traced:
         return None
     unit = gpus if batch % gpus else 2 * gpus
-    is_odd = batch % unit and batch > unit
-    others = [size for size in (batch // unit * unit, -(-batch // unit) * unit) if size]
-    others = [size for size in others if abs(size - batch) <= NEAR_BATCH * batch]
-    if not is_odd or not others:
+    if batch % unit == 0:
+        return None
+    around = ((one, batch // one) for one in (unit, 2 * unit))
+    multiples = {one * times for one, below in around for times in (below, below + 1)}
+    others = sorted(size for size in multiples if size and abs(size - batch) <= NEAR_BATCH * batch)
+    if not others:
         return None
     calibration, guards = known(question)
     return _awkward(Asked(question, calibration), limits, _Guards(guards), tuple(others))
@@ -284,12 +281,16 @@ def _awkward(
     best = max(speeds.values(), default=0.0)
     if not speed or best * (1 - COSTLY) <= speed:
         return None
+    batch = question.workload.global_batch_size
     good = [size for size, found in speeds.items() if found >= best * (1 - AS_GOOD)]
+    # the nearest on each side
+    below = max((size for size in good if size < batch), default=0)
+    above = min((size for size in good if size > batch), default=0)
     return Awkward(
-        global_batch_size=question.workload.global_batch_size,
+        global_batch_size=batch,
         gpus=question.cluster.world_size,
         cost=1 - speed / best,
-        instead=tuple(sorted(good)),
+        instead=tuple(filter(None, (below, above))),
     )
 
 
@@ -301,7 +302,7 @@ def _over(numerator: float, by: Quantity) -> Quantity:
     return Quantity(value=ends[0], low=ends[1], high=ends[2], provenance=by.provenance)
 
 
-def _parts(question: Question) -> Iterator[Question]:
+def parts_of(question: Question) -> Iterator[Question]:
     """The question on each part of its cluster on which something is legal, the smallest first: on
     some GPUs of one node, and on whole nodes."""
     cluster = question.cluster
@@ -314,19 +315,39 @@ def _parts(question: Question) -> Iterator[Question]:
     sizes += [(count, each) for count in sorted(nodes) if 1 < count <= cluster.nodes]
     for count, gpus in sizes:
         part = replace(question, cluster=replace(cluster, nodes=count, gpus_per_node=gpus))
-        if count_settings(part, 0):
+        # Values of a knob that only larger parts have are not asked of this one.
+        knobs = {knob: _possible(part, knob) for knob in question.knobs}
+        if not all(knobs.values()) or not count_settings(part, 0):
+            continue
+        part = replace(part, knobs=knobs)
+        with suppress(UsageError):  # its restrictions are of knobs that do not act there
+            enumerate_space(part)
             yield part
 
 
-def _first(parts: Sequence[Question], is_good: Callable[[Question], bool]) -> Question | None:
-    """The first that is good, where all later ones are; ``None`` where the last is not.
+def _possible(question: Question, knob: str) -> tuple[Any, ...]:
+    """Values of a restriction that some configuration of the question can have."""
+    passed = []
+    for value in question.knobs[knob]:
+        with suppress(UsageError):
+            check_possible(question, knob, value)
+            passed.append(value)
+    return tuple(passed)
 
-    Those just before it are looked at too: a part that divides the batch badly may lie between.
+
+def _first(
+    parts: Sequence[Question], speed: Callable[[Question], float], wanted: float
+) -> Question | None:
+    """The first part that is fast enough, where more GPUs are faster; ``None`` where none is.
+
+    A part that divides the batch badly may be slower than those beside it: the largest ones are
+    compared, and those just before the one that is found are looked at too.
     """
-    if not is_good(parts[-1]):
+    end = max(range(len(parts))[-LAST:], key=lambda index: speed(parts[index]))
+    if speed(parts[end]) < wanted:
         return None
-    found = bisect_left(parts, True, key=is_good)
-    while found and is_good(parts[found - 1]):
+    found = bisect_left(parts[: end + 1], wanted, key=speed)
+    while found and speed(parts[found - 1]) >= wanted:
         found -= 1
     return parts[found]
 
@@ -381,10 +402,7 @@ class _Sizer:
 
     def fits(self, question: Question) -> bool:
         """True where something fits at the upper end of its interval too."""
-        if self._any_fits(question, {}):
-            return True
-        found = self.sized(question)  # a larger micro-batch without accumulation may need less
-        return found is not None and found.best.fits_surely
+        return self._any_fits(question, {})
 
     def speed(self, question: Question) -> float:
         """Tokens per second of all GPUs; 0 where nothing surely fits, or none is known."""
@@ -394,13 +412,13 @@ class _Sizer:
         return found.tokens_per_s.value or 0.0
 
     def notes(self, parts: Sequence[Question]) -> tuple[str, ...]:
-        """Tells of how many parts something was predicted."""
+        """Tells on how many parts speed was predicted."""
         done = sum((part.cluster, part.workload) in self._sized for part in parts)
         if done == len(parts):
             return ()
         return (
-            f"{done} of {len(parts)} possible numbers of GPUs were predicted; between them more"
-            " GPUs are taken to fit what fewer fit, and to be faster",
+            f"speed was predicted on {done} of {len(parts)} possible numbers of GPUs: between them"
+            " more GPUs are taken to be faster",
         )
 
     def too_slow(self, question: Question, wanted: float) -> str:
@@ -445,17 +463,18 @@ class _Sizer:
         for model in sorted(family, key=lambda one: one.parameters, reverse=True):
             try:
                 work = replace(question.workload, model=model)
-                of_it = replace(question, workload=work)
-                if self._any_fits(of_it, {}):
-                    return self.sized(of_it)
-            except UsageError:  # it takes no such sequence, or adapter, or divides nothing
+                parts = list(parts_of(replace(question, workload=work)))
+            except UsageError:  # it takes no such sequence, or adapter
                 continue
+            if parts and self.fits(parts[-1]):
+                return self.sized(parts[-1])
         return None
 
     def _any_fits(self, question: Question, order: dict[Settings, float]) -> bool:
-        """True where something surely fits, of the smallest micro-batches of each layout.
+        """True where something surely fits.
 
-        ``order`` keeps what each needed at last: what needed least is looked at first.
+        The smallest micro-batches of each layout tell, and those without accumulation, which keeps
+        gradients. ``order`` has what each needed at last: what needed least is looked at first.
         """
         try:
             legal = enumerate_space(question).legal
@@ -468,7 +487,12 @@ class _Sizer:
         )
         wrong = wrong_of(study, legal)
         least = min(one.micro_batch_size for one in legal)
-        small = [one for one in legal if one.micro_batch_size == least and one not in wrong]
+        small = [
+            one
+            for one in legal
+            if one.micro_batch_size == least or one.gradient_accumulation_steps == 1
+            if one not in wrong
+        ]
         for settings in sorted(small, key=lambda one: order.get(one, 0.0)):
             found = estimate(asked, limit, settings)
             order[settings] = found.needed_bytes.value or 0.0
