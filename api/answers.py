@@ -194,8 +194,13 @@ class Answers:
         study = self._store.study(standing.id)
         found = best_known(study)
         try:
+            line = headline(study, found)
             self._store.keep_summary(
-                study.id, headline(study, found).as_dict(), standing.newest_event
+                study.id,
+                line.as_dict(),
+                standing.newest_event,
+                tokens_per_s=line.tokens_per_s_per_gpu.value,
+                needed_share=line.needed_share,
             )
         except TunerError as error:  # lists of studies go without it
             log.warning("the headline of %s was not kept: %s", study.id, error)

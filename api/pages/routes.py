@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.answers import Kept
@@ -29,10 +29,13 @@ from api.pages.form import (
 )
 from api.pages.listing import (
     LONGEST_TEXT,
+    NAME,
     ON_A_PAGE,
     STARTS,
     Wanted,
     comparison_of,
+    csv_of,
+    label_texts,
     list_studies,
     read_ids,
 )
@@ -44,14 +47,14 @@ from api.pages.study import head_of
 from api.pages.what_if import changes, page_of
 from api.problems import ProblemError
 from api.schemas import STUDY_ID
-from api.security import Reader, Submitter, note_refused
+from api.security import Admin, Reader, Submitter, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, standing_of
-from tuner.core.study import StudyState
+from tuner.core.study import StudyState, parse_labels
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
 from tuner.results.summary import LEAST_COMPARED
-from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
+from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
 from tuner.store.tables import Scope
 from tuner.text import json_text
 
@@ -89,6 +92,9 @@ router = APIRouter(include_in_schema=False)
 def studies_page(request: Request, context: InContext, caller: Reader) -> Response:
     """The list; what is wanted of it is in the address."""
     wanted = Wanted.of(request.query_params)
+    if request.query_params.get("csv") == "true":
+        headers = {"Content-Disposition": 'attachment; filename="studies.csv"'}
+        return StreamingResponse(csv_of(context.store, wanted), 200, headers, "text/csv")
     listing = list_studies(context.store, context.answers, wanted)
     return render(
         request,
@@ -219,7 +225,11 @@ async def show_page(
         head=page.head,
         is_open=page.status.is_open,
         said=page.status.said,
-        parts=page.sorted_parts(sort, outcome),
+        body=page.sorted_by(sort, outcome),
+        named=page.labels.get(NAME, ""),
+        labels=label_texts(page.labels),
+        notes=await anyio.to_thread.run_sync(context.store.notes, study_id),
+        may_delete=includes(caller.scope, Scope.ADMIN),
         live=f"/studies/{study_id}/live?{query}",
         refresh=refresh if page.status.is_open else None,
         may_submit=includes(caller.scope, Scope.SUBMIT),
@@ -241,7 +251,7 @@ async def stream_page(
     after: EventId = 0,
     last_event_id: Annotated[int, Header(ge=0, le=LARGEST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """The page's parts, whenever something has happened since ``after``, until the study's end."""
+    """The page's body, whenever something has happened since ``after``, until the study's end."""
     known = max(after, last_event_id)
     while not context.poller.stopped:
         changed = feed.changed
@@ -256,7 +266,7 @@ async def stream_page(
                 "is_open": page.status.is_open,
                 "said": page.status.said,
                 "now": utc_now(),
-                "parts": page.sorted_parts(sort, outcome),
+                "body": page.sorted_by(sort, outcome),
             }
             yield ServerSentEvent(id=str(known), event="change", raw_data=json_text(change))
         if not page.status.is_open:
@@ -327,6 +337,40 @@ async def cancel_from_page(
 ) -> Response:
     await context.turns.write(caller.owner, cancel, context, caller, study_id)
     return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+@router.post("/studies/{study_id}/labels")
+async def label_from_page(
+    context: InContext, caller: Submitter, study_id: StudyId, form: Formed
+) -> Response:
+    """Writes a study's name, labels and notes."""
+    texts = [line for line in form.get("labels", "").splitlines() if line.strip()]
+    given = {name: text or "" for name, text in parse_labels("labels", texts).items()}
+    if name := " ".join(form.get("name", "").split()):
+        given[NAME] = name
+    note = AuditNote(actor=caller.id, action=Action.LABEL, data={"address": caller.address})
+    notes = form.get("notes", "").strip().replace("\r\n", "\n")
+
+    def label() -> None:
+        standing_of(context, study_id)
+        before = context.store.study(study_id).labels
+        changes = {**dict.fromkeys(before), **given}
+        context.store.label(study_id, changes, note, notes=notes)
+
+    await anyio.to_thread.run_sync(label)
+    return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+@router.post("/studies/{study_id}/delete")
+async def delete_from_page(
+    context: InContext, caller: Admin, study_id: StudyId, form: Formed
+) -> Response:
+    """Deletes a study that is at its end, and notes who did."""
+    note = AuditNote(actor=caller.id, action=Action.DELETE, data={"address": caller.address})
+    standing_of(context, study_id)
+    if not await anyio.to_thread.run_sync(context.store.delete, study_id, note):
+        raise ProblemError(409, f"study {study_id} is not at its end: cancel it first")
+    return RedirectResponse(HOME, 303)
 
 
 # -- sessions ----------------------------------------------------------------------------------

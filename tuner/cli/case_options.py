@@ -29,6 +29,9 @@ from tuner.cli.options import (
     Database,
     Headroom,
     Json,
+    QuestionFile,
+    cluster_names,
+    model_names,
     option,
 )
 
@@ -49,6 +52,7 @@ class WorkloadAsked:
             "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
             " config.json.",
             WORKLOAD,
+            model_names,
         ),
     ] = None
     global_batch_size: Annotated[
@@ -137,6 +141,7 @@ class CaseAsked(WorkloadAsked):
             "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
             " None of it has to be here.",
             PLACE,
+            cluster_names,
         ),
     ] = None
     settings: Annotated[
@@ -163,6 +168,7 @@ class PredictAsked(CaseAsked):
             rich_help_panel=MANY,
         ),
     ] = None
+    question_file: QuestionFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +211,7 @@ class SizeAsked(WorkloadAsked):
             " file, which may have a price. Parts of it are looked at: some GPUs of a node, or"
             " whole nodes. Repeatable: each is a row, the best first.",
             PLACE,
+            cluster_names,
         ),
     ]
     knob: Annotated[

@@ -9,7 +9,15 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli.case_options import CheckAsked, PredictAsked, SizeAsked
-from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
+from tuner.cli.options import (
+    Database,
+    Json,
+    ProbeAsked,
+    SuggestAsked,
+    format_names,
+    study_ids,
+    taking,
+)
 from tuner.core.launcher import LauncherName
 
 
@@ -88,6 +96,14 @@ class WorkerAsked:
         Option(
             metavar="FOLDER",
             help="For the files of probes; all nodes must see it. By default in the user's cache.",
+        ),
+    ] = None
+    pass_env: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Have ranks inherit this variable of the environment too; may be repeated, and end"
+            " in a *. For other commands: TUNER_PASS_ENV, with commas.",
         ),
     ] = None
     probe_deadline: Annotated[
@@ -188,7 +204,12 @@ def backup_database(
 
 
 StudyId = Annotated[
-    str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
+    str,
+    Argument(
+        metavar="STUDY",
+        help="A study's id, or a beginning of it that no other has.",
+        autocompletion=study_ids,
+    ),
 ]
 
 
@@ -327,6 +348,7 @@ def export(
             help="The launcher's: accelerate, trainer, trainer-flags, torch, torchrun, nanotron,"
             " deepspeed, torchtitan, sbatch, kubernetes, env or json; or template, that of a script"
             " with the answer filled in; or optuna, a storage with the study.",
+            autocompletion=format_names,
         ),
     ],
     write: Annotated[
@@ -521,6 +543,39 @@ def audit_keys(
     return show_audit(limit, as_json=json, db=db)
 
 
+Part = Annotated[
+    str, Argument(metavar="[PART]", help="Only names that hold this.", show_default=False)
+]
+
+
+def list_models(part: Part = "", json: Json = False) -> int:
+    """List the models of the catalogue: size, layers, and the longest sequence.
+
+    Any other model is the path of a Hugging Face config.json.
+
+    \b
+    Example:
+      tuner models llama
+    """
+    from tuner.cli.catalogue import show_models
+
+    return show_models(part, as_json=json)
+
+
+def list_gpus(part: Part = "", json: Json = False) -> int:
+    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
+
+    Any other GPU is described in a .toml file.
+
+    \b
+    Example:
+      tuner gpus h100
+    """
+    from tuner.cli.catalogue import show_gpus
+
+    return show_gpus(part, as_json=json)
+
+
 def doctor(
     run: Annotated[
         bool, Option("--run", help="Check every knob first, by training small models for a minute.")
@@ -551,6 +606,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "probe": probe,
     "calibrate": calibrate,
     "export": export,
+    "models": list_models,
+    "gpus": list_gpus,
     "doctor": doctor,
     "serve": serve,
     "worker": worker,

@@ -29,7 +29,7 @@ CLOSED = 128 + signal.SIGPIPE
 # Options without which there is no single case.
 NEEDED = ("model", "cluster", "global_batch_size", "sequence_length", "settings")
 # Options that go with ``--cases``.
-OF_ALL = ("cases", "dry_runs", "json", "db")
+OF_ALL = ("cases", "dry_runs", "question_file", "json", "db")
 
 
 def run(asked: PredictAsked) -> int:

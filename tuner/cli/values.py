@@ -131,8 +131,12 @@ class Texts:
 
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
-    given = {
-        **texts.limits(asked),
+    return read_here({**texts.limits(asked), **further(texts, asked)}, texts.wrong)
+
+
+def further(texts: Texts, asked: Asked) -> dict[str, object]:
+    """The options that only ``suggest`` and ``probe`` have."""
+    given: dict[str, object] = {
         "knobs": texts.made(lambda: read_knobs(asked.knob or ())),
         "fidelity": asked.fidelity,
         "probe_deadline_s": texts.read(read_duration, "probe_deadline", asked.probe_deadline),
@@ -150,7 +154,7 @@ def read_options(asked: Asked) -> RequestHere:
         }
     else:
         given["max_probes"] = 1
-    return read_here(given, texts.wrong)
+    return given
 
 
 def _script(asked: Asked) -> Script | None:

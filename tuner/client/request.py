@@ -61,7 +61,7 @@ from tuner.core.cluster import (
     on_machine,
     parse_cluster,
 )
-from tuner.core.configuration import KNOBS, knob_value
+from tuner.core.configuration import KNOBS, knob_value, no_knob
 from tuner.core.framework import (
     FrameworkName,
     check_stated,
@@ -974,8 +974,7 @@ def as_argument(error: UsageError) -> UsageError:
     """The same error, named as arguments and options are."""
     table, _, name = error.field.partition(".")
     if table == "knobs" and name and name not in KNOBS:
-        known = f"no such knob; the knobs are {', '.join(KNOBS)}"
-        return UsageError("knob", name, known)
+        return UsageError("knob", name, no_knob(name))
     if table == "labels":
         return error.at("label")
     if table == "framework":

@@ -7,7 +7,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 
 
 class Sharding(StrEnum):
@@ -323,6 +323,11 @@ def short_parts(settings: Settings) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def no_knob(name: str) -> str:
+    """Says that a name is of no knob, which ones there are, and which is most like it."""
+    return f"no such knob{did_you_mean(name, KNOBS)}; the knobs are {', '.join(KNOBS)}"
+
+
 def knob_value(name: str, value: object) -> Any:
     """One knob's value from JSON or from the command line's text.
 
@@ -330,12 +335,14 @@ def knob_value(name: str, value: object) -> Any:
         UsageError: an unknown knob, or a value that the knob cannot take.
     """
     if name not in KNOBS:
-        raise UsageError("settings", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+        raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
     if issubclass(kind, StrEnum):
         if value in list(kind):
             return kind(str(value))
-        raise UsageError(name, value, f"must be one of {', '.join(kind)}")
+        raise UsageError(
+            name, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
+        )
     if kind is bool:
         known = {"true": True, "false": False}.get(str(value).lower())
         if known is None or not isinstance(value, bool | str):

@@ -9,16 +9,17 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.bounds import choice
-from tuner.core.cluster import Cluster, Device
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
-from tuner.core.framework import Framework, FrameworkName, by_script
+from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -127,7 +128,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Plain):
     """A script with the template of its command."""
 
     path: str  # where it is, from the root
@@ -176,30 +177,11 @@ class Script:
         return "" if now == self.sha256 else changed
 
     def as_dict(self) -> dict[str, Any]:
-        known: dict[str, Any] = {
-            "path": self.path,
-            "sha256": self.sha256,
-            "folder": self.folder,
-            "launch": str(self.launch),
-            "arguments": list(self.arguments),
-            "environment": dict(self.environment),
-        }
-        if self.template is not None:
-            known["template"] = {"name": self.template.name, "text": self.template.text}
+        """Plain JSON values, without a template where there is none."""
+        known = Plain.as_dict(self)
+        if self.template is None:
+            del known["template"]
         return known
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Script":
-        template = values.get("template")
-        return cls(
-            path=values["path"],
-            sha256=values["sha256"],
-            folder=values["folder"],
-            launch=Launch(values["launch"]),
-            arguments=tuple(values["arguments"]),
-            environment=dict(values["environment"]),
-            template=template and Template(**template),
-        )
 
 
 def read_script(
@@ -289,41 +271,6 @@ IN_FILE = ("sharding", "cpu_offload", "activation_checkpointing")
 NOT_IN_FILE = frozenset(Checkpointing) - {Checkpointing.NONE, Checkpointing.FULL}
 
 
-def pinned(question: "Question", knob: str, settings: Settings | None = None) -> tuple[Any, str]:
-    """The one value of a knob with the question's script, and why; nothing (``None``) and empty
-    where it can vary, or there is no script.
-
-    The knob is not of :data:`BATCH`; ``settings`` have it, where it depends on the others.
-    """
-    script = question.script
-    if script is None or knob in script.knobs:
-        return None, ""
-    why = f"{{{knob}}} is used nowhere in the script's command"
-    if script.launch is Launch.ACCELERATE and knob in IN_FILE:
-        by_file = settings is None or knob != "activation_checkpointing"
-        if not by_file and settings is not None:
-            full = replace(settings, activation_checkpointing=Checkpointing.FULL)
-            by_file = not checkpoints_in_script(question, full)
-        if question.cluster.gpu.device is Device.CPU:
-            why = f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
-        elif by_file:
-            return None, ""
-        else:
-            only = (
-                "accelerate's file checkpoints only what it shards and what draws no random numbers"
-            )
-            named = "{activation_checkpointing} is used nowhere in the command"
-            why = f"{flag_differs(question) or only}, and {named}"
-    asked = question.knobs.get(knob, ())
-    if len(asked) == 1:
-        return asked[0], f"{why}, so it is as stated"
-    # the plain value, and what accelerate does by itself
-    name = question.framework.name
-    deferred = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
-    usual = False if knob == "sync_each_batch" and deferred else getattr(Settings(), knob)
-    return usual, f"{why}, so it is taken to be that"
-
-
 def check_script(
     script: Script, cluster: Cluster, framework: Framework, knobs: Mapping[str, tuple[Any, ...]]
 ) -> None:
@@ -375,12 +322,8 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     """
     if settings.activation_checkpointing is not Checkpointing.FULL:
         return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
-    return not is_sharded(question, settings) or bool(why_no_flag(question))
-
-
-def why_no_flag(question: "Question") -> str:
-    """Why FSDP2's option must not checkpoint here; empty where it does what the probe does."""
-    return flag_differs(question) or loses_random_state(question)
+    differs = flag_differs(question.framework) or loses_random_state(question)
+    return bool(differs) or not is_sharded(question, settings)
 
 
 def loses_random_state(question: "Question") -> str:
@@ -399,10 +342,3 @@ def loses_random_state(question: "Question") -> str:
     else:
         return ""
     return f"{lost}, so with {drops} dropout backward would compute other activations than forward"
-
-
-def flag_differs(question: "Question") -> str:
-    """Why FSDP2's option does not checkpoint layers in these versions; empty where it does."""
-    family = question.framework.family(replicated=False)
-    rule = by_script(question.framework, "activation_checkpointing", {family})
-    return rule.why if rule else ""

@@ -90,27 +90,17 @@ class AllocatedTensors:
         )
 
 
-def is_piped(framework: Framework | FrameworkName) -> bool:
-    """Tells whether it is nanotron, whose step is its own."""
-    return name_of(framework) is FrameworkName.NANOTRON
-
-
-def name_of(framework: Framework | FrameworkName) -> FrameworkName:
-    """The framework's name, with versions or without."""
-    return framework if isinstance(framework, FrameworkName) else framework.name
-
-
 def allocated_tensors(
     workload: Workload,
     cluster: Cluster,
-    framework: Framework | FrameworkName,
+    framework: Framework,
     settings: Settings,
     costs: Costs,
     profile: Profile | None,
     script: Script,
 ) -> AllocatedTensors:
     """The tensors of legal settings; arguments as of :func:`~tuner.cost.prediction.predict`."""
-    if is_piped(framework):
+    if framework.name is FrameworkName.NANOTRON:
         return _pipeline_bytes(workload, settings, cluster, costs)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
@@ -180,22 +170,19 @@ def _profile_bytes(
     profile: Profile,
     settings: Settings,
     cluster: Cluster,
-    framework: Framework | FrameworkName,
+    framework: Framework,
     costs: Costs,
 ) -> AllocatedTensors:
     """A dry run's peak; as wide as arithmetic where it stands in for code that was not run.
 
-    Dry runs are of the installed releases, and of FSDP2. A framework without versions asks about
-    what was run.
+    Dry runs are of the installed releases, and of FSDP2.
     """
-    stands_in = False
-    if isinstance(framework, Framework):
-        ran = profile.versions
-        stands_in = (framework.fsdp_version == 1 and is_fsdp(settings, cluster)) or any(
-            ran[package] != release and not same_release(ran[package], release)
-            for package, release in framework.versions.items()
-            if package in ran
-        )
+    ran = profile.versions
+    stands_in = (framework.fsdp_version == 1 and is_fsdp(settings, cluster)) or any(
+        ran[package] != release and not same_release(ran[package], release)
+        for package, release in framework.versions.items()
+        if package in ran
+    )
     peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
     width = costs.memory.arithmetic if stands_in else costs.memory.dry_run
     return AllocatedTensors(

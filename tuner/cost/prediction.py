@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import inf
 from types import MappingProxyType
-from typing import Any
 
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Cluster
@@ -14,7 +13,7 @@ from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
-from tuner.cost.allocated import Profile, allocated_tensors, is_piped, name_of
+from tuner.cost.allocated import Profile, allocated_tensors
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.liger import more_seconds, runs_liger
@@ -24,6 +23,7 @@ from tuner.cost.memory.pipeline import refused
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.script import PLAIN, Script
 from tuner.cost.time.step import step_notes, step_time
+from tuner.plain import Plain
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -88,7 +88,7 @@ def uncovered_settings(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Plain):
     """One settings' cost on the rank that needs most."""
 
     breakdown: Mapping[str, float] = field(default_factory=dict)
@@ -115,17 +115,11 @@ class Prediction:
     step_time_s: Quantity = UNKNOWN  # seconds of one optimizer step
     tokens_per_s_per_gpu: Quantity = UNKNOWN  # tokens of the global batch per second and rank
 
-    def as_dict(self) -> dict[str, Any]:
-        found = {name: getattr(self, name) for name in self.__slots__}
-        plain = {n: v.as_dict() if isinstance(v, Quantity) else v for n, v in found.items()}
-        maps = {"breakdown": dict(self.breakdown), "by_phase": dict(self.by_phase)}
-        return {**plain, **maps, "basis": str(self.basis), "notes": list(self.notes)}
-
 
 def predict(
     workload: Workload,
     cluster: Cluster,
-    framework: Framework | FrameworkName,
+    framework: Framework,
     settings: Settings,
     *,
     headroom: float = HEADROOM,
@@ -137,10 +131,10 @@ def predict(
 ) -> Prediction:
     """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
 
-    A bare name of a framework means versions that are covered. ``limit_bytes`` is in the place of
-    memory and headroom. With a ``profile``, dry runs of the settings' layout, allocated memory is
-    theirs. ``script`` says what the user's loop keeps beside the step. Of a ``calibration``
-    nanotron's constants, which are of runs of its own, stay as they are.
+    ``limit_bytes`` is in the place of memory and headroom. With a ``profile``, dry runs of the
+    settings' layout, allocated memory is theirs. ``script`` says what the user's loop keeps beside
+    the step. Of a ``calibration`` nanotron's constants, which are of runs of its own, stay as they
+    are.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
     priced as it would run. Of settings that are not covered all quantities are unknown.
@@ -148,13 +142,11 @@ def predict(
     costs = default_costs() if costs is None else costs
     traced = workload.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
-    if isinstance(framework, Framework) and (
-        reason := uncovered_settings(workload, framework, cluster, settings)
-    ):
+    if reason := uncovered_settings(workload, framework, cluster, settings):
         return unknown_prediction(limit, reason)
     if traced and (profile is None or script != PLAIN):
         return unknown_prediction(limit, untraced(workload, script))
-    name, piped = name_of(framework), is_piped(framework)
+    name, piped = framework.name, framework.name is FrameworkName.NANOTRON
     tensors = allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
     # what nanotron's fitted constants are of holds them already

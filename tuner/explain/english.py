@@ -466,7 +466,7 @@ def _(fact: facts.ProbesAgainstPrediction) -> str:
 @say.register
 def _(fact: facts.NothingProbed) -> str:
     if fact.is_done:
-        return "No probe has given a result."
+        return f"No probe has given a result{fact.last and f'; the last: {fact.last}'}."
     return f"Nothing was {fact.fidelity} yet: no probe is done."
 
 

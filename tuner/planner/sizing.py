@@ -22,6 +22,7 @@ from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import describe
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
+from tuner.cost.memory.tensors import counts
 from tuner.cost.prediction import untraced
 from tuner.errors import UsageError
 from tuner.guard.check import GuardCheck
@@ -460,7 +461,7 @@ class _Sizer:
 
     def largest(self, question: Question, family: Sequence[ModelConfig]) -> Sized | None:
         """The model of a family with the most parameters of which something surely fits."""
-        for model in sorted(family, key=lambda one: one.parameters, reverse=True):
+        for model in sorted(family, key=lambda one: counts(one).parameters, reverse=True):
             try:
                 work = replace(question.workload, model=model)
                 parts = list(parts_of(replace(question, workload=work)))

@@ -17,6 +17,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.core.script import RESERVED, Launch
 from tuner.core.study import Question, Study
+from tuner.environment import without_secrets
 from tuner.errors import ProbeError
 from tuner.integrations.reporting import PLAN, PROBE, seen_path
 from tuner.launchfiles import why_not
@@ -150,7 +151,7 @@ class ScriptRun:
         # the user's environment, without what is tuner's or another launcher's, and the probe's
         kept = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in without_secrets(os.environ).items()
             if not RESERVED.fullmatch(name) or name == "CUDA_VISIBLE_DEVICES"
         }
         if question.cluster.gpu.device is Device.CPU:

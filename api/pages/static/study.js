@@ -87,7 +87,7 @@
 
   // What is read must not move when something above it grows.
   function held(change) {
-    const seen = [...root.children].find((part) => part.getBoundingClientRect().bottom > 0);
+    const seen = [...root.querySelectorAll("[data-part]")].find((part) => part.getBoundingClientRect().bottom > 0);
     const before = seen?.getBoundingClientRect().top;
     change();
     if (!seen || window.scrollY === 0) return;
@@ -125,7 +125,8 @@
   function show(change) {
     ahead = Date.now() - Date.parse(change.now);
     held(() => {
-      for (const [name, html] of Object.entries(change.parts)) replace(name, html);
+      const fresh = new DOMParser().parseFromString(change.body, "text/html");
+      for (const part of fresh.querySelectorAll("[data-part]")) replace(part.dataset.part, part.innerHTML);
     });
     if (said.textContent !== change.said) said.textContent = change.said;
     tick();

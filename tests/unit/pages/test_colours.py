@@ -13,7 +13,7 @@ DARK = re.compile(r"@media screen and \(prefers-color-scheme: dark\) \{\s*:root 
 TONES = [f"--chart-tone-{n}" for n in range(1, 10)]
 MARKS = ["--chart-mark", "--chart-ink", "--chart-accent", "--chart-bad", *TONES]
 WORDS = ["--chart-ink", "--chart-soft", "--chart-accent"]
-GROUNDS = ["--chart-ground", "--chart-beyond"]
+GROUNDS = ["--chart-ground"]
 
 
 def sheet(name):

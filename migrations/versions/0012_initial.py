@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0011"
+revision = "0012"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -85,6 +85,8 @@ def _make_studies_and_probes() -> None:
         *_new(seed=Int, probes_before=Int, guard_s=Real, guard_before_s=Real, labels=sa.JSON()),
         *_empty(worker=Text, worker_seen_at=Time),
         *_new(created_at=Time, asked_at=Time),
+        *_new(method=Short, global_batch_size=Int, sequence_length=Int, framework=Short),
+        *_new(fidelity=Short, notes=Text),
         _unique("studies", "identity"),
         _one_of("studies", "state", "'queued', 'running', 'done', 'failed', 'cancelled'"),
     )
@@ -121,6 +123,7 @@ def _make_studies_and_probes() -> None:
     _table(
         "summaries",
         *_new(study_id=Short, newest_event=Big, content=Text, made_at=Time),
+        *_empty(tokens_per_s=Real, needed_share=Real),
         _parent("summaries", "study_id", "studies"),
         key=("study_id",),
     )
