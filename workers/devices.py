@@ -12,11 +12,13 @@ from pathlib import Path
 
 from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.core.cluster import Cluster
+from tuner.core.cluster import Device as DeviceKind
 from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, missing_beside
+from tuner.core.study import ProbeRequest, Question, missing_beside
+from tuner.cost.prediction import predict
 from tuner.errors import ProbeError, UsageError
-from tuner.machine import Machine, boot_id, this_machine
+from tuner.machine import Machine, boot_id, free_bytes, this_machine
 from workers.measuring.ranks import Kind
 
 
@@ -231,6 +233,21 @@ def check_machine(
     if why:
         raise ProbeError(f"{cluster.name} is asked about; {why}")
     return substitutes
+
+
+def check_free_memory(question: Question, request: ProbeRequest) -> None:
+    """Raises ProbeError where ranks on the CPU are predicted to need more than is free now."""
+    if question.cluster.gpu.device is not DeviceKind.CPU:
+        return
+    ranks = 1 if request.fidelity is Fidelity.EMULATED else question.cluster.world_size
+    settings = request.settings
+    found = predict(question.workload, question.cluster, question.framework, settings)
+    needed, free = (found.allocated_bytes.value or 0.0) * ranks, free_bytes()
+    if needed > free:
+        raise ProbeError(
+            f"{settings} needs some {needed / 2**30:.1f} GiB in its {ranks} ranks, and"
+            f" {free / 2**30:.1f} GiB of this machine's memory are free"
+        )
 
 
 def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:

@@ -23,7 +23,14 @@ from tuner.errors import ProbeError, StoreError, TunerError
 from tuner.logs import bound
 from tuner.machine import together
 from tuner.store import Claim, Store, WorkerIdentity
-from workers.devices import DeviceLocks, DeviceShare, check_machine, default_lock_path, shares
+from workers.devices import (
+    DeviceLocks,
+    DeviceShare,
+    check_free_memory,
+    check_machine,
+    default_lock_path,
+    shares,
+)
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.launchers.site import LocalSite, Site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
@@ -319,6 +326,8 @@ class Executor:
         about = bound(study=claim.study_id, probe=claim.probe.id, attempt=claim.attempt_id)
         try:
             with task.lease, about:
+                if workplace.ranks is not None and self._options.site.is_here:
+                    check_free_memory(task.study.question, claim.probe.request)
                 measurement = workplace.measure(task)
                 workplace.has_lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
                 if measurement.outcome is Outcome.CANCELLED:
@@ -417,6 +426,11 @@ class Executor:
             if other is not found:
                 other.release()
         return found
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while other workers have the devices that were asked for."""
+        return self._is_waiting
 
     def can_start(self) -> bool:
         """Tells, and holds the devices, if another probe could begin at once."""

@@ -13,6 +13,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
+from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
 from tuner.errors import NothingFitsError
@@ -20,7 +21,6 @@ from tuner.explain.known import is_forecast, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.results.points import ALWAYS
-from tuner.script import tuned_name
 from tuner.space.rules import show
 
 GUARD_PASSED = "passed"

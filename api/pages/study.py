@@ -289,6 +289,8 @@ def status_of(
     doing = ""
     if is_open and study.state is StudyState.QUEUED:
         doing = waits_for() or "Waiting for a worker"
+    elif is_open and study.reason:  # what its worker is at, beside probes
+        doing = f"{study.reason[0].upper()}{study.reason[1:]}"
     elif is_open and queued:
         doing = f"Probe #{queued[0]} waits for its devices"
     elif is_open and ended >= limits.max_probes:

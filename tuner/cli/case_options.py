@@ -29,6 +29,9 @@ from tuner.cli.options import (
     Database,
     Headroom,
     Json,
+    QuestionFile,
+    cluster_names,
+    model_names,
     option,
 )
 
@@ -39,19 +42,9 @@ PREDICTIONS = "What predictions rest on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseAsked:
-    """Settings of one question that are predicted, as they were written."""
+class WorkloadAsked:
+    """What is trained, with what, and within what memory, as it was written."""
 
-    dry_runs: Annotated[
-        str,
-        option(
-            "auto|all|none",
-            "What is dry-run where no dry run is kept. auto: of a model without any, the"
-            " layouts that most cases ask for, 6 dry runs at most. all: every layout."
-            " none: nothing. Other memory is by arithmetic.",
-            PREDICTIONS,
-        ),
-    ] = "auto"
     model: Annotated[
         str | None,
         option(
@@ -59,6 +52,7 @@ class CaseAsked:
             "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
             " config.json.",
             WORKLOAD,
+            model_names,
         ),
     ] = None
     global_batch_size: Annotated[
@@ -99,15 +93,6 @@ class CaseAsked:
     )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    cluster: Annotated[
-        str | None,
-        option(
-            "CLUSTER",
-            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
-            " None of it has to be here.",
-            PLACE,
-        ),
-    ] = None
     framework: Annotated[
         str | None,
         option(
@@ -124,15 +109,6 @@ class CaseAsked:
             PLACE,
         ),
     ] = None
-    settings: Annotated[
-        str | None,
-        option(
-            "KNOB=VALUE,...",
-            "Settings, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
-            " their default; gradient_accumulation_steps follows from the global batch.",
-            SPACE,
-        ),
-    ] = None
     headroom: Headroom = None
     memory_limit: Annotated[
         str | None,
@@ -142,6 +118,41 @@ class CaseAsked:
     ] = None
     json: Json = False
     db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseAsked(WorkloadAsked):
+    """Settings of one question that are predicted, as they were written."""
+
+    dry_runs: Annotated[
+        str,
+        option(
+            "auto|all|none",
+            "What is dry-run where no dry run is kept. auto: of a model without any, the"
+            " layouts that most cases ask for, 6 dry runs at most. all: every layout."
+            " none: nothing. Other memory is by arithmetic.",
+            PREDICTIONS,
+        ),
+    ] = "auto"
+    cluster: Annotated[
+        str | None,
+        option(
+            "CLUSTER",
+            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
+            " None of it has to be here.",
+            PLACE,
+            cluster_names,
+        ),
+    ] = None
+    settings: Annotated[
+        str | None,
+        option(
+            "KNOB=VALUE,...",
+            "Settings, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
+            " their default; gradient_accumulation_steps follows from the global batch.",
+            SPACE,
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +168,7 @@ class PredictAsked(CaseAsked):
             rich_help_panel=MANY,
         ),
     ] = None
+    question_file: QuestionFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +185,65 @@ class CheckAsked(CaseAsked):
             rich_help_panel=PLACE,
         ),
     ] = None
+
+
+GOALS = "What it must reach, and what it costs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAsked(WorkloadAsked):
+    """Options of ``tuner size``."""
+
+    family: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "A family of the catalogue, such as llama-3.1 or qwen3: its largest model that fits is"
+            " looked for. Without --model all is asked of that one.",
+            WORKLOAD,
+        ),
+    ] = None
+    cluster: Annotated[
+        list[str],
+        option(
+            "CLUSTER",
+            "The GPUs that there are, such as 64x8xh100-80gb (nodes x GPUs x kind), or a .toml"
+            " file, which may have a price. Parts of it are looked at: some GPUs of a node, or"
+            " whole nodes. Repeatable: each is a row, the best first.",
+            PLACE,
+            cluster_names,
+        ),
+    ]
+    knob: Annotated[
+        list[str] | None,
+        option("KNOB=VALUE,...", "Allow only these values of a knob. Repeatable.", SPACE),
+    ] = None
+    tokens_per_s: Annotated[
+        str | None, option("N", "Tokens per second that all GPUs together must reach.", GOALS)
+    ] = None
+    tokens: Annotated[
+        str | None,
+        option("N", "Tokens to be trained on, such as 300B: how long that takes is told.", GOALS),
+    ] = None
+    within: Annotated[
+        str | None,
+        option("DURATION", "Time in which --tokens must be trained on, such as 14d.", GOALS),
+    ] = None
+    price: Annotated[
+        str | None,
+        option(
+            "PRICE",
+            "Of a GPU for an hour, in any currency, such as 2.5; of clusters whose file has no"
+            " price_per_gpu_hour.",
+            GOALS,
+        ),
+    ] = None
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            help="Dry-run the best configuration, which takes seconds and needs torch. Without it"
+            " all is arithmetic.",
+            rich_help_panel=SPACE,
+        ),
+    ] = False

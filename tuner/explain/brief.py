@@ -26,6 +26,7 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.compute import peak_flops_per_s
 from tuner.explain.english import CATEGORY_WORDS, OF_KNOBS, PHASE_WORDS, change_cell, effect_cells
 from tuner.space.rules import show
@@ -84,7 +85,7 @@ def scale(question: Question, best: Evaluation, tokens: float | None = None) -> 
         # its causal half.
         looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
         scores = model.layers * model.heads * model.head_dim * workload.sequence_length
-        each = 6 * (model.active_parameters - looked_up) + 12 * scores
+        each = 6 * (counts(model).active_parameters - looked_up) + 12 * scores
         mfu = speed.scaled(each / peak)
     return Scale(devices=devices, tokens_per_s=total, mfu=mfu, tokens=tokens, days=days)
 

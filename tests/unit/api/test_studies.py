@@ -17,6 +17,7 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.planner import Stop, next_probe
+from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
 
 PROBLEM = "application/problem+json"
@@ -330,6 +331,18 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkey
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
+
+
+def test_why_all_probes_failed_is_said(client, store):
+    study_id = ask(client, MEASURED).json()["study_id"]
+    why = "the script ended with 3, and reported no step"
+    crashed = Measurement(outcome=Outcome.CRASHED, detail=why)
+    probe(store, study_id, crashed)
+    again = store.claim(study_id, WorkerIdentity.of_this_process())
+    assert store.record(again, crashed)
+    finish(store, study_id)
+    found = client.get(f"/tune/{study_id}").json()["no_answer"]
+    assert f"No probe has given a result; the last: crashed: {why}." in found["message"]
 
 
 def test_a_study_that_was_deleted_is_not_found_and_its_request_asks_anew(client, store):
