@@ -8,10 +8,10 @@ from typer import Argument, Option
 from tuner.cli.options import (
     PLACE,
     SPACE,
-    Database,
-    Json,
-    QuestionAsked,
+    WORKLOAD,
     QuestionFile,
+    WorkloadAsked,
+    cluster_names,
     option,
 )
 
@@ -22,7 +22,7 @@ PREDICTIONS = "What predictions rest on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseAsked(QuestionAsked):
+class CaseAsked(WorkloadAsked):
     """Settings of one question that are predicted, as they were written."""
 
     dry_runs: Annotated[
@@ -35,6 +35,16 @@ class CaseAsked(QuestionAsked):
             PREDICTIONS,
         ),
     ] = "auto"
+    cluster: Annotated[
+        str | None,
+        option(
+            "CLUSTER",
+            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
+            " None of it has to be here.",
+            PLACE,
+            cluster_names,
+        ),
+    ] = None
     settings: Annotated[
         str | None,
         option(
@@ -44,8 +54,6 @@ class CaseAsked(QuestionAsked):
             SPACE,
         ),
     ] = None
-    json: Json = False
-    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +86,65 @@ class CheckAsked(CaseAsked):
             rich_help_panel=PLACE,
         ),
     ] = None
+
+
+GOALS = "What it must reach, and what it costs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAsked(WorkloadAsked):
+    """Options of ``tuner size``."""
+
+    family: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "A family of the catalogue, such as llama-3.1 or qwen3: its largest model that fits is"
+            " looked for. Without --model all is asked of that one.",
+            WORKLOAD,
+        ),
+    ] = None
+    cluster: Annotated[
+        list[str],
+        option(
+            "CLUSTER",
+            "The GPUs that there are, such as 64x8xh100-80gb (nodes x GPUs x kind), or a .toml"
+            " file, which may have a price. Parts of it are looked at: some GPUs of a node, or"
+            " whole nodes. Repeatable: each is a row, the best first.",
+            PLACE,
+            cluster_names,
+        ),
+    ]
+    knob: Annotated[
+        list[str] | None,
+        option("KNOB=VALUE,...", "Allow only these values of a knob. Repeatable.", SPACE),
+    ] = None
+    tokens_per_s: Annotated[
+        str | None, option("N", "Tokens per second that all GPUs together must reach.", GOALS)
+    ] = None
+    tokens: Annotated[
+        str | None,
+        option("N", "Tokens to be trained on, such as 300B: how long that takes is told.", GOALS),
+    ] = None
+    within: Annotated[
+        str | None,
+        option("DURATION", "Time in which --tokens must be trained on, such as 14d.", GOALS),
+    ] = None
+    price: Annotated[
+        str | None,
+        option(
+            "PRICE",
+            "Of a GPU for an hour, in any currency, such as 2.5; of clusters whose file has no"
+            " price_per_gpu_hour.",
+            GOALS,
+        ),
+    ] = None
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            help="Dry-run the best configuration, which takes seconds and needs torch. Without it"
+            " all is arithmetic.",
+            rich_help_panel=SPACE,
+        ),
+    ] = False

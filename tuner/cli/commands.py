@@ -8,7 +8,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.case_options import CheckAsked, PredictAsked
+from tuner.cli.case_options import CheckAsked, PredictAsked, SizeAsked
 from tuner.cli.options import (
     Database,
     Json,
@@ -288,6 +288,28 @@ def check(asked: CheckAsked) -> int:
       tuner check nanotron.yaml --cluster 8xh100-80gb
     """
     from tuner.cli.check import run
+
+    return run(asked)
+
+
+@taking(SizeAsked)
+def size(asked: SizeAsked) -> int:
+    """Say how many GPUs a job needs, how large it may be on them, and what it costs.
+
+    The fewest GPUs on which it fits, and that reach a goal; on all of them the longest sequence,
+    the largest micro-batch, and the largest model of a family. All of it is arithmetic over every
+    legal configuration, in seconds, on any machine. Exit code 3: it fits on no cluster, 1: the goal
+    is reached on none.
+
+    \b
+    Examples:
+      tuner size --model llama-3.1-8b --cluster 64x8xh100-80gb \\
+          --global-batch-size 1024 --sequence-length 4096 \\
+          --tokens 1T --within 14d --price 2.5
+      tuner size --family qwen3 --cluster 8xh100-80gb \\
+          --global-batch-size 64 --sequence-length 4096
+    """
+    from tuner.cli.size import run
 
     return run(asked)
 
@@ -580,6 +602,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
     "check": check,
+    "size": size,
     "probe": probe,
     "calibrate": calibrate,
     "export": export,

@@ -190,8 +190,8 @@ Headroom = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuestionAsked:
-    """Options that say what is trained and where, as they were written."""
+class WorkloadAsked:
+    """What is trained, with what, and within what memory, as it was written."""
 
     model: Annotated[
         str | None,
@@ -252,16 +252,6 @@ class QuestionAsked:
     )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    cluster: Annotated[
-        str | None,
-        option(
-            "CLUSTER",
-            "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
-            " None of it has to be here.",
-            PLACE,
-            cluster_names,
-        ),
-    ] = None
     framework: Annotated[
         str | None,
         option(
@@ -291,10 +281,12 @@ class QuestionAsked:
             SPACE,
         ),
     ] = None
+    json: Json = False
+    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked(QuestionAsked):
+class Asked(WorkloadAsked):
     """Options that ``suggest`` and ``probe`` have in common, as they were written."""
 
     cluster: Annotated[
@@ -380,8 +372,6 @@ class Asked(QuestionAsked):
         Argument(metavar="-- ARGUMENT...", help="What follows the script in its command."),
     ] = None
     question_file: QuestionFile = None
-    json: Json = False
-    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -271,7 +271,11 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
-    yield from _odd_batch(study.question)
+    if fact := facts.get("awkward_batch"):
+        batch = fact["batch"]
+        others = " or ".join(map(str, batch["instead"]))
+        lost = share_text(batch["cost"])
+        yield f"Batch {batch['global_batch_size']} costs {lost} of the speed: {others} would not."
     if fact := facts.get("unverified"):
         leader = _other(fact["leader"], best, fact["ratio"])
         yield f"Not dry-run: {leader}; --max-probes {study.limits.max_probes + 3} looks."
@@ -287,12 +291,3 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
             yield f"{more} {gain}: ask with --max-probes {most}."
     elif "nothing_left" in facts:
         yield "Nothing is left to probe."
-
-
-def _odd_batch(question: Question) -> Iterator[str]:
-    """Says that a global batch is no multiple of the devices, which leaves few ways to split it."""
-    batch, devices = question.workload.global_batch_size, question.cluster.world_size
-    if batch % devices:
-        low = batch - batch % devices
-        others = f"{low} and {low + devices} are" if low else f"{devices} is"
-        yield f"Global batch {batch} is no multiple of {devices} devices, and {others}: ask again."

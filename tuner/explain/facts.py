@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, dataclass_transform
 
-from tuner.core.answer import Grounds, Reason
+from tuner.core.answer import Awkward, Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis, Fidelity
@@ -112,6 +112,12 @@ class NextBest(Fact):
 
 class NoOther(Fact):
     """Nothing else that fits was timed."""
+
+
+class AwkwardBatch(Fact):
+    """The global batch costs speed that one near it would not, by arithmetic."""
+
+    batch: Awkward
 
 
 class Extrapolated(Fact):

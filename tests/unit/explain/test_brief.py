@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.explain.test_english import GROUNDS, LONGER, PAID, PAIR, TOO_LARGE, evaluation
-from tuner.core.answer import Reason, Suggestion
+from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
@@ -23,10 +23,10 @@ GIB = 2**30
 PREDICTED = Provenance.PREDICTED
 
 
-def question(model="llama-3.1-8b", cluster="8xh100-80gb", batch=256):
+def question(model="llama-3.1-8b", cluster="8xh100-80gb"):
     return Question(
         workload=Workload(
-            model=published_model(model), sequence_length=4096, global_batch_size=batch
+            model=published_model(model), sequence_length=4096, global_batch_size=256
         ),
         cluster=parse_cluster(cluster),
         framework=framework("torch"),
@@ -37,10 +37,10 @@ def between(value, low, high, provenance=PREDICTED):
     return Quantity(value=value, low=low, high=high, provenance=provenance)
 
 
-def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, batch=256):
+def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None):
     study = Study(
         id="st-1",
-        question=question(batch=batch),
+        question=question(),
         limits=Limits(fidelity=fidelity),
         state=StudyState.DONE,
     )
@@ -121,11 +121,10 @@ def test_how_sure_says_what_more_probes_may_gain():
     assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
 
 
-def test_a_batch_that_no_devices_share_evenly_is_said():
-    assert not [line for line in told().sure if "Global batch" in line]
-    said = "Global batch 250 is no multiple of 8 devices, and 248 and 256 are: ask again."
-    assert said in told(batch=250).sure
-    assert "and 8 is: ask again" in told(batch=3).sure[-1]
+def test_a_batch_that_divides_badly_is_said():
+    batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
+    said = "Batch 250 costs 16% of the speed: 248 or 256 would not."
+    assert said in told(facts.AwkwardBatch(batch=batch)).sure
 
 
 def test_memory_has_its_interval_in_one_unit():
