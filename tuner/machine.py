@@ -7,11 +7,11 @@ import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 NVIDIA_SMI = (
     "nvidia-smi",
@@ -53,7 +53,7 @@ class ReportedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Plain):
     """Describes a machine, so that what it can do is known without being on it."""
 
     name: str  # its name in the network
@@ -69,15 +69,6 @@ class Machine:
     def nodes(self) -> tuple["Machine", ...]:
         """This machine by itself, and the others."""
         return (replace(self, others=()), *self.others)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Machine":
-        gpus = tuple(ReportedGpu(**gpu) for gpu in values["gpus"])
-        others = tuple(map(cls.from_dict, values.get("others", ())))
-        return cls(**{**values, "gpus": gpus, "others": others})
 
 
 def together(machines: Sequence[Machine]) -> Machine:

@@ -427,6 +427,11 @@ class Executor:
                 other.release()
         return found
 
+    @property
+    def is_waiting(self) -> bool:
+        """True while other workers have the devices that were asked for."""
+        return self._is_waiting
+
     def can_start(self) -> bool:
         """Tells, and holds the devices, if another probe could begin at once."""
         return any(one.acquire(alone=False, waits=False) for one in self._free())

@@ -189,7 +189,7 @@ def study_page(
         "answer": answer,
         "bar": bar,
         "scatter": charts.scatter([charts.Series(drawn, href, limit_bytes)], per=per)
-        if drawn
+        if len(drawn) > 1
         else None,
         "unprobed": [(point, settings_path(study.id, point.settings)) for point in unprobed],
         "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,
@@ -289,6 +289,8 @@ def status_of(
     doing = ""
     if is_open and study.state is StudyState.QUEUED:
         doing = waits_for() or "Waiting for a worker"
+    elif is_open and study.reason:  # what its worker is at, beside probes
+        doing = f"{study.reason[0].upper()}{study.reason[1:]}"
     elif is_open and queued:
         doing = f"Probe #{queued[0]} waits for its devices"
     elif is_open and ended >= limits.max_probes:

@@ -1,6 +1,7 @@
 """``tuner check``: does this configuration still fit?"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -13,7 +14,8 @@ from tuner.cli.tables import rate_text, seconds_text, sizes_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, case_of, check
+from tuner.client.check import Checked, check
+from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
@@ -36,7 +38,7 @@ def run(asked: CheckAsked) -> int:
         raise all_of(texts.wrong)
     given["settings"] = {name: getattr(written, name) for name in names}
     try:
-        case = case_of(found, given)
+        case = case_of(found, given, Path(asked.file).parent)
     except NotCoveredError as error:
         raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (

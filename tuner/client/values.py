@@ -21,7 +21,7 @@ from pydantic_core import PydanticCustomError
 from tuner.catalog import models
 from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
-from tuner.errors import UsageError, all_of
+from tuner.errors import UsageError, all_of, did_you_mean
 from tuner.model import ModelConfig, load_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import ANONYMOUS, known_types, named
@@ -251,12 +251,15 @@ def errors_of(
             continue
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             path, name = ".".join(names[:-1]), names[-1][:80]
-            known = ", ".join(sorted(_fields(models[path]))) if path in models else ""
+            known = sorted(_fields(models[path])) if path in models else []
             field = f"{path}.{name}" if path else name
-            yield UsageError(field, line["input"], f"no such field; there are {known}")
+            said = f"no such field{did_you_mean(name, known)}; there are {', '.join(known)}"
+            yield UsageError(field, line["input"], said)
             continue
         if "expected" in context:
-            context = {"expected": context["expected"].replace("'", "").replace(" or ", ", ")}
+            known = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            near = did_you_mean(line.get("input"), known)
+            context = {"expected": f"{', '.join(known)}{near}"}
         allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
         given = None if kind == "missing" else line.get("input")
         yield UsageError(".".join(names) or "body", given, allowed)

@@ -26,6 +26,7 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.compute import peak_flops_per_s
 from tuner.explain.english import CATEGORY_WORDS, OF_KNOBS, PHASE_WORDS, change_cell, effect_cells
 from tuner.space.rules import show
@@ -84,7 +85,7 @@ def scale(question: Question, best: Evaluation, tokens: float | None = None) -> 
         # its causal half.
         looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
         scores = model.layers * model.heads * model.head_dim * workload.sequence_length
-        each = 6 * (model.active_parameters - looked_up) + 12 * scores
+        each = 6 * (counts(model).active_parameters - looked_up) + 12 * scores
         mfu = speed.scaled(each / peak)
     return Scale(devices=devices, tokens_per_s=total, mfu=mfu, tokens=tokens, days=days)
 
@@ -270,6 +271,11 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
+    if fact := facts.get("awkward_batch"):
+        batch = fact["batch"]
+        others = " or ".join(map(str, batch["instead"]))
+        lost = share_text(batch["cost"])
+        yield f"Batch {batch['global_batch_size']} costs {lost} of the speed: {others} would not."
     if fact := facts.get("unverified"):
         leader = _other(fact["leader"], best, fact["ratio"])
         yield f"Not dry-run: {leader}; --max-probes {study.limits.max_probes + 3} looks."

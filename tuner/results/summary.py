@@ -1,10 +1,9 @@
 """The answer of a study in one line; and a few studies side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
 
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
@@ -23,6 +22,7 @@ from tuner.core.words import (
 )
 from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.known import is_forecast, why_none
+from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 from tuner.space.rules import show, show_all
@@ -32,7 +32,7 @@ _QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class Headline(Plain):
     """The answer in one line, as lists of studies show it; of none, quantities are unknown."""
 
     study_id: str
@@ -66,24 +66,6 @@ class Headline:
         """Part of the limit that the answer needs."""
         needed = self.needed_gib.value
         return None if needed is None else needed / self.limit_gib
-
-    def as_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        quantities = {name: values[name].as_dict() for name in _QUANTITIES}
-        settings = self.settings and self.settings.as_dict()
-        return {**values, **quantities, "settings": settings, "provenance": str(self.provenance)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Headline":
-        settings = values["settings"]
-        quantities = {name: Quantity.from_dict(values[name]) for name in _QUANTITIES}
-        read = {
-            **quantities,
-            "settings": None if settings is None else Settings.from_dict(settings),
-            "provenance": Provenance(values["provenance"]),
-            "trains": tuple(values.get("trains", ())),
-        }
-        return cls(**{**values, **read})
 
 
 def headline(study: Study, suggestion: Suggestion | None) -> Headline:

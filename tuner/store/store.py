@@ -428,9 +428,29 @@ class Store(Queue, Caches):
                 return deleted, Audit(self.transactions).prune(before, by)
 
     def add_guard_time(self, study_id: str, seconds: float) -> None:
-        """Counts seconds in which replicas were trained for a study."""
+        """Counts seconds in which replicas were trained for a study, while it is open: what a
+        worker did after its end is not part of what the answer cost."""
         with self.transactions.write() as session:
-            locked_study(session, study_id).guard_s += seconds
+            study = locked_study(session, study_id)
+            study.guard_s += seconds if study.state in OPEN else 0.0
+
+    def tell(self, study_id: str, doing: str) -> None:
+        """Says what a running study is at, beside its probes, for whoever follows it: its reason
+        while it runs. Its plans stay what they are."""
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            if study.state is StudyState.RUNNING and study.reason != doing:
+                move_study(session, study, StudyState.RUNNING, doing, clock(session))
+
+    def neighbours(self, study_id: str, host: str) -> list[str]:
+        """The ids of other studies whose probes run on a machine now."""
+        running = exists().where(
+            ProbeRow.study_id == StudyRow.id, ProbeRow.state == ProbeState.RUNNING
+        )
+        wanted = select(StudyRow.id, StudyRow.worker).where(running, StudyRow.id != study_id)
+        with self.transactions.read() as session:
+            found = session.execute(wanted.order_by(StudyRow.id)).all()
+        return [one.id for one in found if one.worker and one.worker.get("host") == host]
 
     def statuses(self, study_ids: Collection[str]) -> dict[str, StudyStatus]:
         """The statuses of studies, by id; those that do not exist are left out.

@@ -4,7 +4,7 @@ import os
 import platform
 import socket
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from sqlalchemy import delete, select
 from sqlalchemy.orm import Session
 
 from tuner.core import lease
+from tuner.plain import Plain
 from tuner.store.engine import Transactions
 from tuner.store.tables import WorkerRow, clock, iso
 
@@ -25,7 +26,7 @@ START_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerIdentity:
+class WorkerIdentity(Plain):
     """A process that runs probes, told apart from every other one, later ones included."""
 
     host: str
@@ -60,13 +61,6 @@ class WorkerIdentity:
                     return False
             return False
         return abs(started - self.started) < START_TOLERANCE_S
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "WorkerIdentity":
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

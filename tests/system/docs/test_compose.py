@@ -68,13 +68,13 @@ def test_what_is_installed_is_what_was_tested():
             assert "--hash=sha256:" in one, one
             locked.update(re.findall(r"^([a-z0-9_.-]+)==([^\s+]+)", one, re.M | re.I))
     stated = re.findall(r"^([^#\s]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
-    stated = {name.lower().replace("_", "-"): version for name, version in stated}
+    stated = {re.sub("[._]", "-", name.lower()): version for name, version in stated}
     assert locked.items() >= {n: v for n, v in stated.items() if n in locked}.items()
     extras = PROJECT["project"]["optional-dependencies"]
     needed = PROJECT["project"]["dependencies"] + [
         one for extra in ("8bit", "peft", "postgres", "dev") for one in extras[extra]
     ]
-    names = {re.split(r"[\[><=;]", one)[0].lower().replace("_", "-") for one in needed}
+    names = {re.sub("[._]", "-", re.split(r"[\[><=;]", one)[0].lower()) for one in needed}
     assert names <= locked.keys(), "make lock"
     backend = PROJECT["build-system"]["requires"]
     assert backend == [f"hatchling=={locked['hatchling']}"]

@@ -104,6 +104,7 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert (none.title, none.best, none.tabs, none.share) == ("Nothing fits", None, (), None)
     assert (none.state, none.nothing_fits) == ("nothing fits", True)
     assert none.why_none
+    assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
     limits = Limits(fidelity=Fidelity.PREDICTED)
     early = answer_of(study(question(), [], StudyState.QUEUED, limits=limits), None, None)
     assert early.title == "Nothing is known yet"
@@ -194,13 +195,14 @@ def test_dry_runs_are_not_counted_as_probes():
 
 
 def test_what_is_waited_for_and_the_end():
-    one = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
+    one = replace(study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING), reason="")
     spent = replace(one, limits=Limits(max_probes=1))
     queued = replace(one.probes[0], id=2, state=ProbeState.QUEUED, measurement=None)
     for made, expected in (
         (one, "Choosing"),
         (replace(one, state=StudyState.QUEUED), "Waiting for a worker"),
         (spent, "Checking that the best"),
+        (replace(one, reason="waiting for st-1 on this machine"), "Waiting for st-1 on this"),
         (replace(one, probes=(*one.probes, queued)), "Probe #2 waits"),
     ):
         assert status_of(made, []).said.startswith(expected)
