@@ -122,9 +122,14 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
 
 
 def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
-    """Names the knobs in which a configuration differs from the answer: ``tp_size=2``."""
-    mine, theirs = best.all_values(), Settings.from_dict(settings).all_values()
-    names = [name for name in theirs if name != ACCUMULATION and theirs[name] != mine[name]]
+    """Names the knobs in which a configuration differs from the answer, but for those that do not
+    act in it: ``tp_size=2``."""
+    other = Settings.from_dict(settings)
+    mine, theirs = best.all_values(), other.all_values()
+    inactive = {ACCUMULATION}
+    inactive |= {"sync_each_batch", "defer_all_reduce"} if theirs[ACCUMULATION] == 1 else set()
+    inactive |= {"tp_recompute_allgather"} if other.tp_size == 1 else set()
+    names = [name for name in theirs if name not in inactive and theirs[name] != mine[name]]
     return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
 
 
