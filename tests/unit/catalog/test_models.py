@@ -10,7 +10,7 @@ from tuner.errors import UnknownNameError
 from tuner.model import published_model
 from tuner.model.fields import ARCHITECTURES
 
-WITHOUT_SDPA = {"gemma2", "gpt_oss", "mpt"}
+WITHOUT_SDPA = {"gemma2", "gpt_oss", "gptj", "mpt"}
 """Types whose attention, biased or with sinks, transformers runs in no fused kernel."""
 
 
