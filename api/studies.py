@@ -10,7 +10,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import EXAMPLES, schemas
-from api.answers import Body
+from api.answers import Body, without_name
 from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
@@ -425,7 +425,7 @@ async def export_study(
         if reason := why_not(format_name, study.question, best.settings):
             detail = f"{format_name}: {reason}"
             raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-        return exported(format_name, study.question, best, study.id)
+        return exported(format_name, without_name(study.question), best, study.id)
 
     text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]

@@ -1,5 +1,7 @@
 """``tuner models`` and ``tuner gpus``: the names that there are, with what is known of each."""
 
+from typing import Any
+
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.cli.console import print_rows
@@ -12,29 +14,39 @@ from tuner.text import size_text
 def show_models(begun: str, *, as_json: bool) -> int:
     """List the models whose names hold ``begun``; the exit code, 1 without any."""
     found = [published_model(name) for name in models.names() if begun.lower() in name]
+    # Of a type that only dry runs know nothing is counted.
+    listed: list[dict[str, Any]] = [
+        {
+            "name": one.name,
+            "model_type": one.model_type,
+            "parameters": None if one.is_traced else counts(one).parameters,
+            "active_parameters": None if one.is_traced else counts(one).active_parameters,
+            "layers": one.layers,
+            "longest_sequence": one.max_sequence_length,
+        }
+        for one in found
+    ]
     if as_json:
-        listed = [
-            {"name": one.name, "model_type": one.model_type, "parameters": counts(one).parameters,
-             "active_parameters": counts(one).active_parameters, "layers": one.layers,
-             "hidden_size": one.hidden_size, "longest_sequence": one.max_sequence_length}
-            for one in found
-        ]  # fmt: skip
         print_json({"models": listed})
-    else:
+    elif listed:
         rows = [
-            (one.name, one.model_type, _billions(counts(one).parameters),
-             _billions(counts(one).active_parameters) if one.experts else "-", str(one.layers),
-             str(one.hidden_size), f"{one.max_sequence_length:,}")
-            for one in found
-        ]  # fmt: skip
-        heads = ("model", "type", "billion", "active", "layers", "hidden", "longest")
-        if rows:
-            print_rows(heads, rows, "billion,active,layers,hidden,longest")
+            (
+                one["name"],
+                one["model_type"],
+                _billions(one["parameters"]),
+                _billions(one["active_parameters"]),
+                str(one["layers"]),
+                f"{one['longest_sequence']:,}",
+            )
+            for one in listed
+        ]
+        heads = ("model", "type", "billion", "active", "layers", "longest")
+        print_rows(heads, rows, "billion,active,layers,longest")
     return 0 if found else 1
 
 
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.3g}"
+def _billions(parameters: int | None) -> str:
+    return "-" if parameters is None else f"{parameters / 1e9:.3g}"
 
 
 def show_gpus(begun: str, *, as_json: bool) -> int:

@@ -27,8 +27,7 @@ from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
-from tuner.model.shape import is_named
-from tuner.plain import Plain
+from tuner.plain import Plain, plain
 
 if TYPE_CHECKING:
     from tuner.cost.calibration import Calibration
@@ -226,7 +225,7 @@ class Question:
             for name in sorted(self.knobs)
         }
         object.__setattr__(self, "knobs", checked)
-        if self.script is None and not is_named(self.workload.model):
+        if self.script is None and not self.workload.model.is_named:
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
         task = self.workload.model.task
@@ -246,7 +245,7 @@ class Question:
             "workload": self.workload.as_dict(),
             "cluster": self.cluster.as_dict(),
             "framework": self.framework.as_dict(),
-            "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+            "knobs": plain(self.knobs),
             **({"script": self.script.as_dict()} if self.script is not None else {}),
         }
 
@@ -269,7 +268,7 @@ class Question:
         if self.script is None:
             return model.name
         file = PurePath(self.script.path).name
-        return f"{file} ({model.name})" if is_named(model) else file
+        return f"{file} ({model.name})" if model.is_named else file
 
     @property
     def identity(self) -> str:
@@ -463,7 +462,3 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 def _when_done(probe: Probe) -> tuple[bool, str, int]:
     return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
-
-
-def _json(value: object) -> object:
-    return str(value) if isinstance(value, StrEnum) else value

@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "bcc2bfe9e45eb00879608c60871d93b6fbf97dbff08e4b87c1750130c763769f"),
-    "verdict": (4, "c848cb25d7ed2a164e4a6afd2b9c78403066202868a797fbba9f288f00236f63"),
-    "rates": (3, "32e232882392e535aa5f7c3e37e2018852be7f06a1f38a423aaaa69b8e6e0c8d"),
+    "dry run": (4, "f00159d25c6c505c634e089b2d95474672db9910ffa0da2131935eccfa83c7c2"),
+    "verdict": (4, "e82b4d6181482663698e584287305fe93b7439d9b4e2bd87bf7ee707d9228f57"),
+    "rates": (3, "3b8debfa3add0d754076a8019526d82863a3fa965f35afe792deaf1bd20f7a47"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
