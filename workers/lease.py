@@ -69,10 +69,8 @@ class Lease:
             step_s = time.time() - time.monotonic() - clock_ahead_s
             if abs(step_s) > STEP_S:
                 clock_ahead_s += step_s
-                text = (
-                    "this machine's clock was set by %+.0f s: SQLite judges leases by it, so that"
-                )
-                log.warning(f"{text} probes may count as lost; PostgreSQL has its own", step_s)
+                text = "this machine's clock was set by %+.0f s: SQLite judges leases by it, and"
+                log.warning(f"{text} may take probes for lost; PostgreSQL has its own", step_s)
             # the moment before the call: the store may have given the time to others by its answer
             asked = time.monotonic()
             try:
