@@ -30,6 +30,8 @@ SCOPES = {
     ("GET", "/openapi.json"): Scope.READ,
     ("GET", "/metrics"): Scope.READ,
     ("GET", "/audit"): Scope.ADMIN,
+    **{("POST", path): Scope.READ for path in ("/size", "/predict", "/check")},
+    **{("GET", path): Scope.READ for path in ("/models", "/gpus", "/formats", "/workers")},
 }
 PAGES = {
     ("GET", "/"): Scope.READ,
