@@ -7,18 +7,20 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from urllib.parse import urlencode
 
-from api.pages.form_fields import NODES
+from api.pages.form_fields import GPUS_PER_NODE, NODES
 from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
+from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.known import is_forecast, why_none
+from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.results.points import ALWAYS
-from tuner.script import tuned_name
 from tuner.space.rules import show
 
 GUARD_PASSED = "passed"
@@ -28,11 +30,11 @@ LONG_HEAD = 4
 GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
 
 
-# What may make it fit where nothing does, as fields of the form.
-WAYS: Mapping[str, Mapping[str, str]] = {
-    "an 8-bit optimizer": {"workload.optimizer": "adamw_8bit"},
-    "an adapter": {"workload.adapter.method": "lora"},
-    "offload to the host": {"knobs.cpu_offload": "true"},
+# Options of the command line, by the fields of the form that say the same.
+FIELDS: Mapping[str, str] = {
+    "--optimizer": "workload.optimizer",
+    "--adapter": "workload.adapter.method",
+    "--sequence-length": "workload.sequence_length",
 }
 
 
@@ -107,7 +109,10 @@ def answer_of(
         per=rank_word(study.question),
         state="nothing fits" if nothing_fits else str(study.state),
         nothing_fits=nothing_fits,
-        ways=[(words, urlencode(fields)) for words, fields in _ways(study).items()],
+        ways=[
+            (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.option)})}")
+            for one in (ways_out(study.question, study.limits) if nothing_fits else ())
+        ],
         # What differs from the default, and the rest.
         chosen=chosen,
         usual=[one for one in usual if one[0] not in inactive],
@@ -120,11 +125,16 @@ def answer_of(
     )
 
 
-def _ways(study: Study) -> dict[str, Mapping[str, str]]:
-    workload, nodes = study.question.workload, study.question.cluster.nodes
-    more = {"twice the nodes": {NODES: str(2 * nodes)}}
-    half = {"half the sequence": {"workload.sequence_length": str(workload.sequence_length // 2)}}
-    return {**more, **WAYS, **(half if workload.sequence_length >= 1024 else {})}
+def _fields_of(option: str) -> dict[str, str]:
+    """An option of the command line as fields of the form."""
+    name, _, value = option.partition(" ")
+    if name == "--knob":
+        knob, _, value = value.partition("=")
+        return {f"knobs.{knob}": value}
+    if name == "--cluster":
+        cluster = parse_cluster(value)
+        return {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
+    return {FIELDS[name]: value}
 
 
 def _halves(text: str) -> dict[str, str]:

@@ -83,9 +83,9 @@ class Scale(NamedTuple):
 
 
 def scale_for(values: Sequence[float]) -> Scale:
-    """A scale with a little air around, from 0 where that wastes less than half of it."""
+    """A scale with a little air around, from 0 where that wastes little of it."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if 0 <= low <= high / 2 and high > 0:
+    if 0 <= low <= high / 4 and high > 0:
         return Scale(0.0, high * 1.05)
     # Small differences look small: the scale spans a fifth of its largest number.
     span = max(high - low, 0.2 * abs(high)) or 1.0
@@ -157,7 +157,7 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
         mark
         for number, one in enumerate(series)
         for point in one.points
-        if (mark := _mark(point, number, one, GIB / divisor))
+        if (mark := _mark(point, number, one, GIB / divisor, unit))
     ]
     timed = [mark for mark in marks if mark.y]
     memory = [mark.x.value for mark in marks if mark.x]
@@ -194,7 +194,7 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     )
 
 
-def _mark(point: Point, number: int, of: Series, scale: float) -> SimpleNamespace | None:
+def _mark(point: Point, number: int, of: Series, scale: float, unit: str) -> SimpleNamespace | None:
     """A point as a mark; of unknown memory only what ran out of it has a place, at the limit."""
     x, y = interval_of(point.memory_gib, scale), interval_of(point.tokens_per_s_per_gpu)
     if x is None:
@@ -218,7 +218,7 @@ def _mark(point: Point, number: int, of: Series, scale: float) -> SimpleNamespac
         whisker=(),
         href=of.href(point),
         # Its row in a table has the configuration.
-        said=[str(y) if y else "no speed", f"needs {'over ' * (shape == OOM)}{x}"],
+        said=[str(y) if y else "no speed", f"needs {'over ' * (shape == OOM)}{x} {unit}"],
     )
 
 
@@ -229,13 +229,12 @@ def _ranges(
     speeds = [mark.y.value for mark in marks if mark.y]
     needs = [mark.x.value for mark in marks if mark.fits] or list(memory)
     usual = median(needs) if needs else 0.0
+    # The answer is of the crowd, wherever it is; limits are where they do not squeeze it.
     near = [need for need in needs if need <= LARGE * usual]
-    # Limits are shown where the crowd is not squeezed by it.
+    near += [mark.x.value for mark in marks if mark.best]
     near += [limit * 1.04 for limit in limits if not near or limit <= LARGE * max(near)]
     fast = [speed for speed in speeds if speed >= SLOW * median(speeds)]
-    # The answer and the front are of the crowd, wherever they are.
     fast += [mark.y.value for mark in marks if mark.best and mark.y]
-    near += [mark.x.value for mark in marks if mark.best]
     everything = [*memory, *(limit * 1.04 for limit in limits)]
     return (scale_for(near), scale_for(fast)), (scale_for(everything), scale_for([0.0, *speeds]))
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from io import StringIO
 from math import ceil
 from types import SimpleNamespace
@@ -15,14 +16,17 @@ from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from api.answers import Answers, Whole
+from api.pages.charts import Series, scatter
 from api.pages.form_fields import form_table
 from api.pages.render import settings_words
 from api.schemas import STUDY_ID
+from tuner.core.configuration import KNOBS
 from tuner.core.study import OPEN, StudyState
-from tuner.core.words import listed
+from tuner.core.words import listed, rank_word
 from tuner.errors import UsageError
-from tuner.results import Compared, Difference, Headline, Part, differences
+from tuner.results import Compared, Difference, Headline, Part, Point, differences
 from tuner.results import headline as make_headline
+from tuner.results import points as find_points
 from tuner.results.summary import LEAST_COMPARED, MOST_COMPARED
 from tuner.store import Store, StudyStatus, StudySummary
 from tuner.store.store import ORDERS
@@ -283,11 +287,12 @@ class Section:
     """Lines of one kind, each with the part of its largest value that each study's is."""
 
     title: str
-    rows: tuple[tuple[Difference, tuple[float | None, ...]], ...]
+    rows: tuple[tuple[Difference, tuple[float | None, ...], tuple[str, ...]], ...]
+    """Each with the parts, and with how many times the first study's value each value is."""
 
     @property
     def differing(self) -> int:
-        return sum(line.differs for line, _ in self.rows)
+        return sum(line.differs for line, _, _ in self.rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,6 +304,8 @@ class Comparison:
     further: Section
     """Fields of their models and clusters that differ."""
     in_short: str
+    chart: SimpleNamespace | None
+    """What is known of each by memory and speed; ``None`` where there is nothing of two."""
 
 
 def read_ids(values: Iterable[str]) -> list[str]:
@@ -319,19 +326,52 @@ def comparison_of(wholes: Sequence[Whole]) -> Comparison:
     for line in differences(compared):
         of_part[FURTHER if line.is_detail else TITLES[line.part]].append(line)
     *sections, further = (
-        Section(title=title, rows=tuple((line, _shares(line)) for line in lines))
+        Section(title=title, rows=tuple((line, _shares(line), _ratios(line)) for line in lines))
         for title, lines in of_part.items()
     )
     differing = [line.name for line in of_part[TITLES[Part.QUESTION]] if line.differs]
-    in_short = "They ask the same."
+    in_short = "They ask the same question."
     if differing or further.rows:
-        in_short = f"They ask for different things in {listed(differing or ['figures'])}."
+        in_short = f"They differ in {listed(differing or ['figures'])}."
+    knobs = [line.name for line in of_part[TITLES[Part.ANSWER]] if line.differs]
+    if found := [name for name in knobs if name in KNOBS]:
+        in_short += f" Their answers differ in {listed(found)}."
     return Comparison(
         columns=compared,
         sections=tuple(one for one in sections if one.rows),
         further=further,
         in_short=in_short,
+        chart=_chart_of(wholes),
     )
+
+
+def _chart_of(wholes: Sequence[Whole]) -> SimpleNamespace | None:
+    series = []
+    for letter, one in zip("ABCD", wholes, strict=False):
+        points = [
+            point
+            for point in find_points(one.study, one.suggestion, one.evidence)
+            if point.tokens_per_s_per_gpu.value is not None
+        ]
+        path = f"/studies/{one.study.id}"
+        limit_bytes = one.study.limits.limit_bytes(one.study.question.cluster)
+        name = f"{letter}: {one.study.question.trained[:40]} on {one.study.question.cluster.name}"
+        series.append(Series(points, partial(_href, path), limit_bytes, name))
+    if sum(bool(one.points) for one in series) < LEAST_COMPARED:
+        return None
+    words = {rank_word(one.study.question) for one in wholes}
+    return scatter(series, per=words.pop() if len(words) == 1 else "rank")
+
+
+def _href(path: str, point: Point) -> str:
+    return f"{path}#p{point.probes[-1]}" if point.outcome and point.probes else path
+
+
+def _ratios(line: Difference) -> tuple[str, ...]:
+    """``2.2x``: how many times the first study's value each of the others is."""
+    first, *others = (one.quantity.value if one.quantity else None for one in line.cells)
+    ratios = [other / first if first and other else 0.0 for other in others]
+    return ("", *(f"{ratio:.3g}x" if ratio and abs(ratio - 1) >= 0.005 else "" for ratio in ratios))
 
 
 def _shares(line: Difference) -> tuple[float | None, ...]:

@@ -129,11 +129,11 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
         ProbeColumn(key="id", title="probe"),
         ProbeColumn(key="outcome", title="outcome", is_number=False),
         *((ProbeColumn(key="fidelity", title="how", is_number=False),) if several else ()),
-        *(ProbeColumn(key=knob, title=knob, is_number=KNOBS[knob].kind is int) for knob in knobs),
+        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
         ProbeColumn(key="memory", title=f"memory, {unit}", is_figure=True),
         ProbeColumn(key="step", title="step, s", is_figure=True),
-        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
         ProbeColumn(key="took", title="took", is_figure=True),
+        *(ProbeColumn(key=knob, title=knob, is_number=KNOBS[knob].kind is int) for knob in knobs),
     )
     rows = tuple(_row(study, probe, columns, divisor, best) for probe in probes)
     counts = Counter(row.outcome for row in rows)

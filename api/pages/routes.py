@@ -4,7 +4,8 @@ import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
-from typing import Annotated
+from math import inf
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import anyio
@@ -50,18 +51,24 @@ from api.schemas import STUDY_ID
 from api.security import Admin, Reader, Submitter, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, standing_of
+from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState, parse_labels
+from tuner.core.words import rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
 from tuner.results.summary import LEAST_COMPARED
+from tuner.space import enumerate_space
 from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
+from tuner.store.figures import usual_probe_s
 from tuner.store.tables import Scope
-from tuner.text import json_text
+from tuner.text import count_text, json_text
 
 # Problems that are told above the form, which keeps what was typed.
 TOLD = frozenset({409, 422, 429})
 # The field that gives an open study the limits of the form.
 REPLACE = "replace"
+# The button that asks how much there is to try, and nothing else.
+CHECK = "check"
 
 LONGEST_WORD = 64
 # Characters of one value of a configuration in the address.
@@ -143,7 +150,8 @@ def new_page(
         texts = {**texts_of_study(context.store.study(like)), **texts}
     elif texts:
         texts = {**initial_texts(), **texts}
-    return render(request, "new.html", form=form_of(texts or None), like=like, open_study=None)
+    form = form_of(texts or None)
+    return render(request, "new.html", form=form, like=like, open_study=None, sized="")
 
 
 @router.post("/new", response_class=HTMLResponse)
@@ -155,6 +163,12 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
     request_body = {name: value for name, value in asked.request.items() if value is not None}
     if form.get(REPLACE) == "true":
         request_body[REPLACE] = True
+    if form.get(CHECK) == "true":
+        try:
+            sized = await context.turns.run(caller.owner, _sized, context, request_body)
+        except UsageError as error:
+            return _again(request, asked, (place_of(asked, error),))
+        return _again(request, asked, (), 200, sized=sized)
     submit = partial(
         context.submissions.submit,
         request_body,
@@ -183,15 +197,39 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
     return answer
 
 
+def _sized(context: Context, body: dict[str, Any]) -> str:
+    """How much there is to try for a question, and about how long that takes."""
+    placed = context.submissions.placed(body)
+    question, limits = placed.question, placed.limits
+    world, workload = question.cluster.world_size, question.workload
+    legal = len(enumerate_space(question).legal)
+    is_dry = limits.fidelity is Fidelity.PREDICTED
+    most = limits.max_probes + ((limits.max_dry_runs or 0) if is_dry else 0)
+    each_s = usual_probe_s(context.store.transactions, limits.fidelity)
+    if each_s is None:
+        time = "how long one takes is not known here yet"
+    else:
+        at_most_s = min(most * each_s, limits.wall_s or inf)
+        time = f"about {rough_duration_text(at_most_s)} ({rough_duration_text(each_s)} each here)"
+    return ", ".join((
+        count_text(world, "GPU" if rank_word(question) == "GPU" else "CPU rank"),
+        f"{workload.sequence_length * workload.global_batch_size:,} tokens in each optimizer step,"
+        f" {count_text(legal, 'legal configuration')}",
+        f"up to {count_text(most, 'dry run' if is_dry else 'probe')}, {time}.",
+    ))  # fmt: skip
+
+
 def _again(
     request: Request,
     asked: TypedForm,
     wrong: tuple[Wrong, ...],
     status: int = 422,
     open_study: str | None = None,
+    sized: str = "",
 ) -> Response:
-    """The form as it was typed, with what is wrong beside its fields."""
-    values = {"form": form_of(asked.texts, wrong), "like": None, "open_study": open_study}
+    """The form as it was typed, with what is wrong, or how much there is to try."""
+    form = form_of(asked.texts, wrong)
+    values = {"form": form, "like": None, "open_study": open_study, "sized": sized}
     return render(request, "new.html", status=status, **values)
 
 

@@ -189,7 +189,7 @@ def study_page(
         "answer": answer,
         "bar": bar,
         "scatter": charts.scatter([charts.Series(drawn, href, limit_bytes)], per=per)
-        if drawn
+        if len(drawn) > 1
         else None,
         "unprobed": [(point, settings_path(study.id, point.settings)) for point in unprobed],
         "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,

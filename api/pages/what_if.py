@@ -57,13 +57,11 @@ def page_of(
     controls = []
     for name in (one.knob for one in knobs if one.knob in options):
         knob, values_of = KNOBS[name], options[name]
-        shown = [one.shown.replace("_", " ") for one in values_of]
-        if knob.kind is bool:
-            shown = ["on" if one.value else "off" for one in values_of]
+        shown = [one.shown for one in values_of]
         controls.append(
             SimpleNamespace(
                 knob=name,
-                label=knob.label,
+                about=knob.label,
                 id=f"k-{name.replace('_', '-')}",
                 options=values_of,
                 shown=shown,

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.framework import FrameworkName
-from tuner.core.script import Launch
+from tuner.core.script import CONFIGURATION, Launch, script_launch
 from tuner.core.study import ProbeState, Question, Study
 from tuner.core.words import describe, memory_range_text, rank_word, speed_range_text
 from tuner.errors import TunerError, UnknownNameError, UsageError
@@ -21,7 +21,6 @@ from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.launchfiles.contract import torchrun
 from tuner.results.points import row_text, rows_of
-from tuner.script import CONFIGURATION, script_launch
 from tuner.space import Space
 
 # In every file of ours, near its beginning.

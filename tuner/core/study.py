@@ -27,7 +27,6 @@ from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
-from tuner.model.shape import is_named
 from tuner.plain import Plain
 
 if TYPE_CHECKING:
@@ -226,7 +225,7 @@ class Question:
             for name in sorted(self.knobs)
         }
         object.__setattr__(self, "knobs", checked)
-        if self.script is None and not is_named(self.workload.model):
+        if self.script is None and not self.workload.model.is_named:
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
         task = self.workload.model.task
@@ -269,7 +268,7 @@ class Question:
         if self.script is None:
             return model.name
         file = PurePath(self.script.path).name
-        return f"{file} ({model.name})" if is_named(model) else file
+        return f"{file} ({model.name})" if model.is_named else file
 
     @property
     def identity(self) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective
-from tuner.cost.allocated import Peak
+from tuner.cost.prediction import Peak
 from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT

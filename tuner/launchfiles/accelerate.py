@@ -36,7 +36,6 @@ from tuner.launchfiles.fsdp import (
 from tuner.launchfiles.header import code, comment, header, provenance
 from tuner.launchfiles.model_code import adapter_needs, packing_needs, use_loss
 from tuner.launchfiles.shell import in_force
-from tuner.model.shape import is_named
 from tuner.space.rules import (
     FROZEN_DTYPE_IS_FREE,
     FROZEN_STAYS_NARROW,
@@ -69,7 +68,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     }
     if is_sharded(question, settings):
         found = options(question, settings)
-        if not is_named(question.workload.model) or not found["transformer_layer_cls_to_wrap"]:
+        if not question.workload.model.is_named or not found["transformer_layer_cls_to_wrap"]:
             # accelerate takes what transformers says of it
             del found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {f"fsdp_{name}": value for name, value in found.items()}

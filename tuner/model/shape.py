@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -38,6 +38,21 @@ LARGEST_FILE_BYTES = 2**20
 LONGEST_NAME = 200
 
 
+# Attention that sees a window only.
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Holds what makes two layers of one model need different memory."""
+
+    attention: str = FULL  # or :data:`SLIDING`
+    rotates: bool = True  # whether its attention has rotary position embeddings
+    sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
+    told: tuple[object, ...] = ()  # of a type that only dry runs know, what its fields tell apart
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A model's shape. Equal configurations build equal models.
@@ -50,6 +65,8 @@ class ModelConfig:
     fields: Mapping[str, Any] = field(compare=False, repr=False)
     """Allow-listed fields of ``config.json``, complete and immutable (lists become tuples)."""
     task: Task = Task.CAUSAL_LM  # what it is trained for
+    layer_kinds: tuple[LayerKind, ...] = field(init=False, compare=False, repr=False)
+    """The kind of every layer, as transformers 5 builds it."""
     fingerprint: str = field(init=False)
     """SHA-256 of the canonical JSON of ``model_type``, ``fields``, and a ``task`` that is not the
     default, in hexadecimal."""
@@ -73,6 +90,7 @@ class ModelConfig:
         decides = [self.model_type, fields, *[str(self.task)] * (not self.is_causal_lm)]
         text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "fields", _freeze(fields))
+        object.__setattr__(self, "layer_kinds", _layer_kinds(self))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
 
     def as_config(self) -> dict[str, Any]:
@@ -87,6 +105,11 @@ class ModelConfig:
         sequence are known, all else is as of a model that has nothing of it.
         """
         return not self.is_causal_lm or self.model_type not in ARCHITECTURES
+
+    @property
+    def is_named(self) -> bool:
+        """Tells whether something is known of it; else it is :func:`unnamed_model`'s."""
+        return self.fingerprint != unnamed_model().fingerprint
 
     @property
     def is_causal_lm(self) -> bool:
@@ -311,21 +334,6 @@ def _thaw(value: Any) -> Any:
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-# Attention that sees a window only.
-SLIDING = "sliding_attention"
-FULL = "full_attention"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKind:
-    """Holds what makes two layers of one model need different memory."""
-
-    attention: str = FULL  # or :data:`SLIDING`
-    rotates: bool = True  # whether its attention has rotary position embeddings
-    sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
-    told: tuple[object, ...] = ()  # of a type that only dry runs know, what its fields tell apart
-
-
 def has_capped_scores(model: ModelConfig) -> bool:
     """Tells whether scores of attention are capped (Gemma 2)."""
     return bool(model.fields.get("attn_logit_softcapping"))
@@ -357,11 +365,8 @@ def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset
     }
 
 
-@lru_cache(maxsize=256)
-def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer, as transformers 5 builds it.
-
-    The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
+def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
+    """The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
     ``transformers/models``. A window slides also where it is longer than the sequence. A type that
     only dry runs know may say something of each layer by a list with an entry for each, by the
     numbers of some, by a period, or by a number of first ones.
@@ -441,11 +446,6 @@ FIELDS: Mapping[str, Any] = {
 def unnamed_model() -> ModelConfig:
     """Makes the model that stands for one that is not named."""
     return read_model_config(FIELDS, name=NAME)
-
-
-def is_named(model: ModelConfig) -> bool:
-    """Tells whether something is known of a model."""
-    return model.fingerprint != unnamed_model().fingerprint
 
 
 def shown_workload(workload: Mapping[str, Any]) -> dict[str, Any]:

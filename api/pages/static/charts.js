@@ -80,10 +80,15 @@
     const across = (x) => 100 * within((x - left) / (right - left));
     const down = (y) => height * (1 - within((y - bottom) / (top - bottom)));
     svg.dataset.now = range.join(" ");
+    const isHome = numbers(svg.dataset.range).every((end, n) => end === range[n]);
     const fronts = new Map();
     for (const mark of svg.querySelectorAll(MARK)) {
       const [x, y] = numbers(mark.dataset.at);
       const use = mark.querySelector("use");
+      const isBeyond = x < left || x > right || y < bottom || y > top;
+      mark.classList.toggle("chart-beyond", isBeyond);
+      // At the edge of what somebody chose to see it would be in the way.
+      mark.setAttribute("visibility", isBeyond && !isHome ? "hidden" : "visible");
       use.setAttribute("x", `${across(x)}%`);
       if (y !== undefined) use.setAttribute("y", down(y));
       mark.querySelector(".chart-ring")?.setAttribute("cx", `${across(x)}%`);
@@ -114,7 +119,6 @@
       ...ticks(left, right, 4).map((tick) => element("text", { x: `${across(tick)}%`, y: foot, dy: "1.4em", "text-anchor": "middle" }, shown(tick))),
     );
     const button = svg.parentElement.querySelector("[data-zoom]") ?? svg.parentElement.querySelector(".chart-head").appendChild(Object.assign(document.createElement("button"), { className: "button quiet", type: "button" }));
-    const isHome = svg.dataset.now === svg.dataset.range;
     button.dataset.zoom = isHome ? "whole" : "range";
     button.textContent = isHome ? "Show all" : "Back to the crowd";
   }

@@ -87,11 +87,12 @@
 
   // What is read must not move when something above it grows.
   function held(change) {
-    const seen = [...root.querySelectorAll("[data-part]")].find((part) => part.getBoundingClientRect().bottom > 0);
+    const seen = [...root.querySelectorAll("h2[id], details[id]")].find((one) => one.getBoundingClientRect().top >= 0);
     const before = seen?.getBoundingClientRect().top;
     change();
-    if (!seen || window.scrollY === 0) return;
-    const moved = seen.getBoundingClientRect().top - before;
+    const now = seen && document.getElementById(seen.id);
+    if (!now || window.scrollY === 0) return;
+    const moved = now.getBoundingClientRect().top - before;
     if (Math.abs(moved) > 1) window.scrollBy({ top: moved, behavior: "instant" });
   }
 

@@ -12,11 +12,10 @@ from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, FrameworkName, framework
 from tuner.core.measurement import Basis
 from tuner.core.workload import Workload
-from tuner.cost.allocated import Peak
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tuner.cost.memory.pipeline import refused, stage_memory
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import Peak, Prediction, predict
 from tuner.cost.script import Script
 from tuner.model import published_model as read
 

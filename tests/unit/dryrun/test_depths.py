@@ -3,7 +3,7 @@
 from tuner.catalog.models import names
 from tuner.core.configuration import Checkpointing
 from tuner.cost.memory.tensors import counts
-from tuner.dryrun.plan import at_depth, depths_of, layer_kinds
+from tuner.dryrun.plan import at_depth, depths_of
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 
@@ -16,7 +16,7 @@ def model(model_type, **fields):
 
 def kept(config, depth):
     """The layers of a shallow copy, read back from its configuration alone."""
-    return layer_kinds(read_model_config(at_depth(config, depth), name="shallow"))
+    return read_model_config(at_depth(config, depth), name="shallow").layer_kinds
 
 
 def test_parameters_grow_on_a_straight_line_to_the_whole_model():

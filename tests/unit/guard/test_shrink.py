@@ -5,7 +5,6 @@ from importlib.resources import files
 import pytest
 
 from tuner.cost.memory.tensors import counts
-from tuner.dryrun.plan import layer_kinds
 from tuner.guard.replica import MOST_EXPERTS, VOCABULARY, NoReplicaError, small_model
 from tuner.model import load_model, read_model_config
 
@@ -35,7 +34,7 @@ def test_every_model_of_the_catalogue_has_a_small_one():
         assert counts(found).parameters < 4_000_000
         assert found.vocab_size == VOCABULARY
         assert found.tied_embeddings == whole.tied_embeddings
-        assert set(layer_kinds(found)) == set(layer_kinds(whole))
+        assert set(found.layer_kinds) == set(whole.layer_kinds)
         if whole.kv_heads not in (1, whole.heads):
             assert found.heads // found.kv_heads == whole.heads // whole.kv_heads
             assert found.kv_heads % 2 == 0

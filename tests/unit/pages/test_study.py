@@ -104,6 +104,7 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert (none.title, none.best, none.tabs, none.share) == ("Nothing fits", None, (), None)
     assert (none.state, none.nothing_fits) == ("nothing fits", True)
     assert none.why_none
+    assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
     limits = Limits(fidelity=Fidelity.PREDICTED)
     early = answer_of(study(question(), [], StudyState.QUEUED, limits=limits), None, None)
     assert early.title == "Nothing is known yet"

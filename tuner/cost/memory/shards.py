@@ -22,7 +22,7 @@ from tuner.cost.memory.graph import Program
 from tuner.cost.memory.layers import LayerKey, layer_program
 from tuner.cost.memory.tensors import Split, Tensor, model_tensors
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, layer_kinds
+from tuner.model.shape import SLIDING
 
 
 class Trained(NamedTuple):
@@ -415,7 +415,7 @@ def layer_variants(
             sparse=kind.sparse,
             masked=bool(masked) or (masked is None and slides and kind.attention == SLIDING),
         )
-        for kind in layer_kinds(model)
+        for kind in model.layer_kinds
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tuner.core.adapter import Adapter
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import layer_kinds, linears
+from tuner.model.shape import linears
 
 
 class Split(Enum):
@@ -174,7 +174,7 @@ def model_tensors(
         positions=learned,
         dense_layer=layer(*_mlp(model, model.intermediate_size)),
         sparse_layer=sparse,
-        is_sparse=tuple(kind.sparse for kind in layer_kinds(model)),
+        is_sparse=tuple(kind.sparse for kind in model.layer_kinds),
         norm=norm,
         head=head,
     )
