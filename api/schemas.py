@@ -211,6 +211,8 @@ class SizedOn(Answered):
     """The best configuration that is predicted on a number of GPUs."""
 
     gpus: int
+    nodes: int
+    gpus_per_node: int
     cluster: str
     model: str
     sequence_length: int
@@ -284,7 +286,7 @@ class ModelListed(Answered):
     name: str
     model_type: str
     parameters: int
-    active_parameters: int
+    active_parameters: int | None
     layers: int
     hidden_size: int
     longest_sequence: int

@@ -17,7 +17,8 @@ def show_models(begun: str, *, as_json: bool) -> int:
     else:
         rows = [
             (one["name"], one["model_type"], _billions(one["parameters"]),
-             _billions(active) if (active := one["active_parameters"]) < one["parameters"] else "-",
+             "-" if one["active_parameters"] in (None, one["parameters"])
+             else _billions(one["active_parameters"]),
              str(one["layers"]), str(one["hidden_size"]), f"{one['longest_sequence']:,}")
             for one in found
         ]  # fmt: skip

@@ -42,9 +42,7 @@ else:
         **{
             name: (
                 info.rebuild_annotation() | None,
-                Field(
-                    None if info.is_required() else info.default, description=info.description
-                ),
+                Field(None if info.is_required() else info.default, description=info.description),
             )
             for name, info in WorkloadGiven.model_fields.items()
         },

@@ -9,11 +9,14 @@ from tuner.model import published_model
 
 
 def listed_models(begun: str = "") -> list[dict[str, Any]]:
-    """The models of the catalogue whose names hold ``begun``."""
+    """The models of the catalogue whose names hold ``begun``; of those that only dry runs know,
+    nobody has counted the active parameters."""
     found = [published_model(name) for name in models.names() if begun.lower() in name]
     return [
-        {"name": one.name, "model_type": one.model_type, "parameters": counts(one).parameters,
-         "active_parameters": counts(one).active_parameters, "layers": one.layers,
+        {"name": one.name, "model_type": one.model_type,
+         "parameters": models.entry(one.name)["parameters"],
+         "active_parameters": None if one.is_traced else counts(one).active_parameters,
+         "layers": one.layers,
          "hidden_size": one.hidden_size, "longest_sequence": one.max_sequence_length}
         for one in found
     ]  # fmt: skip

@@ -43,6 +43,8 @@ PAGES = {
     ("GET", "/studies/{study_id}/probes/{probe_id}"): Scope.READ,
     ("GET", "/studies/{study_id}/settings"): Scope.READ,
     ("POST", "/studies/{study_id}/cancel"): Scope.SUBMIT,
+    ("POST", "/studies/{study_id}/labels"): Scope.SUBMIT,
+    ("POST", "/studies/{study_id}/delete"): Scope.ADMIN,
 }
 OPEN = {
     ("GET", "/sign-in"),

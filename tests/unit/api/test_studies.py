@@ -95,7 +95,7 @@ def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, store,
     assert client.get(f"/tune/{full['study_id']}?view=long").status_code == 422
     listed, unknown = client.get("/tune").json()["studies"]
     assert unknown["answer"]["settings"] is None
-    assert listed["answer"]["settings"] == best["settings"]
+    assert listed["answer"]["settings"].items() >= best["settings"].items()
     assert listed["answer"]["tokens_per_s_per_gpu"] == best["tokens_per_s_per_gpu"]
 
 
