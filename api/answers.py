@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import anyio
@@ -20,10 +20,10 @@ import anyio
 from tuner.client.advance import is_answered
 from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
-from tuner.core.study import OPEN, Limits, Study
+from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
 from tuner.explain.known import best_known, is_forecast, why_none
-from tuner.model.shape import shown_question
+from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results import Evidence, headline
 from tuner.store import Store, StudyStatus
@@ -210,7 +210,7 @@ class Answers:
         return Whole(
             standing=standing,
             study=study,
-            suggestion=found and with_launch(found, study.question),
+            suggestion=found and with_launch(found, without_name(study.question)),
             evidence=Evidence(study),
         )
 
@@ -272,6 +272,14 @@ def brief(content: bytes) -> bytes:
     }
     text = json_text(short).encode()
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
+
+
+def without_name(question: Question) -> Question:
+    """The question for files that others run: of a model that is not the catalogue's the name is
+    whatever somebody who asked the same has called it."""
+    model = question.workload.model
+    known = replace(model, name=published_as(model) or ANONYMOUS)
+    return replace(question, workload=replace(question.workload, model=known))
 
 
 def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:

@@ -288,7 +288,6 @@ class ModelListed(Answered):
     parameters: int
     active_parameters: int | None
     layers: int
-    hidden_size: int
     longest_sequence: int
 
 

@@ -11,7 +11,7 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api import EXAMPLES, schemas
-from api.answers import Body, brief
+from api.answers import Body, brief, without_name
 from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
@@ -460,7 +460,7 @@ async def export_study(
         if reason := why_not(format_name, study.question, best.settings):
             detail = f"{format_name}: {reason}"
             raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-        return exported(format_name, study.question, best, study.id)
+        return exported(format_name, without_name(study.question), best, study.id)
 
     text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]

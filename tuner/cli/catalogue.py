@@ -11,25 +11,28 @@ RATES = ("memory_bytes_per_s", "intra_node_bytes_per_s", "inter_node_bytes_per_s
 
 def show_models(begun: str, *, as_json: bool) -> int:
     """List the models whose names hold ``begun``; the exit code, 1 without any."""
-    found = listed_models(begun)
+    listed = listed_models(begun)
     if as_json:
-        print_json({"models": found})
-    else:
+        print_json({"models": listed})
+    elif listed:
         rows = [
-            (one["name"], one["model_type"], _billions(one["parameters"]),
-             "-" if one["active_parameters"] in (None, one["parameters"])
-             else _billions(one["active_parameters"]),
-             str(one["layers"]), str(one["hidden_size"]), f"{one['longest_sequence']:,}")
-            for one in found
-        ]  # fmt: skip
-        heads = ("model", "type", "billion", "active", "layers", "hidden", "longest")
-        if rows:
-            print_rows(heads, rows, "billion,active,layers,hidden,longest")
-    return 0 if found else 1
+            (
+                one["name"],
+                one["model_type"],
+                _billions(one["parameters"]),
+                _billions(one["active_parameters"]),
+                str(one["layers"]),
+                f"{one['longest_sequence']:,}",
+            )
+            for one in listed
+        ]
+        heads = ("model", "type", "billion", "active", "layers", "longest")
+        print_rows(heads, rows, "billion,active,layers,longest")
+    return 0 if listed else 1
 
 
-def _billions(parameters: int) -> str:
-    return f"{parameters / 1e9:.3g}"
+def _billions(parameters: int | None) -> str:
+    return "-" if parameters is None else f"{parameters / 1e9:.3g}"
 
 
 def show_gpus(begun: str, *, as_json: bool) -> int:

@@ -17,7 +17,7 @@ def listed_models(begun: str = "") -> list[dict[str, Any]]:
          "parameters": models.entry(one.name)["parameters"],
          "active_parameters": None if one.is_traced else counts(one).active_parameters,
          "layers": one.layers,
-         "hidden_size": one.hidden_size, "longest_sequence": one.max_sequence_length}
+         "longest_sequence": one.max_sequence_length}
         for one in found
     ]  # fmt: skip
 

@@ -104,7 +104,7 @@ from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
 from tuner.model.checks import check_json
-from tuner.model.shape import unnamed_model
+from tuner.model.shape import ANONYMOUS, named, unnamed_model
 from tuner.space import count_settings, divisors, enumerate_space
 from tuner.space.rules import check_possible
 
@@ -123,8 +123,6 @@ LARGEST_GIB = 2**20
 LARGEST_FILE_BYTES = 64 * 1024
 # How a cluster may be written that is not here.
 NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
-# What a model is called whose configuration is given without ``model_name``.
-INLINE_MODEL = "the model"
 # Parts of cases that are kept once read, and the characters of the largest.
 MOST_KEPT, LONGEST_KEPT = 4096, 16 * 1024
 # Names of one object, but of a model's configuration.
@@ -204,7 +202,7 @@ def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
         raise UsageError("model", value, "must be a name, or the fields of a config.json")
     if reason := uncovered_model_type(value.get("model_type"), task):
         raise NotCoveredError("model_type", value.get("model_type"), reason)
-    return read_model_config(value, info.data.get("model_name") or INLINE_MODEL, task)
+    return named(read_model_config(value, info.data.get("model_name") or ANONYMOUS, task))
 
 
 Short = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]

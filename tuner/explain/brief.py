@@ -271,6 +271,11 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
+    if fact := facts.get("awkward_batch"):
+        batch = fact["batch"]
+        others = " or ".join(map(str, batch["instead"]))
+        lost = share_text(batch["cost"])
+        yield f"Batch {batch['global_batch_size']} costs {lost} of the speed: {others} would not."
     if fact := facts.get("unverified"):
         leader = _other(fact["leader"], best, fact["ratio"])
         yield f"Not dry-run: {leader}; --max-probes {study.limits.max_probes + 3} looks."

@@ -16,6 +16,8 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
+from tuner.launchfiles import FORMATS
+from tuner.model import load_model
 from tuner.planner import Stop, next_probe
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
@@ -376,6 +378,24 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkey
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
+
+
+def test_no_ones_name_of_a_model_is_in_anothers_files(client, keep_dry_runs):
+    own = load_model("stories15m").as_config()
+    named = {**PREDICTED, "workload": {**WORKLOAD, "model": own, "model_name": "evil/repo"}}
+    published = {**PREDICTED, "workload": {**WORKLOAD, "model": "stories15m"}}
+    first, second = ask(client, named).json(), ask(client, published).json()
+    assert first["study_id"] == second["study_id"]
+    assert second["question"]["workload"]["model_name"] == "stories15m"
+    assert "evil" not in str(second)
+    mine = {**PREDICTED, "workload": {**WORKLOAD, "model_name": "evil/repo"}}
+    keep_dry_runs(mine)
+    path = ask(client, mine).headers["location"]
+    assert "evil" not in str(client.get(path).json()["suggestion"]["launch"])
+    for name in FORMATS:
+        found = client.get(f"{path}/export/{name}")
+        assert "evil" not in found.text, name
+    assert "TUNED_MODEL" not in client.get(f"{path}/export/env").text
 
 
 def test_why_all_probes_failed_is_said(client, store):

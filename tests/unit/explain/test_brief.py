@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.explain.test_english import GROUNDS, LONGER, PAID, PAIR, TOO_LARGE, evaluation
-from tuner.core.answer import Reason, Suggestion
+from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
@@ -39,7 +39,10 @@ def between(value, low, high, provenance=PREDICTED):
 
 def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None):
     study = Study(
-        id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=StudyState.DONE
+        id="st-1",
+        question=question(),
+        limits=Limits(fidelity=fidelity),
+        state=StudyState.DONE,
     )
     best = best or replace(
         evaluation(),
@@ -116,6 +119,12 @@ def test_how_sure_says_what_more_probes_may_gain():
     )
     assert told(replace(more, most=0.0)).sure[-1] == "More probes are expected to gain nothing."
     assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
+
+
+def test_a_batch_that_divides_badly_is_said():
+    batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
+    said = "Batch 250 costs 16% of the speed: 248 or 256 would not."
+    assert said in told(facts.AwkwardBatch(batch=batch)).sure
 
 
 def test_memory_has_its_interval_in_one_unit():
