@@ -13,10 +13,10 @@ from tuner.client.answered import (
     with_launch,
     write_text,
 )
+from tuner.core.script import tuned_name
 from tuner.errors import UnknownNameError, UsageError
 from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
-from tuner.script import tuned_name
 from tuner.store import open_store
 from tuner.text import count_text
 

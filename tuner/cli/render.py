@@ -13,17 +13,18 @@ from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.serve import page_of
-from tuner.cli.tables import probes_table, show_candidates, sizes_text, spare_text
+from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
+from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import rank_word
-from tuner.errors import NothingFitsError, TunerError
-from tuner.explain.brief import brief, needed_text, scale
+from tuner.core.words import memory_range_text, rank_word, sizes_text
+from tuner.errors import NothingFitsError, TunerError, UsageError
+from tuner.explain.brief import brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.explain.ways_out import WayOut, ways_out
@@ -46,22 +47,42 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
-    answered = answer_at(
-        read_options(asked),
+    if asked.from_file is not None:
+        from tuner.cli.from_file import run as run_file
+
+        return run_file(asked, asked.from_file)
+    for name in ("format_name", "in_place", "no_backup", "diff"):
+        if given := getattr(asked, name):
+            raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
+    return show_asked(asked, answer_asked(asked, read_options(asked)))
+
+
+def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
+    """The answer to a request, where and as the options say."""
+    if asked.tokens is not None:
+        read_tokens("tokens", asked.tokens)
+    return answer_at(
+        request,
         Terminal(quiet=asked.quiet),
         asked.write or (),
         server=asked.server,
         replaces=asked.replace,
         db=asked.db,
     )
+
+
+def show_asked(
+    asked: SuggestAsked, answered: Answered, more: Mapping[str, Any] | None = None
+) -> int:
+    """Show an answer as the options say, with ``more`` fields in JSON; the exit code."""
     return show_answered(
         answered,
         as_json=asked.json,
         in_full=asked.why,
         in_short=asked.quiet,
-        tokens=tokens,
+        tokens=None if asked.tokens is None else read_tokens("tokens", asked.tokens),
         page=page_of(answered.study.id, asked.server, asked.db),
+        more=more,
     )
 
 
@@ -73,13 +94,15 @@ def show_answered(
     in_short: bool = False,
     tokens: float | None = None,
     page: str = "",
+    more: Mapping[str, Any] | None = None,
 ) -> int:
     """Show an answer, and write its files; the exit code."""
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
     found = ways_out(study.question, study.limits) if nothing_fits else ()
     if as_json:
-        shown = {**answered.as_json, **({"beside": answered.beside} if answered.beside else {})}
+        shown = {**answered.as_json, **(more or {})}
+        shown |= {"beside": answered.beside} if answered.beside else {}
         if suggestion.best is not None:
             shown["scale"] = scale(study.question, suggestion.best, tokens).as_dict()
         if found:
@@ -227,7 +250,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    yield "needed", f"{needed_text(best)} per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield "needed", memory_range_text(best, per)
     yield "allocated", sizes_text(best.allocated_gib)
     if best.basis is not None:
         allocated, reserved = (
@@ -314,7 +337,7 @@ def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator
     yield "More", f"tuner studies show {suggestion.study_id} --why"
     probes = count_text(sum(suggestion.probes.values()), "probe")
     spent = duration_text(suggestion.wall_s)
-    if suggestion.device_s or suggestion.best is None or suggestion.best.basis is None:
+    if suggestion.device_s:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     yield "Cost", f"{probes}, {spent}"
 

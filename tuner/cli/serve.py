@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from tuner.cli.commands import WorkerAsked
 from tuner.client.worker_process import Signals, deadline_arguments
 from tuner.core.launcher import LauncherName
+from tuner.environment import PASSED_BY_NAME
 from tuner.errors import UsageError
 from tuner.text import read_duration
 
@@ -42,6 +43,9 @@ def worker(asked: WorkerAsked) -> int:
         raise UsageError("once", "with --drain", "only one of them can be asked for")
     if asked.json:
         os.environ["TUNER_LOG"] = "json"
+    if asked.pass_env:
+        named = [os.environ.get(PASSED_BY_NAME, ""), *asked.pass_env]
+        os.environ[PASSED_BY_NAME] = ",".join(filter(None, named))
     argv = worker_argv(asked)
     if asked.slurm is None:
         _become(argv, asked.db)

@@ -13,15 +13,14 @@ from typing import Any, Protocol, Self
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.framework import FrameworkName
-from tuner.core.script import Launch
+from tuner.core.script import CONFIGURATION, Launch, script_launch
 from tuner.core.study import ProbeState, Question, Study
-from tuner.core.words import describe, memory_range_text, rank_word, speed_range_text
-from tuner.errors import TunerError, UsageError
+from tuner.core.words import describe, memory_range_text, rank_word, rate_text
+from tuner.errors import TunerError, UnknownNameError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.launchfiles.contract import torchrun
 from tuner.results.points import row_text, rows_of
-from tuner.script import CONFIGURATION, script_launch
 from tuner.space import Space
 
 # In every file of ours, near its beginning.
@@ -47,7 +46,7 @@ def read_targets(texts: Sequence[str], question: Question, space: Space) -> tupl
         if not equals or not name or not path:
             raise UsageError("write", text, f"must look like accelerate=FILE; {known}")
         if name not in FORMATS:
-            raise UsageError("write", name, f"no such format; {known}")
+            raise UnknownNameError("write", name, FORMATS)
         targets.append(Target(format_name=name, path=read_path("write", path)))
         check_replaceable("write", name, targets[-1].path)
     check_targets(targets, question, space)
@@ -302,6 +301,6 @@ def exported(format_name: str, question: Question, best: Candidate, study_id: st
         date=datetime.now(UTC).date().isoformat(),
         provenance=best.provenance,
         versions=best.guard.versions,
-        figures=(speed_range_text(best, per), memory_range_text(best, per)),
+        figures=(rate_text(best.tokens_per_s_per_gpu, per), memory_range_text(best, per)),
     )
     return export(format_name, question, best.settings, about)

@@ -23,7 +23,7 @@ from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, is_fsdp
 from tuner.model import ModelConfig
 from tuner.model.checks import LAYER_NAMES, first_of, text_of
-from tuner.model.shape import SLIDING, LayerKind, layer_indices, layer_kinds
+from tuner.model.shape import SLIDING, LayerKind, layer_indices
 
 # Layers of the shallowest copy. The first and the last layer differ from those between them in what
 # is gathered and kept around them; with two at each end, one at each is like the others.
@@ -59,7 +59,7 @@ def depths_of(
     in whether they are checkpointed, and the last ones. The model's own depth is taken where it
     costs no more than the two, or where its layers follow no such pattern.
     """
-    pattern = _pattern(layer_kinds(model), checkpointing)
+    pattern = _pattern(model.layer_kinds, checkpointing)
     if pattern is None:
         return (model.layers,)
     low = pattern.shallowest
@@ -79,7 +79,7 @@ def at_depth(
     config = model.as_config()
     if depth == model.layers:
         return config
-    kinds = layer_kinds(model)
+    kinds = model.layer_kinds
     pattern = _pattern(kinds, checkpointing)
     assert pattern is not None, "only models with a pattern have shallow copies"
     kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
@@ -139,6 +139,10 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
 
     How, and for how long, it is looked at is for who asks to add.
     """
+    packing: dict[str, Any] = {}
+    if workload.packing is not None:
+        row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
+        packing = {"packing": row}
     return {
         "format": SPEC_FORMAT,
         "model": workload.model.as_config(),
@@ -151,7 +155,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
-        **_packing_spec(workload),
+        **packing,
         **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         **({"image_tokens": workload.image_tokens} if workload.image_tokens else {}),
@@ -160,13 +164,6 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "device": str(cluster.gpu.device),
         "attention_backends": attention_backends(workload, cluster),
     }
-
-
-def _packing_spec(workload: Workload) -> dict[str, Any]:
-    if workload.packing is None:
-        return {}
-    row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
-    return {"packing": row}
 
 
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:

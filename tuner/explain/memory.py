@@ -13,7 +13,6 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.allocated import Profile
 from tuner.cost.memory.optimizers import state_bytes
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
@@ -24,7 +23,7 @@ from tuner.cost.memory.shards import (
     shard_ranks,
     shards,
 )
-from tuner.cost.prediction import Prediction, predict, uncovered_settings
+from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
 from tuner.explain.facts import (

@@ -383,12 +383,6 @@ CASES: dict[str, dict[str, Any]] = {
     "frozen": {
         "sharding": "full_shard", "precision": "bf16_mixed", "frozen": ["embeddings", "layers.0-1"],
     },
-    "images, their tower frozen": {
-        "model": SEES["gemma3"], "sharding": "full_shard", "frozen": ["vision_tower"], **IMAGES,
-    },
-    "images, adapted": {
-        "model": SEES["qwen2_5_vl"], "adapter": DROPS, "activation_checkpointing": "full", **IMAGES,
-    },
     "saved": {
         "precision": "bf16_mixed", "reduce_dtype": "bf16",
         "adapter": {**QUANTIZED, "modules_to_save": ["embed_tokens", "lm_head"]},
@@ -504,6 +498,16 @@ OTHER_TYPES: Mapping[str, dict[str, Any]] = {
                    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "vocab_size": 512, "max_position_embeddings": 128},
 }  # fmt: skip
+
+
+def test_memory_of_text_and_images(preloaded: Preloaded, tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "a frozen tower": {
+            "model": SEES["gemma3"], "sharding": "full_shard", "frozen": ["vision_tower"], **IMAGES,
+        },
+        "adapted": {"model": SEES["qwen2_5_vl"], "ranks": 1, "adapter": DROPS, **IMAGES},
+    }  # fmt: skip
+    hold_predictions(preloaded, tmp_path, of_cases(cases))
 
 
 def test_memory_of_one_rank(preloaded: Preloaded, tmp_path: Path) -> None:

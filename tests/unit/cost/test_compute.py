@@ -7,6 +7,7 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Loss, Precision, Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.pipeline import Stage
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.compute import attention_work, moved_bytes, stage_compute_s
 from tuner.model import published_model as read
 from tuner.model import read_model_config
@@ -85,8 +86,7 @@ def test_only_traffic_is_left_where_products_take_no_time() -> None:
     assert narrow == mixed
     assert wide == pytest.approx(2 * narrow, rel=1e-4)
     assert gpu.memory_bytes_per_s is not None
-    parameters = asked.model.parameters - asked.model.embedding_parameters
-    weights = 3 * 2 * parameters / asked.model.layers  # twice read, gradients written
+    weights = 3 * 2 * counts(asked.model).layer  # read twice, written
     elements = 3 * 1024 * moved_bytes(asked.model, 2)
     moved = weights + COSTS.torch.traffic_factor * elements
     assert narrow == pytest.approx(moved / gpu.memory_bytes_per_s, rel=1e-3)
@@ -100,8 +100,7 @@ def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
     for model in ("gpt2", "llama-3.1-8b", "llama-3.1-405b"):
         asked, one = of(model, 1024), Settings(micro_batch_size=16)
         found = stage_compute_s(asked, one, fast, costs, LAYER)
-        parameters = asked.model.parameters - asked.model.embedding_parameters
-        reached.append(6 * parameters / asked.model.layers * 16 * 1024 / found / 794.5e12)
+        reached.append(6 * counts(asked.model).layer * 16 * 1024 / found / 794.5e12)
     assert reached[0] < 0.6 < 0.7 < reached[1] < 0.9 < reached[2] < 1
 
 

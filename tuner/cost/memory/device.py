@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tuner.core.cluster import Cluster, Device, Gpu
 from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.framework import Framework, FrameworkName
+from tuner.core.framework import Framework
 from tuner.core.measurement import Phase
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Workload
@@ -72,7 +72,7 @@ def device_terms(
     cluster: Cluster,
     allocated_bytes: float,
     *,
-    framework: Framework | FrameworkName = FrameworkName.TORCH,
+    framework: Framework | None = None,
     costs: Costs | None = None,
 ) -> DeviceTerms:
     """The terms for legal settings that peak at ``allocated_bytes``; 0 on a CPU.
@@ -88,7 +88,7 @@ def device_terms(
     communicators = each.scaled(communicator_count(settings, cluster))
     checkpointed = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
     fsdp = is_fsdp(settings, cluster)
-    if fsdp and isinstance(framework, Framework) and framework.fsdp_version == 1:
+    if fsdp and framework is not None and framework.fsdp_version == 1:
         reserved = figures.reserved_fsdp1
     elif cluster.world_size == 1:
         reserved = figures.reserved

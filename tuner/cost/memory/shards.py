@@ -22,7 +22,7 @@ from tuner.cost.memory.graph import Program
 from tuner.cost.memory.layers import LayerKey, layer_program
 from tuner.cost.memory.tensors import Split, Tensor, model_tensors
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, layer_kinds
+from tuner.model.shape import SLIDING
 
 
 class Trained(NamedTuple):
@@ -268,6 +268,13 @@ def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
     return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
 
 
+def residual_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
+    """Bytes of an element between the blocks; under autocast these stay fp32, but beside an
+    adapter, whose frozen model is narrow."""
+    wide = autocasts(workload, settings, cluster) and workload.adapter is None
+    return 4 if wide else COMPUTE_BYTES[workload.precision]
+
+
 def frozen_bytes(workload: Workload) -> int:
     """Bytes of a frozen parameter: it is kept as it is computed with."""
     return COMPUTE_BYTES[workload.precision]
@@ -318,13 +325,11 @@ def shards(
     Selective checkpointing keeps the first of each ``selects_every`` products.
     """
     compute = COMPUTE_BYTES[workload.precision]
-    casts = autocasts(workload, settings, cluster)
-    residual = 4 if casts and workload.adapter is None else compute
     key = LayerKey(
         model=workload.model,
         sequence_length=workload.sequence_length,
         compute_bytes=compute,
-        residual_bytes=residual,
+        residual_bytes=residual_bytes(workload, settings, cluster),
         tp=settings.tp_size,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
@@ -344,8 +349,10 @@ def host_inputs(workload: Workload, settings: Settings, cluster: Cluster) -> tup
     """Bytes of each layer's input that a rank's micro-batch leaves in host memory."""
     if settings.activation_checkpointing is not Checkpointing.OFFLOAD:
         return ()
-    layers = shards(workload, settings, cluster).layers
-    return tuple(settings.micro_batch_size * layer.program.input_bytes for layer in layers)
+    cut = settings.tp_size if workload.splits_sequence else 1
+    residual = residual_bytes(workload, settings, cluster)
+    one = residual * (workload.sequence_length / cut) * workload.model.hidden_size
+    return (settings.micro_batch_size * one,) * ceil(workload.model.layers / settings.pp_size)
 
 
 def pinned_bytes(inputs: tuple[float, ...]) -> int:
@@ -408,7 +415,7 @@ def layer_variants(
             sparse=kind.sparse,
             masked=bool(masked) or (masked is None and slides and kind.attention == SLIDING),
         )
-        for kind in layer_kinds(model)
+        for kind in model.layer_kinds
     )
 
 

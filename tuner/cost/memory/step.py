@@ -48,7 +48,7 @@ from tuner.cost.memory.wrapping import (
     Wrapping,
 )
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_biased_scores, has_capped_scores, layer_kinds
+from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
 LOSS_PARTS = 8
@@ -256,10 +256,10 @@ class _Step(Wrapping):
             bias = sign * 4 * self.model.heads * self.model.max_sequence_length
             self.tape.fixed(ACTIVATIONS, bias)
         elif has_capped_scores(self.model):
-            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            kinds = {kind.attention for kind in self.model.layer_kinds}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif self.workload.masked:  # of each sequence, for its documents lie in their own way
-            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            kinds = {kind.attention for kind in self.model.layer_kinds}
             shared = is_block_diagonal(self.workload)
             self.tape.sequence(ACTIVATIONS, square * (self.c if shared else len(kinds)))
         elif any(v.masked for v in layer_variants(self.model, self.tokens, self.workload.masked)):

@@ -12,7 +12,7 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs, TorchCosts
 from tuner.cost.memory.attention import Backend, attention_of
-from tuner.cost.memory.pipeline import Stage, counts
+from tuner.cost.memory.pipeline import Stage
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     adapter_bytes,
@@ -23,6 +23,7 @@ from tuner.cost.memory.shards import (
     loss_width,
 )
 from tuner.cost.memory.step import LOSS_PARTS
+from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import has_biased_scores, linears
@@ -225,21 +226,6 @@ def logit_bytes(compute: int, width: int) -> int:
     return compute + 6 * width + (2 * (compute + width) if width > compute else 0)
 
 
-@lru_cache(maxsize=64)
-def _sides(model: ModelConfig, tp: int) -> float:
-    """Both dimensions of the weights of all products of a layer that a token goes through, added.
-
-    Tensor parallelism cuts the inner one; experts stay whole, but have a part of the tokens.
-    """
-    hidden, found = model.hidden_size, counts(model)
-    into = 2 if ARCHITECTURES[model.model_type].gated else 1
-    times = model.experts_per_token or 1
-    qkv = found.attention + 2 * model.kv_heads * model.head_dim
-    attention = (tp * hidden + qkv) + (found.attention + tp * hidden)
-    cut = 1 if model.experts else tp
-    return float(attention + (into + 1) * (times * cut * hidden + found.mlp))
-
-
 def stage_compute_s(
     workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
 ) -> float:
@@ -286,7 +272,14 @@ def _layer(
     tokens = settings.micro_batch_size * workload.sequence_length / tp
     whole = 1 if workload.splits_sequence else tp
     products_again, again = computed_again(settings, model.layers)
-    forward = 2 * (found.active + t.small_dim * _sides(model, tp))
+    # both dimensions of the weights of all products that a token goes through, added: tensor
+    # parallelism cuts the inner one; experts stay whole, but have a part of the tokens
+    hidden, times = model.hidden_size, model.experts_per_token or 1
+    qkv = found.attention + 2 * model.kv_heads * model.head_dim
+    sides = (tp * hidden + qkv) + (found.attention + tp * hidden)
+    into = 2 if ARCHITECTURES[model.model_type].gated else 1
+    sides += (into + 1) * (times * (1 if model.experts else tp) * hidden + found.mlp)
+    forward = 2 * (found.active + t.small_dim * sides)
     # weights: forward reads them, backward reads them and writes gradients
     read = (found.active - model.experts_per_token * found.expert * bool(model.experts)) / tp
     if model.experts:

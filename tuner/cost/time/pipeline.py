@@ -17,12 +17,12 @@ from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import (
     Stage,
-    counts,
     stage_memory,
     stage_parameters,
     stages,
 )
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.communication import data_group, gather_s, tensor_group
 from tuner.cost.time.compute import peak_flops_per_s
 

@@ -51,27 +51,18 @@ ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
 
 
 def sharded_step_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, *, alone: bool = False
-) -> float:
-    """Seconds of an optimizer step; rates of GPU and links must be known.
-
-    ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
-    """
-    return _step_s(workload, settings, cluster, (costs,), alone=alone)[0]
-
-
-def _step_s(
     workload: Workload,
     settings: Settings,
     cluster: Cluster,
-    each: tuple[Costs, ...],
-    *,
+    *each: Costs,
     alone: bool = False,
     traced: TracedStep | None = None,
 ) -> list[float]:
-    """Seconds of a step with each of some constants that differ in computing alone.
+    """Seconds of a step with each of some constants that differ in computing alone; rates of GPU
+    and links must be known.
 
-    What is computed, trained and sent is arithmetic, or what dry runs showed.
+    What is computed, trained and sent is arithmetic, or what dry runs showed (``traced``).
+    ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
     """
     costs = each[0]
     sizes = axis_sizes(settings, cluster)
@@ -211,10 +202,11 @@ def step_time(
         most = found.most_s if fits else least
         width = t.pipelined if spans_nodes(settings, cluster) else t.within_nodes
         if not fitted:
-            width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
+            width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
-        each = (costs, costs.quickest)
-        seconds, least = _step_s(workload, settings, cluster, each, traced=traced)
+        seconds, least = sharded_step_s(
+            workload, settings, cluster, costs, costs.quickest, traced=traced
+        )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
         if cluster.gpu.device is Device.CPU or not known or traced is not None:
