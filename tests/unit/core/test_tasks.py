@@ -52,7 +52,7 @@ def asked(task: Task, cluster: str = "8xa100-80gb", stack: str = "torch", **more
 
 
 def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out() -> None:
-    found = [asked(task) for task in Task]
+    found = [asked(task) for task in (Task.CAUSAL_LM, MASKED, CLASSES)]
     assert [one.as_dict()["workload"].get("task") for one in found] == [None, MASKED, CLASSES]
     assert len({one.identity for one in found}) == 3
     assert len({one.workload.model.fingerprint for one in found}) == 3
