@@ -1,4 +1,6 @@
-"""How quickly the command line answers, and how briefly: ``make bench-cli``, or one part, ``python benchmarks/cli.py answers``.
+"""How quickly the command line answers, and how briefly: ``make bench-cli``.
+
+One part of it alone is ``python benchmarks/cli.py answers``, or ``times``.
 
 Times are of whole processes, alternating with an interpreter that does nothing, medians of 11 runs.
 Lines and words are of the answer at a terminal of 80 columns: what stands below the table.
