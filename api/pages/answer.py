@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 from urllib.parse import urlencode
 
+from api.answers import without_name
 from api.pages.form_fields import GPUS_PER_NODE, NODES
 from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
@@ -157,7 +158,7 @@ def _tabs(
             id=name,
             title=name,
             about=known.file_name,
-            **_halves(exported(name, study.question, best, study.id)),
+            **_halves(exported(name, without_name(study.question), best, study.id)),
             download=f"/tune/{study.id}/export/{name}",
             beside=tuple(
                 (said, pasted)

@@ -51,11 +51,12 @@ class GroupedHelp(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each panel, in the order of the options."""
         sections: dict[str, list[tuple[str, str]]] = {}
+        panels = any(getattr(one, "rich_help_panel", None) for one in self.get_params(ctx))
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 is_argument = parameter.param_type_name == "argument"
-                usual = "Arguments" if is_argument else "Output"
+                usual = "Arguments" if is_argument else "Output" if panels else "Options"
                 title = getattr(parameter, "rich_help_panel", None) or usual
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():

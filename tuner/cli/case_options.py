@@ -6,32 +6,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli.options import (
-    ADAPTERS,
-    DOCUMENTS,
-    DOUBLES,
-    FROZEN,
-    LORA_TARGETS,
-    LOSSES,
-    OPTIMIZERS,
-    PACKINGS,
     PLACE,
-    PRECISIONS,
-    QUANTIZES,
-    REDUCTIONS,
-    SAVED,
     SPACE,
-    STYLES,
-    TASK_NAMES,
-    TASKS,
-    TENSORS,
-    VARIANTS,
     WORKLOAD,
-    Database,
-    Headroom,
-    Json,
     QuestionFile,
+    WorkloadAsked,
     cluster_names,
-    model_names,
     option,
 )
 
@@ -39,85 +19,6 @@ MANY = "Many cases"
 
 
 PREDICTIONS = "What predictions rest on"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkloadAsked:
-    """What is trained, with what, and within what memory, as it was written."""
-
-    model: Annotated[
-        str | None,
-        option(
-            "NAME|FILE",
-            "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
-            " config.json.",
-            WORKLOAD,
-            model_names,
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        str | None, option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD)
-    ] = None
-    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
-    optimizer: Annotated[
-        str | None,
-        option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD),
-    ] = None
-    precision: Annotated[
-        str | None,
-        option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD),
-    ] = None
-    reduce_dtype: Annotated[
-        str | None,
-        option("bf16|fp32|framework", REDUCTIONS, WORKLOAD),
-    ] = None
-    loss: Annotated[
-        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
-    ] = None
-    tensor_parallel: Annotated[
-        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
-    ] = None
-    adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
-    lora_rank: Annotated[str | None, option("N", "Its rank. By default 16.", WORKLOAD)] = None
-    lora_alpha: Annotated[str | None, option("X", "Its alpha. By default 32.", WORKLOAD)] = None
-    lora_dropout: Annotated[
-        str | None, option("SHARE", "Of its inputs. By default 0.05.", WORKLOAD)
-    ] = None
-    lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
-    lora_modules_to_save: Annotated[str | None, option("NAME,...", SAVED, WORKLOAD)] = None
-    quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
-    double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
-    frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
-    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
-        None
-    )
-    packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
-    documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    framework: Annotated[
-        str | None,
-        option(
-            "torch|accelerate|trainer|nanotron",
-            "The stack that you launch. By default torch.",
-            PLACE,
-        ),
-    ] = None
-    framework_version: Annotated[
-        list[str] | None,
-        option(
-            "PACKAGE=VERSION",
-            "State a version, such as accelerate=1.15.0. By default as installed. Repeatable.",
-            PLACE,
-        ),
-    ] = None
-    headroom: Headroom = None
-    memory_limit: Annotated[
-        str | None,
-        option(
-            "SIZE", "Memory that a step may use of one GPU, such as 70GiB; taken as it is.", SPACE
-        ),
-    ] = None
-    json: Json = False
-    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,8 +190,8 @@ Headroom = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Options that ``suggest`` and ``probe`` have in common, as they were written."""
+class WorkloadAsked:
+    """What is trained, with what, and within what memory, as it was written."""
 
     model: Annotated[
         str | None,
@@ -252,17 +252,6 @@ class Asked:
     )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    cluster: Annotated[
-        str,
-        option(
-            "CLUSTER",
-            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
-            " machine; any cluster with --fidelity predicted.",
-            PLACE,
-            cluster_names,
-        ),
-    ] = "local"
     framework: Annotated[
         str | None,
         option(
@@ -282,16 +271,6 @@ class Asked:
             PLACE,
         ),
     ] = None
-    knob: Annotated[
-        list[str] | None,
-        option(
-            "KNOB=VALUE,...",
-            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
-            " and fused_loss also where logits are large. Repeatable.",
-            SPACE,
-        ),
-    ] = None
     headroom: Headroom = None
     memory_limit: Annotated[
         str | None,
@@ -299,6 +278,35 @@ class Asked:
             "SIZE",
             "Memory that a step may use of one GPU or CPU process, such as 4GiB or 500MiB; taken"
             " as it is. By default the GPU's memory less the headroom.",
+            SPACE,
+        ),
+    ] = None
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(WorkloadAsked):
+    """Options that ``suggest`` and ``probe`` have in common, as they were written."""
+
+    cluster: Annotated[
+        str,
+        option(
+            "CLUSTER",
+            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
+            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
+            " machine; any cluster with --fidelity predicted.",
+            PLACE,
+            cluster_names,
+        ),
+    ] = "local"
+    knob: Annotated[
+        list[str] | None,
+        option(
+            "KNOB=VALUE,...",
+            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
+            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
+            " and fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),
     ] = None
@@ -364,8 +372,6 @@ class Asked:
         Argument(metavar="-- ARGUMENT...", help="What follows the script in its command."),
     ] = None
     question_file: QuestionFile = None
-    json: Json = False
-    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

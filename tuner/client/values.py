@@ -24,7 +24,7 @@ from tuner.core.cluster import Cluster
 from tuner.errors import UsageError, all_of, did_you_mean
 from tuner.model import ModelConfig, load_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import known_types
+from tuner.model.shape import ANONYMOUS, known_types, named
 
 # Is given a line to show; what it returns is not looked at.
 Say = Callable[[str], object]
@@ -44,8 +44,8 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
         same = value.task is task
         return value if same else read_model_config(value.as_config(), value.name, task)
     if isinstance(value, Mapping):
-        name = str(value.get("_name_or_path") or "the model")
-        return read_model_config(value, name=name, task=task)
+        name = str(value.get("_name_or_path") or ANONYMOUS)
+        return named(read_model_config(value, name=name, task=task))
     if not isinstance(value, str | os.PathLike):
         raise UsageError("model", value, "must be a name, a path, or the fields of a config.json")
     return load_model(os.fspath(value), task)

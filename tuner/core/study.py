@@ -27,7 +27,7 @@ from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
-from tuner.plain import Plain
+from tuner.plain import Plain, plain
 
 if TYPE_CHECKING:
     from tuner.cost.calibration import Calibration
@@ -245,7 +245,7 @@ class Question:
             "workload": self.workload.as_dict(),
             "cluster": self.cluster.as_dict(),
             "framework": self.framework.as_dict(),
-            "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+            "knobs": plain(self.knobs),
             **({"script": self.script.as_dict()} if self.script is not None else {}),
         }
 
@@ -462,7 +462,3 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 def _when_done(probe: Probe) -> tuple[bool, str, int]:
     return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
-
-
-def _json(value: object) -> object:
-    return str(value) if isinstance(value, StrEnum) else value

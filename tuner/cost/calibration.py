@@ -109,7 +109,7 @@ def calibrated(
     ring holds for the kind of link that it was measured on. Mixed precision computes in bf16, and
     updates in fp32.
     """
-    time: dict[str, float] = {}  # of the constants, those that are measured
+    time: dict[str, Any] = {}  # of the constants, those that are measured
     torch: dict[str, float] = {}
     gpu = replace(cluster.gpu, memory_bytes_per_s=calibration.memory_bytes_per_s.value)
     computes = "fp32" if precision is Precision.FP32 else "bf16"
@@ -128,12 +128,13 @@ def calibrated(
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
-    low = costs.time.low_unfitted
-    if cluster.gpu.device is Device.CPU:
-        low, time["high_unfitted"] = costs.time.low_cpu, costs.time.high_cpu
-    # alone, devices are as much faster
-    time["low_unfitted"] = low / calibration.disturbance
-    time["low_torch_other"] = costs.time.low_torch_other / calibration.disturbance
+    is_cpu = cluster.gpu.device is Device.CPU
+    widths = {
+        "unfitted": costs.time.cpu if is_cpu else costs.time.unfitted,
+        "torch_other": costs.time.torch_other,
+    }
+    for name, width in widths.items():  # alone, devices are as much faster
+        time[name] = width._replace(low=width.low / calibration.disturbance)
     where = replace(
         cluster,
         gpu=gpu,

@@ -233,8 +233,8 @@ def _pipeline_bytes(
         by_phase={phase: sum(breakdown.values())},
         breakdowns={phase: breakdown},
         basis=Basis.ARITHMETIC,
-        low=costs.memory.low,
-        high=costs.memory.high,
+        low=costs.memory.nanotron.low,
+        high=costs.memory.nanotron.high,
         late_bytes=most.late_bytes,
     )
 

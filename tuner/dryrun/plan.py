@@ -139,6 +139,10 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
 
     How, and for how long, it is looked at is for who asks to add.
     """
+    packing: dict[str, Any] = {}
+    if workload.packing is not None:
+        row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
+        packing = {"packing": row}
     return {
         "format": SPEC_FORMAT,
         "model": workload.model.as_config(),
@@ -151,7 +155,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
-        **_packing_spec(workload),
+        **packing,
         **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         "world_size": cluster.world_size,
@@ -159,13 +163,6 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "device": str(cluster.gpu.device),
         "attention_backends": attention_backends(workload, cluster),
     }
-
-
-def _packing_spec(workload: Workload) -> dict[str, Any]:
-    if workload.packing is None:
-        return {}
-    row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
-    return {"packing": row}
 
 
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:

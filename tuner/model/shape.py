@@ -9,7 +9,7 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -254,7 +254,7 @@ def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     shown = "".join(c if c.isprintable() else "?" for c in name)
     data = _read_bounded(path, spec)
     try:
-        return read_model_config(data, name=shown[:LONGEST_NAME] or "model", task=task)
+        return named(read_model_config(data, shown[:LONGEST_NAME] or "model", task))
     except ModelConfigError as error:  # of a field, or of the whole: say of which file
         is_whole = error.field == "model"
         given, where = (spec, "") if is_whole else (error.given, f", in {spec}")
@@ -274,6 +274,31 @@ def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
             "model", shown, models.names(), "(or give the path of a config.json)"
         )
     return read_model_config(models.entry(name)["config"], name=name, task=task)
+
+
+# The name of a model of which nobody told one.
+ANONYMOUS = "the model"
+
+
+def published_as(model: ModelConfig) -> str:
+    """The catalogue's name of a configuration; empty where it is not there."""
+    return _published().get((model.model_type, model.fingerprint), "")
+
+
+@cache
+def _published() -> Mapping[tuple[str, str], str]:
+    """Names by type and fingerprint; of two names of one configuration the first."""
+    found: dict[tuple[str, str], str] = {}
+    for name in models.names():
+        model = published_model(name)
+        found.setdefault((model.model_type, model.fingerprint), name)
+    return found
+
+
+def named(model: ModelConfig, name: str = "") -> ModelConfig:
+    """The model by the catalogue's name, if it is there, else by another one: names are no part of
+    a question, so others may see whatever it is called by who asks first."""
+    return replace(model, name=published_as(model) or name or model.name)
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:

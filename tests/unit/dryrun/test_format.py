@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "3da60bba029126461a50a5de16eb67cd6280f229c2aaa1b55ac9ae0c097a9bd3"),
-    "verdict": (4, "7e4721b24d1528db998a00b46e40f7dc84bdbd4e3df3e2b0d85068b9e7df4ab2"),
-    "rates": (3, "32e232882392e535aa5f7c3e37e2018852be7f06a1f38a423aaaa69b8e6e0c8d"),
+    "dry run": (4, "f00159d25c6c505c634e089b2d95474672db9910ffa0da2131935eccfa83c7c2"),
+    "verdict": (4, "e82b4d6181482663698e584287305fe93b7439d9b4e2bd87bf7ee707d9228f57"),
+    "rates": (3, "3b8debfa3add0d754076a8019526d82863a3fa965f35afe792deaf1bd20f7a47"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent

@@ -5,17 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.explain.test_english import GROUNDS, LONGER, PAID, PAIR, TOO_LARGE, evaluation
-from tuner.core.answer import Reason, Suggestion
+from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.words import sizes_text
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
 from tuner.explain import facts
-from tuner.explain.brief import brief, needed_text, scale
+from tuner.explain.brief import brief, scale
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
 
@@ -39,7 +40,10 @@ def between(value, low, high, provenance=PREDICTED):
 
 def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None):
     study = Study(
-        id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=StudyState.DONE
+        id="st-1",
+        question=question(),
+        limits=Limits(fidelity=fidelity),
+        state=StudyState.DONE,
     )
     best = best or replace(
         evaluation(),
@@ -62,7 +66,7 @@ def test_the_answer_says_what_differs_speed_memory_and_where_that_is_from():
         "1.00 GiB needed per GPU, of 4.00 GiB",
         "measured",
         "8 GPUs: 72,000 tokens/s, MFU 47%",
-        "1T tokens take 161 days (145 to 181)",
+        "1T tokens take 161 days (145 days to 181 days)",
     )
 
 
@@ -118,10 +122,16 @@ def test_how_sure_says_what_more_probes_may_gain():
     assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
 
 
+def test_a_batch_that_divides_badly_is_said():
+    batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
+    said = "Batch 250 costs 16% of the speed: 248 or 256 would not."
+    assert said in told(facts.AwkwardBatch(batch=batch)).sure
+
+
 def test_memory_has_its_interval_in_one_unit():
-    assert needed_text(evaluation()) == "1.00 GiB"
+    assert sizes_text(evaluation().needed_gib) == "1.00 GiB"
     some = between(GIB, 0.5 * GIB, 2.0 * GIB)
-    assert needed_text(evaluation(needed_bytes=some)) == "1.00 GiB (512 MiB to 2.00 GiB)"
+    assert sizes_text(evaluation(needed_bytes=some).needed_gib) == "1.00 GiB (0.50 to 2.00)"
 
 
 def test_mfu_is_of_whole_models_on_gpus_whose_peak_is_known():

@@ -202,7 +202,7 @@ def step_time(
         most = found.most_s if fits else least
         width = t.pipelined if spans_nodes(settings, cluster) else t.within_nodes
         if not fitted:
-            width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
+            width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
         seconds, least = sharded_step_s(
             workload, settings, cluster, costs, costs.quickest, traced=traced
