@@ -159,7 +159,7 @@ def moved_bytes(model: ModelConfig, width: int, whole: int = 1) -> float:
     norm = 2 * width if of.layer_norm else casts + 8 + 4 + 8 + 2 * width
     normed = of.norms * whole * hidden + (query + key) * bool(of.head_norms or of.wide_norms)
     rotated = 0 if of.rope is None else (3 + 2 + 2 + 3) * width * (query + key)
-    inner = counts(model).mlp * (5 if of.gated else 2) * width
+    inner = model.mlp_width * (5 if of.gated else 2) * width
     return norm * normed + rotated + 2 * 3 * width * whole * hidden + inner
 
 
@@ -246,7 +246,7 @@ def layer_compute_s(
     qkv = found.attention + 2 * model.kv_heads * model.head_dim
     sides = (tp * hidden + qkv) + (found.attention + tp * hidden)
     into = 2 if ARCHITECTURES[model.model_type].gated else 1
-    sides += (into + 1) * (times * (1 if model.experts else tp) * hidden + found.mlp)
+    sides += (into + 1) * (times * (1 if model.experts else tp) * hidden + model.mlp_width)
     forward = 2 * (found.active + t.small_dim * sides)
     # weights: forward reads them, backward reads them and writes gradients
     read = (found.active - model.experts_per_token * found.expert * bool(model.experts)) / tp
