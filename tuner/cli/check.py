@@ -10,7 +10,7 @@ from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.predict import why_not
-from tuner.cli.tables import rate_text, seconds_text, sizes_text
+from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
@@ -19,7 +19,7 @@ from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
-from tuner.core.words import describe, rank_word
+from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
 from tuner.launchfiles.files import read_file
 from tuner.results.points import question_text

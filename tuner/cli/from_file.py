@@ -10,14 +10,13 @@ from rich.text import Text
 from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
 from tuner.cli.options import SuggestAsked
 from tuner.cli.render import answer_asked, show_asked
-from tuner.cli.tables import rate_text, sizes_text
 from tuner.cli.values import Texts, further
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
 from tuner.client.check import Checked
 from tuner.client.from_file import FileQuestion, diff, patched, put_back, read_question, today
 from tuner.core.answer import Candidate
-from tuner.core.words import describe, rank_word
+from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
 
@@ -30,7 +29,7 @@ def run(asked: SuggestAsked, path: str) -> int:
         raise all_of(texts.wrong)
     given = {name: value for name, value in more.items() if value is not None}
     limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
-    question = read_question(path, asked.format_name, beside, {**limits, **given})
+    question = read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
     answered = answer_asked(asked, question.request)
     with (
         open_store(None if asked.server else asked.db) as store,

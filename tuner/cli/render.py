@@ -13,7 +13,7 @@ from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.serve import page_of
-from tuner.cli.tables import probes_table, show_candidates, sizes_text, spare_text
+from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
 from tuner.client.request import RequestHere
@@ -22,9 +22,9 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import rank_word
+from tuner.core.words import memory_range_text, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
-from tuner.explain.brief import brief, needed_text, scale
+from tuner.explain.brief import brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.explain.ways_out import WayOut, ways_out
@@ -250,7 +250,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    yield "needed", f"{needed_text(best)} per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield "needed", memory_range_text(best, per)
     yield "allocated", sizes_text(best.allocated_gib)
     if best.basis is not None:
         allocated, reserved = (

@@ -15,7 +15,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.framework import FrameworkName
 from tuner.core.script import CONFIGURATION, Launch, script_launch
 from tuner.core.study import ProbeState, Question, Study
-from tuner.core.words import describe, memory_range_text, rank_word, speed_range_text
+from tuner.core.words import describe, memory_range_text, rank_word, rate_text
 from tuner.errors import TunerError, UnknownNameError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
@@ -301,6 +301,6 @@ def exported(format_name: str, question: Question, best: Candidate, study_id: st
         date=datetime.now(UTC).date().isoformat(),
         provenance=best.provenance,
         versions=best.guard.versions,
-        figures=(speed_range_text(best, per), memory_range_text(best, per)),
+        figures=(rate_text(best.tokens_per_s_per_gpu, per), memory_range_text(best, per)),
     )
     return export(format_name, question, best.settings, about)

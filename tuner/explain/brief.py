@@ -18,9 +18,10 @@ from tuner.core.study import Question, Study
 from tuner.core.words import (
     change_text,
     describe,
+    memory_range_text,
     probes_text,
-    range_text,
     rank_word,
+    rate_text,
     rough_duration_text,
     seconds_text,
     share_text,
@@ -121,9 +122,14 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
 
 
 def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
-    """Names the knobs in which a configuration differs from the answer: ``tp_size=2``."""
-    mine, theirs = best.all_values(), Settings.from_dict(settings).all_values()
-    names = [name for name in theirs if name != ACCUMULATION and theirs[name] != mine[name]]
+    """Names the knobs in which a configuration differs from the answer, but for those that do not
+    act in it: ``tp_size=2``."""
+    other = Settings.from_dict(settings)
+    mine, theirs = best.all_values(), other.all_values()
+    inactive = {ACCUMULATION}
+    inactive |= {"sync_each_batch", "defer_all_reduce"} if theirs[ACCUMULATION] == 1 else set()
+    inactive |= {"tp_recompute_allgather"} if other.tp_size == 1 else set()
+    names = [name for name in theirs if name not in inactive and theirs[name] != mine[name]]
     return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
 
 
@@ -135,30 +141,19 @@ def _answer(question: Question, best: Evaluation, tokens: float | None) -> Itera
     yield describe(best.settings).replace(",", ", ")
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     step_text = f"{time_text(step.value)} s a step"
-    yield f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)}), {step_text}"
-    yield f"{needed_text(best)} needed per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield f"{rate_text(speed, per)}, {step_text}"
+    yield memory_range_text(best, per)
     yield _provenance(best)
     if found.devices > 1 or found.mfu.value:
         line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
         line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
         yield line
     if found.days.value is not None:
-        ends = (found.days.value, found.days.low or 0.0, found.days.high or 0.0)
-        took = _with_range(*(rough_duration_text(one * DAY_S) for one in ends))
-        yield f"{tokens_text(tokens or 0.0)} tokens take {took}"
-
-
-def needed_text(best: Evaluation) -> str:
-    """``70.6 GiB``, or ``70.6 GiB (70.4 to 71.3)`` where the interval is wider than the digits."""
-    needed = best.needed_gib
-    ends = [size_text((one or 0.0) * GIB) for one in (needed.value, needed.low, needed.high)]
-    return ends[0] if len({*ends}) == 1 else _with_range(*ends)
-
-
-def _with_range(value: str, low: str, high: str) -> str:
-    """``155 days (119 to 217)`` of three texts with their units."""
-    (start, unit), (_, same) = low.split(" "), high.split(" ")
-    return f"{value} ({start if unit == same else low} to {high.removesuffix(f' {unit}')})"
+        low, high = (
+            rough_duration_text((one or 0.0) * DAY_S) for one in (found.days.low, found.days.high)
+        )
+        took = rough_duration_text(found.days.value * DAY_S)
+        yield f"{tokens_text(tokens or 0.0)} tokens take {took} ({low} to {high})"
 
 
 def tokens_text(tokens: float) -> str:

@@ -12,10 +12,11 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.words import sizes_text
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
 from tuner.explain import facts
-from tuner.explain.brief import brief, needed_text, scale
+from tuner.explain.brief import brief, scale
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
 
@@ -65,7 +66,7 @@ def test_the_answer_says_what_differs_speed_memory_and_where_that_is_from():
         "1.00 GiB needed per GPU, of 4.00 GiB",
         "measured",
         "8 GPUs: 72,000 tokens/s, MFU 47%",
-        "1T tokens take 161 days (145 to 181)",
+        "1T tokens take 161 days (145 days to 181 days)",
     )
 
 
@@ -128,9 +129,9 @@ def test_a_batch_that_divides_badly_is_said():
 
 
 def test_memory_has_its_interval_in_one_unit():
-    assert needed_text(evaluation()) == "1.00 GiB"
+    assert sizes_text(evaluation().needed_gib) == "1.00 GiB"
     some = between(GIB, 0.5 * GIB, 2.0 * GIB)
-    assert needed_text(evaluation(needed_bytes=some)) == "1.00 GiB (512 MiB to 2.00 GiB)"
+    assert sizes_text(evaluation(needed_bytes=some).needed_gib) == "1.00 GiB (0.50 to 2.00)"
 
 
 def test_mfu_is_of_whole_models_on_gpus_whose_peak_is_known():
