@@ -5,6 +5,7 @@ changes.
 """
 
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -12,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import anyio
 
@@ -43,6 +44,8 @@ MOST_KEPT = 500
 # Studies that are kept with all that answers, exports and pages are made of, of some megabytes
 # each.
 MOST_WHOLE = 16
+# Bytes of a study in brief.
+LONGEST_BRIEF = 1000
 # Threads for those who wait: one computes, the other finds what is computed.
 WAITERS = 2
 
@@ -239,6 +242,36 @@ class Answers:
             limits=study.limits,
             answered=is_answered(study, study.limits, here=False),
         )
+
+
+def brief(content: bytes) -> bytes:
+    """A study's body in less than :data:`LONGEST_BRIEF` bytes, with numbers of four digits."""
+    study = json.loads(content)
+    found, none = study["suggestion"] or {}, study["no_answer"]
+    best = found.get("best") or {}
+    memory = best.get("memory", {})
+
+    def rounded(value: float | None) -> float | None:
+        return None if value is None else float(f"{value:.4g}")
+
+    def figure(values: Mapping[str, Any], name: str) -> float | None:
+        return rounded(values[name]["value"]) if name in values else None
+
+    short = {
+        "study_id": study["study_id"],
+        "state": study["state"],
+        "pending": study["pending"],
+        "settings": best.get("settings"),
+        "provenance": best.get("provenance"),
+        "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),
+        "step_time_s": figure(best, "step_time_s"),
+        "needed_gib": figure(memory, "needed_gib"),
+        "limit_gib": rounded(memory.get("limit_gib")),
+        "launch": found.get("launch", {}).get("argv", []),
+        "no_answer": none and none["kind"],
+    }
+    text = json_text(short).encode()
+    return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
 
 
 def without_name(question: Question) -> Question:

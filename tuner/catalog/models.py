@@ -67,12 +67,21 @@ def _family(name: str) -> str:
     return _NO_SHAPE.sub("", name.lower()).translate(_BLANK)
 
 
+@cache
+def _same_shape() -> dict[str, str]:
+    text = files("tuner.catalog").joinpath("same_shape.toml").read_text("utf-8")
+    return {repository.lower(): name for repository, name in tomllib.loads(text).items()}
+
+
 def alike(repository: str) -> str | None:
-    """The catalogue's name of a model that a repository's name says to be as large, or ``None``.
+    """The catalogue's name of a model that is as large as a repository's, or ``None``.
 
     ``NousResearch/Llama-2-7b-chat-hf`` is as large as ``llama-2-7b``: training, format and
-    publisher change no shape. Of a model that sees images too it is the language model's.
+    publisher change no shape; others are listed in same_shape.toml. Of a model that sees images
+    too it is the language model's.
     """
+    if (known := _same_shape().get(repository.lower())) is not None:
+        return known
     family = _family(repository.rpartition("/")[2])
     return _families().get(family) or _families().get(f"{family}text")
 

@@ -29,7 +29,7 @@ def run(asked: SuggestAsked, path: str) -> int:
         raise all_of(texts.wrong)
     given = {name: value for name, value in more.items() if value is not None}
     limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
-    question = read_question(path, asked.format_name, beside, {**limits, **given})
+    question = read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
     answered = answer_asked(asked, question.request)
     with (
         open_store(None if asked.server else asked.db) as store,

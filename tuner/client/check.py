@@ -1,16 +1,128 @@
 """Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
+import json
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tuner.client.cases import Case, Finding, answer_of
+from pydantic import Field, PlainValidator, create_model
+
+from tuner.catalog import models
+from tuner.client.cases import Case, Finding, NotCoveredError, answer_of
+from tuner.client.cases.reading import read_settings
+from tuner.client.files import case_of
 from tuner.client.predict import Prediction
+from tuner.client.request import (
+    ClusterGiven,
+    FrameworkField,
+    MemoryLimit,
+    Part,
+    WorkloadGiven,
+    named_cluster,
+    read,
+)
+from tuner.client.values import telling
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.study import Limits
+from tuner.core.study import Headroom, Limits
+from tuner.errors import UnknownNameError, UsageError
+from tuner.launchfiles.files import READERS, format_of, parse
 from tuner.results import Evidence
 from tuner.store import Store
+
+if TYPE_CHECKING:
+    WorkloadBeside = Part
+else:
+    WorkloadBeside = create_model(
+        "WorkloadBeside",
+        __base__=Part,
+        __doc__="What a file does not say of what is trained.",
+        **{
+            name: (
+                info.rebuild_annotation() | None,
+                Field(None if info.is_required() else info.default, description=info.description),
+            )
+            for name, info in WorkloadGiven.model_fields.items()
+        },
+    )
+
+
+class CheckRequest(Part):
+    """A configuration file, and what it does not say."""
+
+    file: dict[str, Any] | str = Field(
+        description="The file: an object, or its text in YAML or JSON. No other is read for it."
+    )
+    format: str | None = Field(
+        default=None,
+        description=f"Whose it is: {', '.join(READERS)}. By default told by its content.",
+    )
+    workload: WorkloadBeside = WorkloadBeside()
+    cluster: Annotated[
+        Cluster, PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven)
+    ]
+    framework: FrameworkField | None = None
+    settings: Annotated[
+        tuple[Settings, frozenset[str]],
+        PlainValidator(
+            telling(lambda value, info: read_settings(value)),
+            json_schema_input_type=str | dict[str, Any],
+        ),
+    ] = Field(
+        default=(Settings(), frozenset()),
+        description="Knobs that the file does not say.",
+        json_schema_extra={"default": {}},
+    )
+    headroom: Headroom | None = None
+    memory_limit_gib: MemoryLimit | None = None
+
+
+def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
+    """The format and the case of a request that may come from another machine: no file is read.
+
+    Raises:
+        UsageError: something is wrong, missing, or said otherwise in the file.
+    """
+    given = read(CheckRequest, values)
+    if given.format is not None and given.format not in READERS:
+        raise UnknownNameError("format", given.format, READERS)
+    text = given.file if isinstance(given.file, str) else json.dumps(given.file)
+    content = parse(text, "file")
+    if isinstance(content.get("deepspeed"), str):
+        allowed = "names a file, and none is read here: put its fields in its place"
+        raise UsageError("file.deepspeed", content["deepspeed"], allowed)
+    name = given.format or format_of(content, "file")
+    found = READERS[name].read(content)
+    model = found.may.get("model", (None,))[0]
+    if isinstance(model, str):
+        known = models.find(model) or models.alike(model)
+        if known is None:
+            allowed = (
+                "is not in the catalogue: give the fields of its config.json as workload.model"
+            )
+            if getattr(given.workload, "model", None) is None:
+                raise UsageError("file.model", model[:100], allowed)
+        else:  # its name alone could be that of a file here
+            found = replace(found, may={**found.may, "model": (known, *found.may["model"][1:])})
+    written, names = given.settings
+    beside = {
+        "cluster": given.cluster,
+        "settings": {name: getattr(written, name) for name in names},
+        "headroom": given.headroom,
+        "memory_limit_gib": given.memory_limit_gib,
+    }
+    for field in WorkloadGiven.model_fields:
+        if field in given.workload.model_fields_set:
+            beside[field] = getattr(given.workload, field)
+    if given.framework is not None:
+        beside |= {"framework": given.framework.name}
+        beside |= {"framework_versions": dict(given.framework.versions) or None}
+    try:
+        return name, case_of(found, beside)
+    except NotCoveredError as error:
+        return name, error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

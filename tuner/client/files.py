@@ -20,11 +20,13 @@ from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
 from tuner.core.framework import FrameworkName, flag_differs, installed_versions
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
+from tuner.core.workload import Precision
 from tuner.errors import UsageError
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.fsdp import ON_HOST, layer_class
 from tuner.model import ModelConfig, read_model_config
+from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import linears
 
 NO_OPTION = "the file does not say it, and it is not said here"
@@ -101,7 +103,10 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     adapter, packing = own("adapter"), own("packing")
     uncounted = [*found.uncounted]
     if not found.strict:
+        model = _longer(model, length, uncounted)
         adapter = _fitting_adapter(adapter, model, uncounted)
+        if packing and own("precision") == Precision.FP32:  # FlashAttention takes 16 bits
+            packing = {**packing, "variant": PackingVariant.POSITION_IDS}
         packing = _fitting_packing(packing, model, length, uncounted)
     fused = bool(found.knobs.get("fused_loss"))
     stated, notes = with_liger(fused, own("framework"), stated)
@@ -179,13 +184,24 @@ def _named(spec: str, folder: Path | None) -> tuple[str, str]:
         if path.is_file() and path.suffix == ".json":
             return str(path), ""
     if (known := models.alike(spec)) is not None:
-        return known, f"{spec} is taken to have the shape of {known}, as its name says"
+        return known, f"{spec} is taken to have the shape of {known}"
     raise UsageError(
         "model",
         spec,
         "is not in the catalogue: give one of its shape, or the path of its config.json, as"
         " --model",
     )
+
+
+def _longer(model: ModelConfig, length: int, uncounted: list[Uncounted]) -> ModelConfig:
+    """The model, for sequences that its configuration has no positions for: rotations go on."""
+    field, longest = "max_position_embeddings", model.max_sequence_length
+    rotates = not model.is_traced and ARCHITECTURES[model.model_type].rope is not None
+    if length <= longest or field not in model.fields or not rotates:
+        return model
+    effect = f"{model.name} has {longest} positions: counted as if it had so many"
+    uncounted.append(Uncounted(key="sequence length", value=length, effect=effect))
+    return read_model_config({**model.as_config(), field: length}, model.name, model.task)
 
 
 def _fitting_adapter(

@@ -11,13 +11,16 @@ from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.check import Checked, check
 from tuner.client.files import Asked, asked_of, case_of, with_liger
+from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.core.configuration import Settings, knob_value
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError
 from tuner.launchfiles.contract import sync_acts
-from tuner.launchfiles.editing import changes, edited, spelled_in
+from tuner.launchfiles.editing import changes, spelled_in
+from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text
+from tuner.launchfiles.syntax import syntax_of
 from tuner.space.rules import show
 from tuner.store import Store
 
@@ -38,7 +41,11 @@ class FileQuestion:
 
 
 def read_question(
-    path: str, format_name: str | None, beside: Mapping[str, Any], more: Mapping[str, Any]
+    path: str,
+    format_name: str | None,
+    beside: Mapping[str, Any],
+    more: Mapping[str, Any],
+    db: str | None = None,
 ) -> FileQuestion:
     """The question of a file.
 
@@ -47,6 +54,7 @@ def read_question(
         format_name: whose it is; by default told by its content.
         beside: what is said beside it, by argument of :func:`tuner.predict`.
         more: limits and knobs, by argument of :func:`tuner.suggest`.
+        db: address of the database.
 
     Raises:
         UsageError: it cannot be read, or something is missing, or said otherwise.
@@ -60,7 +68,20 @@ def read_question(
         values["framework_versions"] = stated
     own = more.get("knobs") or {}
     knobs = {**_knobs(opened, asked), **own}
-    request = read_here({**values, **more, "knobs": knobs})
+    uncounted = [*asked.uncounted]
+    while True:
+        request = read_here({**values, **more, "knobs": knobs})
+        try:
+            place_here(request, db).space  # noqa: B018  (which may be empty)
+        except UsageError as error:
+            name = error.field.removeprefix("knobs.")
+            if found.strict or name in own or name not in knobs:
+                raise
+            effect = f"{error.allowed}; counted without"
+            uncounted.append(Uncounted(key=name, value=show(knobs.pop(name)[0]), effect=effect))
+        else:
+            break
+    asked = replace(asked, uncounted=tuple(uncounted))
     return FileQuestion(
         path=Path(path).expanduser(), opened=opened, asked=asked, request=request, beside=beside
     )
@@ -115,7 +136,7 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:
         return opened.text, {}
-    text = edited(opened.text, wanted)
+    text = syntax_of(str(question.path)).edit(opened.text, wanted)
     again = read_text(text, str(question.path), opened.found.format_name).found.knobs
     for name in opened.found.free:
         value = getattr(best, name)

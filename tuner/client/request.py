@@ -488,6 +488,12 @@ def _read_named_place(value: Any, info: ValidationInfo) -> str | Cluster:
     return _read_place(value, info)
 
 
+def named_cluster(value: Any, info: ValidationInfo) -> Cluster:
+    """The cluster of a request that may come from another machine than this."""
+    found = _read_named_place(value, info)
+    return parse_cluster(found) if isinstance(found, str) else found
+
+
 def cluster_of(value: Any, info: ValidationInfo) -> Cluster:
     found = _read_place(value, info)
     return parse_cluster(found) if isinstance(found, str) else found
@@ -638,6 +644,10 @@ MemoryLimit = Annotated[
 REDUCES_AS_TOLD = (None, FrameworkName.TORCH, FrameworkName.NANOTRON)
 
 
+# What schedulers send so that they are told: another's address, which nothing here goes to.
+CALLBACKS = ("callback", "callback_url", "notify_url", "webhook", "webhook_url")
+
+
 class Common(Part):
     """Parts that a question and a case of one configuration have in common."""
 
@@ -655,6 +665,14 @@ class Common(Part):
     def _with_precision(cls, value: Any) -> Any:
         """Writes the framework's usual precision, and in what it reduces gradients then, where none
         is stated: both are kept explicitly."""
+        for callback in CALLBACKS:
+            if isinstance(value, Mapping) and value.get(callback) is not None:
+                allowed = (
+                    "no address is called: whoever may ask could have this service open connections"
+                    " in its own network; wait with GET /tune/{id}?wait=30, or follow"
+                    " /tune/{id}/events"
+                )
+                raise wrong(callback, value[callback], allowed)
         work = value.get("workload") if isinstance(value, Mapping) else None
         if not isinstance(work, Mapping):
             return value
@@ -903,6 +921,11 @@ class SizeRequest(Asking):
             for value in values:
                 check_possible(question, knob, value)
 
+    def check_part(self, part: Question) -> None:
+        """Refuses a part of a cluster on which there are so many legal settings that it takes
+        long."""
+        super()._check_space(part)
+
 
 def family_of(name: str) -> tuple[str, ...]:
     """Names of the catalogue's models of a family: ``qwen3`` is of qwen3-8b and others."""
@@ -996,7 +1019,7 @@ def read_request(values: Any, beside: Iterable[UsageError] = ()) -> TuneRequest:
     Raises:
         UsageError: a field is wrong, missing or not covered; with all others that are.
     """
-    _check_plain(values)
+    check_plain(values)
     return read(TuneRequest, values, beside=beside)
 
 
@@ -1042,7 +1065,7 @@ class _Place(Part):
     cluster: Annotated[Cluster, PlainValidator(telling(cluster_of))]
 
 
-def _check_plain(values: Any) -> None:
+def check_plain(values: Any) -> None:
     """Refuses what is no shallow JSON of finite numbers and whole characters."""
     if not isinstance(values, Mapping):
         raise UsageError("body", values, "must be an object of fields")

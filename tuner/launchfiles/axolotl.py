@@ -149,12 +149,14 @@ def read(values: Mapping[str, Any]) -> Found:
         free["sharding"] += () if trained is None else ("ddp",)
     if trained is None and _CCE not in fields.words("plugins"):
         free["fused_loss"] = ()
+    optimizer = _read_optimizer(fields, uncounted)
+    on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
-        # the Trainer shards an adapter's matrices by themselves, which is not predicted
-        "framework": ("accelerate" if trained and is_sharded else "trainer",),
+        # the Trainer has no Muon, and shards an adapter's matrices by themselves
+        "framework": ("accelerate" if on_its_own else "trainer",),
         "model": (fields.text("base_model"),),
         "precision": (precision,),
-        "optimizer": (_read_optimizer(fields, uncounted),),
+        "optimizer": (optimizer,),
         "adapter": (trained,),
         "packing": (_read_packing(fields),),
     }
@@ -205,7 +207,11 @@ def _read_sharding(
         return found, ()
     options, words = fields.part("fsdp_config"), fields.words("fsdp")
     split = fields.whole("tensor_parallel_size", 1) or 1
-    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False, "tp_size": split}
+    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
+    if split > 1:
+        effect = "tensor parallelism of the Trainer is not predicted"
+        line = Uncounted(key="tensor_parallel_size", value=split, effect=effect, rules_out=True)
+        uncounted.append(line)
     shards = fields.whole("dp_shard_size", 1) or 1
     if not words and not options.values and shards == 1:
         return knobs, ()
@@ -309,10 +315,11 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         f"{prefix}activation_checkpointing" in options for prefix in ("", "fsdp_")
     )
     recomputes = how in (Checkpointing.FULL, Checkpointing.OFFLOAD)
+    own = bool(values.get("gradient_checkpointing"))  # it may be said twice
     found: dict[str, Any] = {
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "micro_batch_size": settings.micro_batch_size,
-        "gradient_checkpointing": recomputes and not (by_fsdp and shards),
+        "gradient_checkpointing": recomputes and (not by_fsdp or not shards or own),
         "activation_offloading": True if how is Checkpointing.OFFLOAD else None,
         "accelerator_config": {
             "gradient_accumulation_kwargs": {"sync_each_batch": settings.sync_each_batch}
@@ -325,7 +332,8 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     else:
         found["plugins"] = plugins or None
     if shards:
-        found["fsdp_version"] = 2
+        found["fsdp"] = values.get("fsdp")
+        found["fsdp_version"] = values.get("fsdp_version", 2)
         found["fsdp_config"] = {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": layer_class(question.workload.model) or None,

@@ -88,9 +88,7 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
             at = 0 if root is None else root.start_mark.index
             end = len(made) if root is None else root.end_mark.index
             pieces.append((at, end, json.dumps(part, indent=2)))
-        placed = sorted((start, end, n, new) for n, (start, end, new) in enumerate(pieces))
-        for start, end, _, new in reversed(placed):
-            made = made[:start] + new + made[end:]
+        made = spliced(made, pieces)
     try:
         is_meant = yaml.safe_load(made) == changed(before, wanted)
     except yaml.YAMLError:
@@ -100,6 +98,14 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
         allowed = "stands in several places of the file at once: write it out first"
         raise UsageError("file", where, allowed)
     return made
+
+
+def spliced(text: str, pieces: list[tuple[int, int, str]]) -> str:
+    """The text with pieces from one character to another replaced."""
+    placed = sorted((start, end, number, new) for number, (start, end, new) in enumerate(pieces))
+    for start, end, _, new in reversed(placed):
+        text = text[:start] + new + text[end:]
+    return text
 
 
 def _away(wanted: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

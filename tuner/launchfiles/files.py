@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,15 +20,18 @@ from tuner.launchfiles import (
     llama_factory,
     nanotron,
     plain,
+    torchtitan,
     trainer,
     trl,
 )
 from tuner.launchfiles.fields import Found
+from tuner.launchfiles.syntax import FLAGS, PYTHON, TOML, YAML, syntax_of
 
 _PROGRAMS = (axolotl, llama_factory, trl)
 # The reader of each format.
 READERS: Mapping[str, ModuleType] = {
-    module.NAME: module for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, plain)
+    module.NAME: module
+    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, plain)
 }
 # Of a file; configurations have some kilobytes.
 LARGEST_BYTES = 2**20
@@ -79,7 +83,19 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
 
 def read_text(text: str, path: str, format_name: str | None = None) -> Opened:
     """The same of the text of a file at ``path``."""
-    values = parse(text, path)
+    syntax = syntax_of(path)
+    if syntax is YAML:
+        values = parse(text, path)
+    else:
+        try:
+            values = syntax.parse(text)
+        except (ValueError, SyntaxError, yaml.YAMLError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise UsageError("file", path, f"is not {syntax.name}: {why}") from error
+    if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
+        format_name = torchtitan.NAME
+    elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
+        format_name = trl.NAME
     name = format_name or format_of(values, path)
     engine = values.get("deepspeed")
     if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:

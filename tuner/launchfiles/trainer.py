@@ -501,6 +501,11 @@ def read(values: Mapping[str, Any]) -> Found:
         "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),
     }
+    beside: dict[str, tuple[Any, ...]] = {}  # of scripts that train causal language models
+    if "model_name_or_path" in fields:
+        beside["model"] = (fields.text("model_name_or_path"),)
+    if (length := fields.whole("block_size")) is not None:
+        beside["sequence_length"] = (length,)
     fused, notes = _read_liger(fields)
     if fused:
         knobs["fused_loss"] = True
@@ -513,6 +518,7 @@ def read(values: Mapping[str, Any]) -> Found:
             "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
             "optimizer": (str(optimizer),),
+            **beside,
         },
         free=FREE,
         layer_classes=classes,

@@ -14,7 +14,10 @@ from tuner.launchfiles import trained, trainer
 from tuner.launchfiles.fields import Fields, Found, Uncounted
 
 NAME = "trl"
-MARKS = frozenset({"model_name_or_path"})
+MARKS = frozenset({
+    "max_length", "use_peft", "packing", "padding_free", "assistant_only_loss",
+    "completion_only_loss",
+})  # fmt: skip
 
 _UNCOUNTED: Mapping[str, str] = {
     "use_dora": "weights are decomposed: more memory and time than predicted",

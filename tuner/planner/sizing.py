@@ -106,6 +106,8 @@ class Sized:
         cost, finish, best = self.cost_per_billion_tokens, self.finish_s, self.best
         return {
             "gpus": self.gpus,
+            "nodes": self.question.cluster.nodes,
+            "gpus_per_node": self.question.cluster.gpus_per_node,
             "cluster": self.question.cluster.name,
             "model": self.question.workload.model.name,
             "sequence_length": self.question.workload.sequence_length,
@@ -461,7 +463,8 @@ class _Sizer:
 
     def largest(self, question: Question, family: Sequence[ModelConfig]) -> Sized | None:
         """The model of a family with the most parameters of which something surely fits."""
-        for model in sorted(family, key=lambda one: counts(one).parameters, reverse=True):
+        known = [one for one in family if not one.is_traced]
+        for model in sorted(known, key=lambda one: counts(one).parameters, reverse=True):
             try:
                 work = replace(question.workload, model=model)
                 parts = list(parts_of(replace(question, workload=work)))

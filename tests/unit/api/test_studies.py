@@ -10,7 +10,7 @@ import yaml
 from sqlalchemy import update
 
 from api.app import tidy
-from api.schemas import Study, Submitted
+from api.schemas import Brief, Study, Submitted
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
@@ -76,6 +76,51 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     Study.model_validate(ended)
     assert ended["reason"] == "enough"
     assert ask(client, other).json()["state"] != "cancelled"
+
+
+def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, store, keep_dry_runs):
+    other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).headers["location"]
+    pending = client.get(f"{other}?view=brief").json()
+    Brief.model_validate(pending)
+    assert (pending["pending"], pending["settings"], pending["launch"]) == (True, None, [])
+    keep_dry_runs(PREDICTED)
+    full = ask(client).json()
+    response = client.get(f"/tune/{full['study_id']}?view=brief")
+    assert len(response.content) < 1000
+    short, best = response.json(), full["suggestion"]["best"]
+    Brief.model_validate(short)
+    assert (short["state"], short["settings"]) == ("done", best["settings"])
+    assert short["launch"] == full["suggestion"]["launch"]["argv"]
+    speed = best["tokens_per_s_per_gpu"]["value"]
+    assert short["tokens_per_s_per_gpu"] == float(f"{speed:.4g}")
+    assert short["needed_gib"] == float(f"{best['memory']['needed_gib']['value']:.4g}")
+    assert client.get(f"/tune/{full['study_id']}?view=long").status_code == 422
+    listed, unknown = client.get("/tune").json()["studies"]
+    assert unknown["answer"]["settings"] is None
+    assert listed["answer"]["settings"].items() >= best["settings"].items()
+    assert listed["answer"]["tokens_per_s_per_gpu"] == best["tokens_per_s_per_gpu"]
+
+
+def test_a_probe_s_event_has_its_figures(client, store):
+    study_id = ask(client, MEASURED).json()["study_id"]
+    probe(store, study_id)
+    done = [one.data for one in store.events(study_id) if one.data.get("outcome")]
+    assert (done[0]["fidelity"], done[0]["outcome"], done[0]["step_time_s"]) == (
+        "measured",
+        "ok",
+        1.0,
+    )
+    assert done[0]["tokens_per_s"] == 32 * 16
+    assert done[0]["allocated_bytes"] == 3 * 10**8
+
+
+def test_no_address_is_called(client, store):
+    for name in ("callback_url", "webhook"):
+        refused = ask(client, {**PREDICTED, name: "http://169.254.169.254/"})
+        assert (refused.status_code, refused.json()["field"]) == (422, name)
+        assert "no address is called" in refused.json()["detail"]
+        assert "/tune/{id}?wait=30" in refused.json()["allowed"]
+    assert store.studies() == []
 
 
 def test_labels_are_kept_shown_and_listed_by(client, store):

@@ -10,7 +10,7 @@ from tuner.errors import UnknownNameError
 from tuner.model import published_model
 from tuner.model.fields import ARCHITECTURES
 
-WITHOUT_SDPA = {"gemma2", "gpt_oss", "mpt"}
+WITHOUT_SDPA = {"gemma2", "gpt_oss", "gptj", "mpt"}
 """Types whose attention, biased or with sinks, transformers runs in no fused kernel."""
 
 
@@ -75,6 +75,20 @@ def test_names_are_found_as_people_write_them():
         ("", None),
     ]:
         assert models.find(spec) == name
+
+
+def test_a_repository_is_as_large_as_one_that_is_known_by_its_name_or_the_list():
+    for spec, name in [
+        ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-3-12b-it", "gemma-3-12b-text"),
+        ("mistralai/Devstral-Small-2507", "mistral-small-24b"),
+        ("me/my-llama-3.1-8b-with-more", None),
+        ("me/llama-3.1-9b", None),
+    ]:
+        assert models.alike(spec) == name, spec
+    assert set(models._same_shape().values()) <= set(models.names())
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_other_way():

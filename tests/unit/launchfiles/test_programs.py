@@ -166,6 +166,14 @@ def test_a_file_is_a_question_and_its_present_settings(
              "reshard_after_forward: true": "reshard_after_forward: false",
              "activation_checkpointing: true": "activation_checkpointing: false"},
         ),
+        (  # a block is taken away
+            AXOLOTL.replace("me/mine", "m") + "fsdp:\n  - full_shard\nfsdp_config:\n"
+            "  fsdp_offload_params: false\n  fsdp_state_dict_type: FULL_STATE_DICT\nseed: 1\n",
+            "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=false,"
+            "activation_checkpointing=full",
+            {"fsdp:\n  - full_shard\nfsdp_config:\n  fsdp_offload_params: false\n"
+             "  fsdp_state_dict_type: FULL_STATE_DICT\n": ""},
+        ),
         (
             LLAMA_FACTORY,
             "micro_batch_size=8,sync_each_batch=false",
@@ -205,7 +213,7 @@ def test_an_answer_changes_its_lines_and_no_other(
 
 
 def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
-    question = read_question(written(AXOLOTL), None, PLACE, {})
+    question = read_question(written(AXOLOTL), None, PLACE, {"fidelity": "predicted"})
     present = Settings.from_dict(question.asked.knobs)
     assert patched(question, question.request.question(installed_versions()), present) == (
         AXOLOTL,
@@ -229,10 +237,14 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
         "lora_mlp_kernel", "optimizer", "some_new_option", "torch_compile", "unfrozen_parameters",
     ]  # fmt: skip
     assert all(one.effect for one in asked.uncounted)
-    assert "as its name says" in " ".join(asked.notes)  # NousResearch's is Meta's
+    assert "taken to have the shape of llama-3.1-8b" in " ".join(
+        asked.notes
+    )  # NousResearch's is Meta's
 
 
-@pytest.mark.parametrize("more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n"])
+@pytest.mark.parametrize(
+    "more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n", "tensor_parallel_size: 2\n"]
+)
 def test_another_training_step_is_not_predicted(written: Any, more: str) -> None:
     found = read_file(written(AXOLOTL + more))
     with pytest.raises(NotCoveredError, match=r"not predicted"):
@@ -250,6 +262,21 @@ def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_pa
     config = '{"model_type": "llama", "vocab_size": 32000}'
     (folder / "config.json").write_text(config, encoding="utf-8")
     assert asked_of(found, PLACE, tmp_path).arguments["model"].vocab_size == 32000
+
+
+def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(written: Any) -> None:
+    text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "huggyllama/llama-7b")
+    text = text.replace("bf16: auto", "bf16: false").replace("2048", "8192")
+    more = "lora_modules_to_save: [nonesuch]\nliger_fused_linear_cross_entropy: true\n"
+    text = text.replace("lora_target_linear: true", "lora_target_modules: [q_proj, wqkv]")
+    question = read_question(written(text + more), None, PLACE, {"fidelity": "predicted"})
+    asked = question.asked.arguments
+    assert asked["model"].max_sequence_length == asked["sequence_length"] == 8192
+    assert asked["packing"] == {"variant": "position_ids"}  # FlashAttention takes no fp32
+    assert asked["adapter"]["target_modules"] == ["q_proj"]
+    assert "modules_to_save" not in asked["adapter"]
+    told = {one.key for one in question.asked.uncounted}
+    assert told >= {"sequence length", "target", "modules_to_save", "fused_loss"}
 
 
 def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
