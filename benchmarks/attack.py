@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 import service_writer
-from common import Goal, report
+from common import Goal, report, show
 from service_posts import body, p99
 from service_server import Server, serving
 from service_streams import healthz_ms
@@ -213,7 +213,7 @@ def replace(chance: random.Random, value: dict[str, Any]) -> None:
     if isinstance(value.get(name), dict) and chance.random() < 0.7:
         replace(chance, value[name])
     else:
-        value[name] = chance.choice(HOSTILE)
+        value[name] = deepcopy(chance.choice(HOSTILE))
 
 
 def sent(server: Server, method: str, path: str, headers: Mapping[str, str], content: bytes) -> int:
@@ -273,7 +273,9 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         among = connections(Path(name))
+        show("connections", among)
         hostile = cases(options.cases, Path(name))
+        show("hostile requests", hostile)
         grown = memory(options.minutes, Path(name))
     goals = [
         goal
