@@ -24,7 +24,7 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
-from tuner.explain.brief import brief, scale
+from tuner.explain.brief import IN_BRIEF, brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.explain.ways_out import WayOut, ways_out
@@ -240,8 +240,8 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
         console.print(Text("Memory", style="bold"))
         grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
         console.print(grid, width=min(console.width, TEXT_WIDTH))
-    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
-    paragraphs(console, sentences, "Why" if best else "No answer")
+    sentences = shown(suggestion.facts, suggestion.explanation, but=IN_BRIEF if best else ())
+    paragraphs(console, [text for text, _ in sentences], "Evidence" if best else "No answer")
     rows = knob_rows(suggestion.facts)
     if best is None and rows:  # else they are in the answer
         console.print()
@@ -250,7 +250,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    yield "needed", memory_range_text(best, per)
+    yield "must be free", memory_range_text(best, per)
     yield "allocated", sizes_text(best.allocated_gib)
     if best.basis is not None:
         allocated, reserved = (

@@ -35,6 +35,9 @@ from tuner.text import count_text, size_text, time_text
 
 PlainFact = Mapping[str, Any]
 
+# Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
+IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
+
 DAY_S = 86_400.0
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 # What a verdict of the guard means for whoever wants to launch.
