@@ -4,11 +4,14 @@ A device is a GPU, or all of the machine's cores together.
 """
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.core.cluster import Cluster
@@ -131,6 +134,12 @@ class DeviceLocks:
                 return False
         return True
 
+    @property
+    def holder(self) -> str:
+        """Who has the first device that is missing here, as far as can be seen: a process, and
+        whether it is stopped; empty where none is missing."""
+        return next((lock.holder for lock in self._locks if not lock.held), "")
+
     def acquire_at_once(self) -> bool:
         """Acquires all if all is free, or nothing; nobody is told that it is wanted."""
         before = [lock.held for lock in self._locks]
@@ -171,9 +180,29 @@ class _DeviceLock:
     def acquire(self) -> bool:
         if self._held is None:
             self._held = _locked(self._path, fcntl.LOCK_EX)
+            if self._held is not None:
+                mine = {"pid": os.getpid(), "namespace": _pid_namespace()}
+                os.ftruncate(self._held, 0)
+                os.pwrite(self._held, json.dumps(mine).encode(), 0)
         if self._held is not None:
             self._stop_waiting()
         return self._held is not None
+
+    @property
+    def holder(self) -> str:
+        try:
+            said = json.loads(self._path.read_text(encoding="utf-8"))
+            pid, is_near = int(said["pid"]), said["namespace"] == _pid_namespace()
+        except (OSError, ValueError, KeyError, TypeError):
+            return "a worker"
+        if not is_near:
+            return f"the worker that is process {pid} of another container"
+        try:
+            is_stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            is_stopped = False
+        how = f", which is stopped: kill -CONT {pid} or kill -9 {pid}" if is_stopped else ""
+        return f"the worker that is process {pid}{how}"
 
     def wait(self) -> None:
         if self._held is None and self._waiting is None:
@@ -189,6 +218,14 @@ class _DeviceLock:
         if self._waiting is not None:
             os.close(self._waiting)
             self._waiting = None
+
+
+def _pid_namespace() -> str:
+    """The boot, and the container, in which a process's number has its meaning."""
+    try:
+        return f"{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return boot_id()
 
 
 def _locked(path: Path, how: int) -> int | None:

@@ -240,7 +240,8 @@ class Worker:
         found = self._executor.acquire(alone=alone)
         if found is None and self._executor.is_waiting:
             others = self._store.neighbours(study.id, self._identity.host)
-            self._tell(study, f"waiting for {', '.join(others) or 'another probe'} on this machine")
+            whom = ", ".join(others) or "another probe"
+            self._tell(study, f"waiting for {whom} on this machine, of {self._executor.holder}")
         return found
 
     def _tell(self, study: Study, doing: str) -> None:

@@ -105,8 +105,9 @@ def _wanted(llama, mixtral, large, measured):
         Picture(name="study", path=f"/studies/{measured}", height=1290),
         Picture(name="study-dark", path=f"/studies/{measured}", height=980, theme="dark"),
         Picture(name="study-narrow", path=f"/studies/{measured}", width=NARROW, height=980),
-        Picture(name="scatter", path=f"/studies/{measured}", of="#scatter-part"),
-        Picture(name="knobs", path=f"/studies/{llama}", of="#knobs-part", theme="dark"),
+        Picture(name="scatter", path=f"/studies/{measured}", of="#scatter"),
+        Picture(name="changes", path=f"/studies/{llama}", of="#changes", theme="dark"),
+        Picture(name="nothing-fits", path=f"/studies/{large}", height=620),
         Picture(name="what-if", path=f"/studies/{llama}/settings", height=960, theme="dark"),
         Picture(name="compare", path=f"/compare?ids={llama},{mixtral},{measured}", height=1200),
     )

@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "f00159d25c6c505c634e089b2d95474672db9910ffa0da2131935eccfa83c7c2"),
-    "verdict": (4, "e82b4d6181482663698e584287305fe93b7439d9b4e2bd87bf7ee707d9228f57"),
-    "rates": (3, "3b8debfa3add0d754076a8019526d82863a3fa965f35afe792deaf1bd20f7a47"),
+    "dry run": (4, "a8da738ea46330de742d5839fa3bb4652cdae3047bd85495f9ed829d4706fb71"),
+    "verdict": (4, "2bf6a80cff4a3421b5d82fed2938c79cad329273896056924f8a8eb7697b2a42"),
+    "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
