@@ -358,8 +358,9 @@ def export(
         str | None,
         Option(
             metavar="PATH",
-            help="Put it into this file's text, of which the rest stays (nanotron). Only --write"
-            " writes. With optuna: the storage that the study is written into.",
+            help="Put it into this file's text, of which the rest stays; axolotl, llama-factory and"
+            " trl are formats too then. Only --write writes. With optuna: the storage that the"
+            " study is written into.",
         ),
     ] = None,
     json: Json = False,
