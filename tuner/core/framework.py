@@ -287,7 +287,7 @@ def knob_rules(framework: Framework) -> tuple[KnobRule, ...]:
     return tuple(
         entry.rule
         for entry in version_table().rules
-        if framework.name in entry.frameworks and meets_all(framework.versions, entry.versions)
+        if entry.holds(framework.name, framework.versions)
     )
 
 

@@ -29,7 +29,7 @@ from tuner.cost.memory.device import (
 )
 from tuner.cost.memory.optimizers import paged_bytes
 from tuner.cost.memory.pipeline import refused, stage_memory
-from tuner.cost.memory.shards import axis_sizes, is_fsdp
+from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import step_memory
 from tuner.cost.script import PLAIN, Script, script_bytes
 from tuner.cost.time.step import step_notes, step_time
@@ -251,7 +251,7 @@ def _profile_bytes(
     Dry runs are of the installed releases, and of FSDP2.
     """
     ran = profile.versions
-    stands_in = (framework.fsdp_version == 1 and is_fsdp(settings, cluster)) or any(
+    stands_in = (framework.fsdp_version == 1 and axis_sizes(settings, cluster).is_fsdp) or any(
         ran[package] != release and not same_release(ran[package], release)
         for package, release in framework.versions.items()
         if package in ran

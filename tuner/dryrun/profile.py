@@ -275,18 +275,15 @@ class DryRun(Plain):
         """Tells whether it is worth keeping for other askings: accidents are not."""
         return not self.error or self.is_refusal
 
-    def holds_here(self, limit_s: float = LIMIT_S) -> bool:
+    @property
+    def holds_here(self) -> bool:
         """Tells whether this machine need not make it again.
 
-        What took too long does on the machine that it took too long on, for askings that give
-        it no more time; on others, which may be faster, it is made again.
-
-        Args:
-            limit_s: seconds of CPU time that this asking gives the dry runs of a class.
+        What took too long does on the machine that it took too long on, unless it is given more
+        time now; on others, which may be faster, it is made again.
         """
-        if self.limit_s and (limit_s > self.limit_s or self.machine != platform.node()):
-            return False
-        return self.is_kept
+        is_late = self.limit_s and (self.limit_s < LIMIT_S or self.machine != platform.node())
+        return self.is_kept and not is_late
 
     @classmethod
     def from_answers(

@@ -17,8 +17,8 @@ from tuner.cost.memory.optimizers import state_bytes
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     WEIGHT_BYTES,
+    axis_sizes,
     host_inputs,
-    is_fsdp,
     pinned_bytes,
     shard_ranks,
     shards,
@@ -109,7 +109,7 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
     holds room for whole ones.
     """
     experts = workload.model.experts
-    if not experts or not is_fsdp(settings, cluster):
+    if not experts or not axis_sizes(settings, cluster).is_fsdp:
         return
     units = [layer.unit for layer in shards(workload, settings, cluster).layers]
     padded = [unit.padded - unit.whole for unit in units]

@@ -182,6 +182,11 @@ class ModelConfig:
         return int(self.fields.get("moe_intermediate_size") or self.intermediate_size)
 
     @property
+    def mlp_width(self) -> int:
+        """Inner channels of the MLP that one token goes through; of all its experts together."""
+        return self.experts_per_token * self.expert_intermediate_size or self.intermediate_size
+
+    @property
     def tied_embeddings(self) -> bool:
         """Tells whether the output head is the token embedding."""
         return bool(self.fields["tie_word_embeddings"])

@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "0b1f9686c381d981000be60f8e138f38f8f19d04c646b3fc40ffa7630bd39b53"),
-    "verdict": (4, "673d1e7128c58ea33f750e4b072098e100fe229ec2ed3a86ff380978640a5705"),
-    "rates": (3, "3b8debfa3add0d754076a8019526d82863a3fa965f35afe792deaf1bd20f7a47"),
+    "dry run": (4, "a8da738ea46330de742d5839fa3bb4652cdae3047bd85495f9ed829d4706fb71"),
+    "verdict": (4, "2bf6a80cff4a3421b5d82fed2938c79cad329273896056924f8a8eb7697b2a42"),
+    "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent

@@ -154,10 +154,6 @@ def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
     return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
 
 
-def is_fsdp(settings: Settings, cluster: Cluster) -> bool:
-    return axis_sizes(settings, cluster).is_fsdp
-
-
 def shard_ranks(settings: Settings, cluster: Cluster) -> int:
     """Ranks that split the optimizer's state among themselves."""
     sizes = axis_sizes(settings, cluster)
@@ -265,7 +261,7 @@ class Shards:
 
 def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
     """Tells whether fp32 weights are cast where they are used, and not where they are gathered."""
-    return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
+    return workload.precision is Precision.BF16_MIXED and not axis_sizes(settings, cluster).is_fsdp
 
 
 def residual_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
@@ -290,9 +286,9 @@ def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster
     """Bytes of an element of what they take: beside quantized layers peft casts nothing where
     autocast does, for which it asks of CUDA's alone (``Linear4bit.forward`` in bnb.py)."""
     adapter = workload.adapter
-    if adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA:
-        return COMPUTE_BYTES[workload.precision]
-    return adapter_bytes(workload, settings, cluster)
+    narrow = adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA
+    wide = not narrow and autocasts(workload, settings, cluster)
+    return 4 if wide else COMPUTE_BYTES[workload.precision]
 
 
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:

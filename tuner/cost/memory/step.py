@@ -26,8 +26,8 @@ from tuner.cost.memory.shards import (
     WEIGHT_BYTES,
     Layer,
     Unit,
+    axis_sizes,
     is_block_diagonal,
-    is_fsdp,
     layer_variants,
     loss_width,
     parameter_bytes,
@@ -112,7 +112,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     """
     total = step_memory(workload, settings, cluster).total_bytes
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
-    sharded, weights = is_fsdp(settings, cluster), WEIGHT_BYTES[workload.precision]
+    sharded, weights = axis_sizes(settings, cluster).is_fsdp, WEIGHT_BYTES[workload.precision]
     elements = (held.shard, held.trained_shard) if sharded else (held.whole, held.trained_whole)
     own = on_device * parameter_bytes(workload, *elements)
     gradients = on_device * weights * elements[1]

@@ -100,7 +100,6 @@ class Counts:
     embedding: int  # parameters of the token embedding; the output head has as many
     attention: int  # channels of all query heads
     kept: int  # channels that one layer keeps for backward, per token
-    mlp: int  # inner channels of the MLP that one token goes through
     expert: float  # parameters of one expert, averaged over all layers, sparse or not
 
 
@@ -113,7 +112,6 @@ def counts(model: ModelConfig) -> Counts:
     (https://arxiv.org/abs/2205.05198), for a gated MLP and fused attention.
     """
     width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    mlp = model.experts_per_token * model.expert_intermediate_size or model.intermediate_size
     tensors, idle = model_tensors(model), model.experts - model.experts_per_token
 
     def count(*of: Tensor) -> int:
@@ -129,8 +127,7 @@ def counts(model: ModelConfig) -> Counts:
         active=(whole - unused - ends) / model.layers,
         embedding=model.vocab_size * model.hidden_size,
         attention=width,
-        kept=6 * model.hidden_size + 2 * (width + kv) + 4 * mlp,
-        mlp=mlp,
+        kept=6 * model.hidden_size + 2 * (width + kv) + 4 * model.mlp_width,
         expert=unused / idle / model.layers if idle else float(expert),
     )
 

@@ -139,7 +139,7 @@ def _compute_s(
     assert peak is not None
     assert rate is not None
     again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
-    narrowest = min(workload.model.hidden_size, found.mlp) / tp
+    narrowest = min(workload.model.hidden_size, workload.model.mlp_width) / tp
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     flops = 6 * found.active + 12 * (workload.sequence_length / 2) * found.attention
     moved = COMPUTE_BYTES[workload.precision] * t.traffic_factor * found.kept
