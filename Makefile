@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-adapters bench-from-axolotl bench-search bench-replay-costs bench-service bench-scale bench-pages
 .PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
-.PHONY: evidence screenshots lock
+.PHONY: bench-attack evidence screenshots lock
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -164,6 +164,10 @@ evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
 
 bench-service: $(INSTALLED)  ## claims, answers, streams and polls of the service (5 minutes)
 	@$(BIN)/python benchmarks/service.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-attack: $(INSTALLED)  ## silent callers, hostile requests and the service's memory (15 minutes)
+	@$(BIN)/python benchmarks/attack.py $(ARGS)
 	@$(BIN)/python benchmarks/report.py
 
 bench-scale: $(INSTALLED)  ## how planning, the queue and a fleet of workers grow (10 minutes)

@@ -1,5 +1,7 @@
 """How quickly the command line answers, and how briefly: ``make bench-cli``.
 
+One part of it alone is ``python benchmarks/cli.py answers``, or ``times``.
+
 Times are of whole processes, alternating with an interpreter that does nothing, medians of 11 runs.
 Lines and words are of the answer at a terminal of 80 columns: what stands below the table.
 """
@@ -12,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Goal, report, show
+from common import Goal, report
 
 RUNS = 11
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -66,9 +68,27 @@ def answer_of(question: list[str], environment: dict[str, str]) -> list[str]:
     return lines[first:]
 
 
-def main() -> None:
+def answers() -> None:
+    """Ask all questions at a terminal of 80 columns, and report how long the answers are."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "TUNER_DB": f"sqlite:///{folder}/studies.db"}
+        for name, question in QUESTIONS.items():
+            lines = answer_of(question, environment)
+            widest = max(map(len, (line.rstrip() for line in lines)))
+            words = sum(len(line.split()) for line in lines)
+            rows.append({"answer": name, "lines": len(lines), "words": words, "columns": widest})
+    most = {"lines": MOST_LINES, "words": MOST_WORDS, "columns": COLUMNS}
+    goals = [
+        Goal(name=f"answer, most {unit}", goal=f"<= {limit}", value=max(r[unit] for r in rows))
+        for unit, limit in most.items()
+    ]
+    report("answers", goals, rows)
+
+
+def times() -> None:
     """Run all commands in turn, and report medians."""
-    times: dict[str, list[float]] = {name: [] for name in COMMANDS}
+    found: dict[str, list[float]] = {name: [] for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "TUNER_DB": f"sqlite:///{folder}/studies.db"}
         seconds([TUNER, "db", "upgrade"], environment)  # without a database nothing is listed
@@ -76,29 +96,19 @@ def main() -> None:
             seconds(command, environment)  # fills the file cache
         for _ in range(RUNS):
             for name, command in COMMANDS.items():
-                times[name].append(seconds(command, environment))
-        answers = []
-        for name, question in QUESTIONS.items():
-            lines = answer_of(question, environment)
-            widest = max(map(len, (line.rstrip() for line in lines)))
-            words = sum(len(line.split()) for line in lines)
-            answers.append({"answer": name, "lines": len(lines), "words": words, "columns": widest})
+                found[name].append(seconds(command, environment))
     rows = [
         {"command": name, "median_s": statistics.median(t), "min_s": min(t), "max_s": max(t)}
-        for name, t in times.items()
+        for name, t in found.items()
     ]
     goals = [
-        Goal(name=f"{name}, median seconds", goal=goal, value=statistics.median(times[name]))
+        Goal(name=f"{name}, median seconds", goal=goal, value=statistics.median(found[name]))
         for name, goal in GOALS.items()
     ]
-    most = {"lines": MOST_LINES, "words": MOST_WORDS, "columns": COLUMNS}
-    goals += [
-        Goal(name=f"answer, most {unit}", goal=f"<= {limit}", value=max(a[unit] for a in answers))
-        for unit, limit in most.items()
-    ]
-    show("answers", answers)
-    report("cli", goals, rows, {"answers": answers})
+    report("cli", goals, rows)
 
 
 if __name__ == "__main__":
-    main()
+    parts = {"answers": answers, "times": times}
+    for part in sys.argv[1:] or parts:
+        parts[part]()

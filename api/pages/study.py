@@ -193,7 +193,6 @@ def study_page(
         else None,
         "unprobed": [(point, settings_path(study.id, point.settings)) for point in unprobed],
         "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,
-        "effects": results.knob_effects(study, suggestion, evidence),
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (

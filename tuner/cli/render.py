@@ -24,7 +24,7 @@ from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
-from tuner.explain.brief import brief, scale
+from tuner.explain.brief import IN_BRIEF, brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.explain.ways_out import WayOut, ways_out
@@ -124,6 +124,8 @@ def show_answered(
         show_all(console, suggestion, rank_word(study.question))
     if why is not None and nothing_fits:  # an answer too: what would fit
         show_ways_out(console, why, found)
+    if not in_short:
+        console.print()
     show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
@@ -164,6 +166,7 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
         show_all(console, suggestion, rank_word(study.question))
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
+    console.print()
     show_answer(console, study, suggestion, page=page_of(study.id, None, db))
     return 0
 
@@ -240,8 +243,8 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
         console.print(Text("Memory", style="bold"))
         grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
         console.print(grid, width=min(console.width, TEXT_WIDTH))
-    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
-    paragraphs(console, sentences, "Why" if best else "No answer")
+    sentences = shown(suggestion.facts, suggestion.explanation, but=IN_BRIEF if best else ())
+    paragraphs(console, [text for text, _ in sentences], "Evidence" if best else "No answer")
     rows = knob_rows(suggestion.facts)
     if best is None and rows:  # else they are in the answer
         console.print()
@@ -250,7 +253,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    yield "needed", memory_range_text(best, per)
+    yield "must be free", memory_range_text(best, per)
     yield "allocated", sizes_text(best.allocated_gib)
     if best.basis is not None:
         allocated, reserved = (
@@ -301,7 +304,6 @@ def show_answer(
     end = [
         line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
     ]
-    console.print()
     if suggestion.best is None:
         for line in end:
             console.print(line, soft_wrap=True)

@@ -14,7 +14,7 @@ from tuner.core.configuration import ACCUMULATION, Settings
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import Question, Study
+from tuner.core.study import OPEN, Question, Study
 from tuner.core.words import (
     change_text,
     describe,
@@ -34,6 +34,9 @@ from tuner.space.rules import show
 from tuner.text import count_text, size_text, time_text
 
 PlainFact = Mapping[str, Any]
+
+# Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
+IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
 
 DAY_S = 86_400.0
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
@@ -112,8 +115,9 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         by_kind.setdefault(fact["kind"], fact)
     asked = str(study.limits.fidelity)
     forecasts = best.basis is not None and asked != "predicted"
+    so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
-        title=f"Predicted, not {asked}" if forecasts else "Answer",
+        title=f"Predicted, not {asked}" if forecasts else so_far,
         answer=tuple(_answer(study.question, best, tokens)),
         why=tuple(_why(by_kind, best)),
         changes=tuple(_changes(suggestion, best)),

@@ -656,13 +656,14 @@ PlainFact = Mapping[str, Any]
 
 
 def shown(
-    found: Sequence[PlainFact], sentences: Sequence[str]
+    found: Sequence[PlainFact], sentences: Sequence[str], but: Collection[str] = ()
 ) -> Iterator[tuple[str, Collection[int]]]:
-    """The sentences that stand beside the table of knobs, each with the probes that it names."""
+    """The sentences that stand beside the table of knobs, each with the probes that it names; those
+    of some kinds left out."""
     if not found:
         yield from ((text, ()) for text in sentences)
     for fact, text in zip(found, sentences, strict=False):
-        if fact["kind"] not in OF_KNOBS:
+        if fact["kind"] not in OF_KNOBS and fact["kind"] not in but:
             yield text, probes_in(fact)
 
 

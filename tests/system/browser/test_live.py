@@ -28,7 +28,7 @@ def test_a_page_follows_its_study_to_the_end(open_tab, service, study):
     page = tab.page
     expect(page.locator("#answer-title")).to_have_text("Best so far")
     expect(page.locator(".budgets label")).to_have_text("1 of 4 probes")
-    page.locator("#knobs > summary").click()
+    page.locator("#why > summary").click()
     page.locator("label[for=tab-settings]").click()
     page.locator("#probes-scroll").focus()
     page.evaluate("document.getElementById('evidence-title').scrollIntoView()")
@@ -39,7 +39,7 @@ def test_a_page_follows_its_study_to_the_end(open_tab, service, study):
     probe(service.store, study)
     expect(page.locator(".budgets label")).to_have_text("2 of 4 probes")
     expect(page.locator("#probes-table tbody tr")).to_have_count(2)
-    expect(page.locator("#knobs")).to_have_attribute("open", "")
+    expect(page.locator("#why")).to_have_attribute("open", "")
     expect(page.locator("#text-settings")).to_be_visible()
     expect(page.locator("#probes-scroll")).to_be_focused()
     assert page.evaluate("document.getSelection().toString()") == chosen

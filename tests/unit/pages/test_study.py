@@ -127,7 +127,6 @@ def test_figures_of_each_part(page):
     for name, expected in {
         "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of 76.0 GiB", "measured"),
         "pair": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "Best so far"),
-        "knobs": ("micro_batch_size", "activation_checkpointing", "full_shard", "of the answer"),
         "scatter": ("the answer", "memory needed, GiB", "limit 76.0", "out of memory"),
         "changes": ("change one knob", "predicted"),
         "cost": ("4 probes", "1 out of memory", "76.0 GiB on one GPU, 5.0%", "torch 2.13.0"),
