@@ -54,8 +54,8 @@ def chosen(prior: Prior, belief: Belief, trials: Sequence[Trial], allowed: Mask)
         gains = np.expm1(np.exp(np.minimum(score, 5.0)))
     hopeless = belief.fits < HOPEFUL
     score = np.where(hopeless, -1e6 + np.log(np.maximum(belief.fits, 1e-300)), score)
-    # Expectations that differ by less than a percent: the simpler one, then the space's order.
-    order = np.lexsort((-prior.simplicity, -score.round(2), ~allowed))
+    # Where expectations are equal: the simpler one, then the space's order.
+    order = np.lexsort((-prior.simplicity, -score.round(6), ~allowed))
     index = int(order[0])
     return Proposal(
         index=index,
