@@ -183,8 +183,12 @@ def told_by(past: Past, off: Array, prior: Prior) -> Told | None:
     if not len(rows):
         return None
     past, off = nearest(past.take(rows), prior.workload, off[rows])
-    arrays = (past.study, past.features, past.workload, off, prior.features, prior.workload)
-    return _told(ByContents((past, off, prior), *arrays))
+    arrays = (past.study, past.features, past.workload, off)
+    amplitude, factor = _shared(ByContents((past, off), *arrays))
+    if not amplitude:
+        return None
+    key = (past, off, amplitude, factor, prior)
+    return _told(ByContents(key, *arrays, prior.features, prior.workload))
 
 
 def nearest(past: Past, workload: Array, off: Array) -> tuple[Past, Array]:
@@ -195,13 +199,14 @@ def nearest(past: Past, workload: Array, off: Array) -> tuple[Past, Array]:
 
 
 # At every ask of a search its past and its candidates are the same.
-@lru_cache(maxsize=2)
-def _told(key: ByContents[tuple[Past, Array, Prior]]) -> Told | None:
-    """Of the errors that searches may share those count that make the past most likely.
+@lru_cache(maxsize=4)
+def _shared(key: ByContents[tuple[Past, Array]]) -> tuple[float, Array]:
+    """The amplitude of the errors that searches share, and the factor of the past's covariance.
 
-    A past of one search says nothing of that, and the second of the choices is taken.
+    Those sizes count that make the past most likely. A past of one search says nothing of them, and
+    the second of the choices is taken.
     """
-    past, off, prior = key.value
+    past, off = key.value
     near = alike(past.features, past.features)
     same = past.study[:, None] == past.study[None, :]
     alone, common = same * USUAL.between(near), near * alike(past.workload, past.workload)
@@ -214,10 +219,13 @@ def _told(key: ByContents[tuple[Past, Array, Prior]]) -> Told | None:
     amplitude, error = SHARED[1], PAST_ERROR[1]
     if len(set(past.study.tolist())) > 1:
         amplitude, error = max(product(SHARED, PAST_ERROR), key=fit)
-    if not amplitude:
-        return None
     noisy = alone + amplitude**2 * common + error**2 * np.eye(len(off))
-    factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
+    return amplitude, np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
+
+
+@lru_cache(maxsize=2)
+def _told(key: ByContents[tuple[Past, Array, float, Array, Prior]]) -> Told:
+    past, off, amplitude, factor, prior = key.value
     similar = amplitude**2 * alike(past.workload, prior.workload[None, :])
     spread = solved(factor, similar * alike(past.features, prior.features))
     return Told(
