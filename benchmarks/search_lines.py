@@ -140,7 +140,10 @@ def _our(name: str, run: Searching, source: str, rows: str = "") -> Line:
     def search(of: str, replay: Replay, seed: int) -> None:
         run(replay, past(of, source, replay.case.name, rows) if rows else None)
 
-    return Line(name=name, source=source, history=bool(rows), ours=True, search=search)
+    stable = name in KEPT.values()
+    return Line(
+        name=name, source=source, history=bool(rows), ours=True, search=search, stable=stable
+    )
 
 
 NEEDS = {

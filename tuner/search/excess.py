@@ -56,7 +56,7 @@ class TrialErrors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ErrorSizes:
     """Standard deviations of the parts of errors, as they may be."""
 
     offset: float
@@ -77,9 +77,9 @@ OFFSET = 3.0
 # What speeds are off by beside that: a factor of 1.4 that fades with distance, or less (published
 # runs; docs/prediction.md), and each configuration for itself.
 SMOOTH, SINGLE = (0.35, 0.1), (0.05, 0.1, 0.2, 0.4, 0.8)
-USUAL = Sizes(offset=OFFSET, smooth=SMOOTH[0], single=0.2)
+USUAL = ErrorSizes(offset=OFFSET, smooth=SMOOTH[0], single=0.2)
 SPEED = tuple(
-    Sizes(
+    ErrorSizes(
         offset=OFFSET,
         smooth=smooth,
         single=single,
@@ -92,10 +92,10 @@ SPEED = tuple(
 STRETCHED = (0.35, 0.6, 1.0, 1.7, 3.0, 10.0, 30.0, 100.0)
 
 
-def need_sizes(usual: float) -> list[Sizes]:
-    """Sizes of the errors of needs: half of their variance is in common."""
+def need_sizes(usual: float) -> list[ErrorSizes]:
+    """ErrorSizes of the errors of needs: half of their variance is in common."""
     return [
-        Sizes(
+        ErrorSizes(
             offset=factor * usual / 2**0.5,
             smooth=factor * usual / 2**0.5,
             single=0.0,
@@ -123,7 +123,7 @@ class Told:
 def learn(
     near: Array,
     errors: TrialErrors,
-    choices: Sequence[Sizes],
+    choices: Sequence[ErrorSizes],
     told: Told | None = None,
     at: Rows | None = None,
 ) -> Posterior:
@@ -146,11 +146,11 @@ def learn(
         fixed = fixed + shared * among - ours.T @ ours
         cross, known = told.spread[:, points].T @ ours, told.known[points]
 
-    def between(sizes: Sizes) -> Array:
+    def between(sizes: ErrorSizes) -> Array:
         alone = sizes.single**2 * np.equal.outer(index, index)
         return np.asarray(fixed + alone + sizes.between(among))
 
-    def fit(sizes: Sizes) -> float:
+    def fit(sizes: ErrorSizes) -> float:
         likely = log_likelihood(off[judged], between(sizes)[judged, judged], errors.error[judged])
         return float(np.logaddexp.reduce(likely)) - sizes.doubt
 

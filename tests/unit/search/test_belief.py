@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.search.belief import believe, believed_trials
-from tuner.search.excess import Sizes, TrialErrors, learn, told_by
+from tuner.search.excess import ErrorSizes, TrialErrors, learn, told_by
 from tuner.search.kernel import alike
 from tuner.search.trials import Result, Trial
 
@@ -184,7 +184,7 @@ def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made: Simpl
     past = made.past(prior, [0.3, 0.2, 0.1, 0.0, -0.1, -0.2], studies=4)
     told = told_by(past, past.excess, prior)
     assert told is not None
-    sizes = Sizes(offset=1.0, smooth=0.3, single=0.1)
+    sizes = ErrorSizes(offset=1.0, smooth=0.3, single=0.1)
     index, off = np.array([0, 4]), np.array([[0.5], [-0.3]])
     errors = TrialErrors(
         index=index, off=off, error=np.full(2, 0.05), indirect=np.zeros(2), judged=2
