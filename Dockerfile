@@ -4,21 +4,23 @@
 #   docker build --tag tuner --build-arg TORCH_INDEX=URL .     without CUDA's libraries, a tenth of
 #                       the size: URL is the index of torch's builds for CPUs, which its site names
 
-ARG PYTHON=3.12
+ARG PYTHON=3.12.12
 
-FROM python:${PYTHON}-slim AS build
+FROM python:${PYTHON}-slim-trixie AS build
 ARG TORCH_INDEX=""
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/tuner
 WORKDIR /src
-COPY constraints.txt .
-# torch comes first: it is the large part, and may have an index of its own.
-RUN /opt/tuner/bin/pip install --constraint constraints.txt \
-        ${TORCH_INDEX:+--no-deps --index-url "$TORCH_INDEX"} torch
+COPY requirements requirements
+# torch comes first: it is the large part, and its builds for CPUs have an index of their own.
+RUN if [ -n "$TORCH_INDEX" ]; then index="--index-url $TORCH_INDEX"; build=torch-cpu; else build=cuda; fi \
+    && /opt/tuner/bin/pip install --no-deps --require-hashes $index -r requirements/$build.txt
+RUN /opt/tuner/bin/pip install --no-deps --require-hashes -r requirements/product.txt
 COPY . .
-RUN /opt/tuner/bin/pip install --constraint constraints.txt '.[8bit,peft,postgres]'
+RUN /opt/tuner/bin/pip install --no-deps --require-hashes -r requirements/build.txt \
+    && /opt/tuner/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:${PYTHON}-slim
+FROM python:${PYTHON}-slim-trixie
 # adamw_8bit compiles its step, for which torch calls a compiler.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \

@@ -8,21 +8,32 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-adapters bench-search bench-replay-costs bench-service bench-scale bench-pages
+.PHONY: bench-adapters bench-from-axolotl bench-search bench-replay-costs bench-service bench-scale bench-pages
 .PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
-.PHONY: evidence screenshots
+.PHONY: bench-attack evidence screenshots lock
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-21s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-$(INSTALLED): pyproject.toml constraints.txt
+# Each file is held against its hash, wherever it comes from. Where an index offers a build of torch
+# for CPUs, it is taken; those with CUDA need more.
+INSTALL := -m pip install --quiet --disable-pip-version-check --no-deps
+
+$(INSTALLED): pyproject.toml $(wildcard requirements/*.txt)
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v[:2] <= (3, 13) \
 		else f"Python 3.11 to 3.13 is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.11 ...")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (once; a few minutes)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,8bit,peft,postgres]'
+	@$(BIN)/python $(INSTALL) --require-hashes -r requirements/torch-cpu.txt 2>/dev/null || true
+	@$(BIN)/python $(INSTALL) --require-hashes $(addprefix -r requirements/,product.txt \
+		dev.txt build.txt)
+	@if $(BIN)/python -c 'from importlib.metadata import version as v; exit("+cpu" in v("torch"))'; \
+		then $(BIN)/python $(INSTALL) --require-hashes -r requirements/cuda.txt; fi
+	@$(BIN)/python $(INSTALL) --no-build-isolation --editable .
 	@touch $@
+
+lock:  ## requirements/*.txt anew, after constraints.txt has changed (needs uv; ARGS: see requirements/lock.py)
+	@$(PYTHON) requirements/lock.py $(ARGS)
 
 suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
@@ -83,6 +94,11 @@ bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (
 
 bench-adapters: $(INSTALLED)  ## full fine-tuning and LoRA against published runs, by arithmetic (seconds)
 	@$(BIN)/python benchmarks/adapters.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-from-axolotl: $(INSTALLED)  ## axolotl's own examples as questions: FOLDER=.../examples (a minute; DRY=20 dry-runs some)
+	@$(BIN)/python benchmarks/from_axolotl.py $(FOLDER) --dry $(or $(DRY),0) \
+		--unknown docs/from_axolotl.md
 	@$(BIN)/python benchmarks/report.py
 
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)
@@ -148,6 +164,10 @@ evidence: $(INSTALLED)  ## docs/evidence.md from benchmarks/results
 
 bench-service: $(INSTALLED)  ## claims, answers, streams and polls of the service (5 minutes)
 	@$(BIN)/python benchmarks/service.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-attack: $(INSTALLED)  ## silent callers, hostile requests and the service's memory (15 minutes)
+	@$(BIN)/python benchmarks/attack.py $(ARGS)
 	@$(BIN)/python benchmarks/report.py
 
 bench-scale: $(INSTALLED)  ## how planning, the queue and a fleet of workers grow (10 minutes)

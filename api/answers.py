@@ -5,13 +5,14 @@ changes.
 """
 
 import hashlib
+import json
 import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import anyio
@@ -19,12 +20,13 @@ import anyio
 from tuner.client.advance import is_answered
 from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
-from tuner.core.study import OPEN, Limits, Study
+from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
 from tuner.explain.known import best_known, is_forecast, why_none
-from tuner.model.shape import shown_question
+from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results import Evidence, headline
+from tuner.results.summary import in_brief
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 
@@ -43,6 +45,8 @@ MOST_KEPT = 500
 # Studies that are kept with all that answers, exports and pages are made of, of some megabytes
 # each.
 MOST_WHOLE = 16
+# Bytes of a study in brief.
+LONGEST_BRIEF = 1000
 # Threads for those who wait: one computes, the other finds what is computed.
 WAITERS = 2
 
@@ -194,15 +198,20 @@ class Answers:
         study = self._store.study(standing.id)
         found = best_known(study)
         try:
+            line = headline(study, found)
             self._store.keep_summary(
-                study.id, headline(study, found).as_dict(), standing.newest_event
+                study.id,
+                line.as_dict(),
+                standing.newest_event,
+                tokens_per_s=line.tokens_per_s_per_gpu.value,
+                needed_share=line.needed_share,
             )
         except TunerError as error:  # lists of studies go without it
             log.warning("the headline of %s was not kept: %s", study.id, error)
         return Whole(
             standing=standing,
             study=study,
-            suggestion=found and with_launch(found, study.question),
+            suggestion=found and with_launch(found, without_name(study.question)),
             evidence=Evidence(study),
         )
 
@@ -234,6 +243,21 @@ class Answers:
             limits=study.limits,
             answered=is_answered(study, study.limits, here=False),
         )
+
+
+def brief(content: bytes) -> bytes:
+    """A study's body in less than :data:`LONGEST_BRIEF` bytes."""
+    short = in_brief(json.loads(content))
+    text = json_text(short).encode()
+    return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
+
+
+def without_name(question: Question) -> Question:
+    """The question for files that others run: of a model that is not the catalogue's the name is
+    whatever somebody who asked the same has called it."""
+    model = question.workload.model
+    known = replace(model, name=published_as(model) or ANONYMOUS)
+    return replace(question, workload=replace(question.workload, model=known))
 
 
 def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:

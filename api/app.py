@@ -12,7 +12,7 @@ import anyio
 from fastapi import Depends, FastAPI
 from starlette.middleware.gzip import GZipMiddleware
 
-from api import openapi, studies
+from api import asks, openapi, studies
 from api.inputs import Context, known_query, single_headers
 from api.limits import Bounds, WholeBody
 from api.middleware import SECURITY_HEADERS, AccessLog, Heads, SecurityHeaders
@@ -71,6 +71,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     metrics = Metrics(figures, version=version("tuner"))
     for router in (
         studies.router,
+        asks.router,
         openapi.router,
         operations_router(store, metrics),
         routes.router,

@@ -11,7 +11,9 @@ from api import EXAMPLES
 from api.events import EventSent
 from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
-from tuner.client.request import TuneRequest
+from tuner.client.cases.reading import CaseGiven
+from tuner.client.check import CheckRequest
+from tuner.client.request import SizeRequest, TuneRequest
 
 Responses = dict[int | str, dict[str, Any]]
 
@@ -119,7 +121,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             title=app.title, summary=app.summary, version=app.version, routes=app.routes
         )
         kept = found["components"]["schemas"]
-        for model in (Problem, EventSent, TuneRequest):
+        for model in (Problem, EventSent, TuneRequest, SizeRequest, CaseGiven, CheckRequest):
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             kept |= {**schema.pop("$defs", {}), model.__name__: schema}
         kept[TuneRequest.__name__]["examples"] = EXAMPLES["requests"]

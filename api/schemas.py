@@ -207,6 +207,163 @@ class Submitted(Study):
     notes: list[str]
 
 
+class SizedOn(Answered):
+    """The best configuration that is predicted on a number of GPUs."""
+
+    gpus: int
+    nodes: int
+    gpus_per_node: int
+    cluster: str
+    model: str
+    sequence_length: int
+    settings: SettingsAnswered
+    provenance: Provenance
+    fits_surely: bool = Field(description="Also at the upper end of the interval.")
+    memory: dict[str, Any]
+    tokens_per_s: Quantity = Field(description="Of all GPUs together.")
+    tokens_per_s_per_gpu: Quantity
+    step_time_s: Quantity
+    cost_per_billion_tokens: Quantity | None
+    finish_s: Quantity | None
+
+
+class SizedCluster(Answered):
+    """What a cluster and its parts can do; null what they cannot, or what was not asked."""
+
+    cluster: str
+    model: str
+    price_per_gpu_hour: float | None
+    fewest: SizedOn | None = Field(description="On the fewest GPUs on which something fits.")
+    reaching: SizedOn | None = Field(description="On the fewest that reach the goal.")
+    whole: SizedOn | None
+    largest_micro_batch: SizedOn | None
+    longest_sequence: SizedOn | None
+    largest_model: SizedOn | None
+    awkward_batches: list[dict[str, Any]] = Field(
+        description="Where the global batch costs speed, and batches near it that do not."
+    )
+    why: str = Field(description="Why nothing fits, or the goal is not reached; else empty.")
+    notes: list[str]
+
+
+class Sizes(Answered):
+    """A row for each cluster, the best first."""
+
+    goal: dict[str, float | None]
+    rows: list[SizedCluster]
+    notes: list[str]
+
+
+class Predicted(Answered):
+    """A prediction; of several cases `answers` alone."""
+
+    fits: bool | None = None
+    memory: dict[str, Any] = {}
+    tokens_per_s_per_gpu: Quantity | None = None
+    step_time_s: Quantity | None = None
+    provenance: Provenance | None = None
+    reason: str = Field(default="", description="Why it does not fit, or nothing is known.")
+    answers: list[dict[str, Any]] | None = Field(default=None, description="Of `cases`, in order.")
+
+
+class Checked(Answered):
+    """What is known of a configuration file."""
+
+    format: str
+    fits: bool | None
+    memory: dict[str, Any]
+    tokens_per_s_per_gpu: Quantity
+    step_time_s: Quantity
+    provenance: Provenance
+    reason: str
+    trains_wrongly: str
+    notes: list[str]
+
+
+class ModelListed(Answered):
+    """A model of the catalogue."""
+
+    name: str
+    model_type: str
+    parameters: int
+    active_parameters: int | None
+    layers: int
+    longest_sequence: int
+
+
+class Models(Answered):
+    """The models of the catalogue."""
+
+    models: list[ModelListed]
+
+
+class GpuListed(Answered):
+    """A kind of GPU, with its published figures."""
+
+    name: str
+    title: str
+    memory_bytes: int
+    bf16_flops_per_s: float | None
+    memory_bytes_per_s: float
+    intra_node_bytes_per_s: float
+    inter_node_bytes_per_s: float
+
+
+class Gpus(Answered):
+    """The kinds of GPU that are known."""
+
+    gpus: list[GpuListed]
+
+
+class WrittenFormat(Answered):
+    """A file that an answer is written as."""
+
+    name: str
+    file_name: str
+    media_type: str
+
+
+class Formats(Answered):
+    """The files that are written, and those that are read."""
+
+    written: list[WrittenFormat]
+    read: list[str]
+
+
+class LivingWorker(Answered):
+    """A worker that serves studies."""
+
+    id: int
+    name: str
+    pools: list[str]
+    machine: dict[str, Any]
+    versions: dict[str, str]
+    started_at: str
+    seen_at: str
+
+
+class LivingWorkers(Answered):
+    """The workers that gave a sign within the last minute."""
+
+    workers: list[LivingWorker]
+
+
+class Brief(Answered):
+    """A study in less than a kilobyte, for schedulers; numbers have four digits."""
+
+    study_id: str = Field(pattern=STUDY_ID)
+    state: StudyState
+    pending: bool
+    settings: dict[str, Any] | None
+    provenance: Provenance | None
+    tokens_per_s_per_gpu: float | None
+    step_time_s: float | None
+    needed_gib: float | None
+    limit_gib: float | None
+    launch: list[str] = Field(description="The command; left out where it would be too long.")
+    no_answer: str | None
+
+
 class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 

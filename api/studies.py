@@ -1,16 +1,17 @@
 """``/tune``: ask a question, see studies, follow, export and cancel one."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from api import EXAMPLES, schemas
-from api.answers import Body
+from api.answers import Body, brief, without_name
 from api.events import EventSent, Feed
 from api.inputs import (
     PRINTABLE,
@@ -27,6 +28,7 @@ from api.security import Caller, Reader, Submitter
 from tuner.client.answered import exported
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
+from tuner.core.quantity import Provenance
 from tuner.core.study import MOST_LABELS, Limits, StudyState, parse_labels
 from tuner.errors import UnknownNameError
 from tuner.explain.known import require_best
@@ -117,6 +119,19 @@ async def submit_question(
     )
 
 
+class ListedAnswer(BaseModel):
+    """A study's answer in a list."""
+
+    settings: schemas.SettingsAnswered | None
+    provenance: Provenance
+    tokens_per_s_per_gpu: schemas.Quantity
+    step_time_s: schemas.Quantity
+    needed_gib: schemas.Quantity
+    limit_gib: float
+    is_forecast: bool = Field(description="Predicted, while it was to be measured or emulated.")
+    why_none: str
+
+
 class ListedStudy(BaseModel):
     """A study in a list."""
 
@@ -133,6 +148,9 @@ class ListedStudy(BaseModel):
     probes: dict[Outcome, int]
     created_at: str
     asked_at: str
+    answer: ListedAnswer | None = Field(
+        default=None, description="As it was when it was last computed; null of none, or none yet."
+    )
 
 
 class StudyList(BaseModel):
@@ -190,8 +208,14 @@ def list_studies(
         before=before, limit=limit + 1, state=state, query=query, labels=labels
     )
     page = found[:limit]
+    answers = context.store.summaries([one.id for one in page])
+    listed = [ListedStudy.model_validate(one) for one in page]
+    for one in listed:
+        if (kept := answers.get(one.study_id)) is not None:
+            with suppress(ValidationError):  # another version's
+                one.answer = ListedAnswer.model_validate(kept.content)
     return StudyList(
-        studies=[ListedStudy.model_validate(one) for one in page],
+        studies=listed,
         next=cursor_of(page[-1]) if len(found) > limit else None,
     )
 
@@ -200,7 +224,10 @@ def list_studies(
     "/tune/{study_id}",
     summary="A study: its question, where it stands, its suggestion",
     responses={
-        200: answer(schemas.Study, "The study.", **STUDY_HEADERS),
+        200: {
+            **answer(schemas.Study, "The study.", **STUDY_HEADERS),
+            "model": schemas.Study | schemas.Brief,
+        },
         304: {"description": "Nothing has changed."},
         **problems(404, 409, 422),
     },
@@ -219,6 +246,13 @@ async def show_study(
         ),
     ] = None,
     terms: WithinLimits = None,
+    view: Annotated[
+        Literal["full", "brief"],
+        Query(
+            description="`brief`: state, settings, speed, memory, provenance and launch alone, in"
+            " less than a kilobyte."
+        ),
+    ] = "full",
     if_none_match: ETags = None,
 ) -> Response:
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
@@ -235,7 +269,8 @@ async def show_study(
     headers = {"ETag": body.etag, **REVALIDATED}
     if _tag(body.etag) in known or "*" in known:
         return Response(None, 304, headers)
-    return Response(body.content, 200, headers, "application/json")
+    content = brief(body.content) if view == "brief" else body.content
+    return Response(content, 200, headers, "application/json")
 
 
 @router.get(
@@ -425,7 +460,7 @@ async def export_study(
         if reason := why_not(format_name, study.question, best.settings):
             detail = f"{format_name}: {reason}"
             raise ProblemError(409, detail, code=ProblemCode.NOT_EXPORTABLE, field="format")
-        return exported(format_name, study.question, best, study.id)
+        return exported(format_name, without_name(study.question), best, study.id)
 
     text = await context.turns.run(caller.owner, export)
     found = FORMATS[format_name]

@@ -146,6 +146,10 @@ class Submissions:
         body = self._within_limits(standing, placed.limits)
         return Submitted(body=body, notes=placed.notes)
 
+    def placed(self, value: object) -> Placed:
+        """The question of a request and its limits, as it would be asked."""
+        return self._place(read_request(value), body_hash(value)).placed
+
     def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it."""
         apart = placed.limits.apart(standing.limits)

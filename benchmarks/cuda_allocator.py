@@ -37,8 +37,7 @@ from probe_cases import Case, case  # noqa: E402
 from tests.cuda.standin import run as standin  # noqa: E402
 from tuner.core.cluster import Device  # noqa: E402
 from tuner.core.measurement import Outcome  # noqa: E402
-from tuner.cost.allocated import Profile  # noqa: E402
-from tuner.cost.prediction import predict  # noqa: E402
+from tuner.cost.prediction import Profile, predict  # noqa: E402
 from tuner.dryrun import DryRunner  # noqa: E402
 
 NAME = "cuda-allocator"

@@ -61,7 +61,7 @@ def time_error(run: Run, costs: Costs) -> float:
 
 def foundry_error(row: FoundryRow, costs: Costs) -> float:
     """Logarithm of predicted over measured."""
-    found = sharded_step_s(row.workload, row.settings, row.cluster, costs)
+    (found,) = sharded_step_s(row.workload, row.settings, row.cluster, costs)
     return log(found / row.step_time_s)
 
 

@@ -19,7 +19,7 @@ from judging import holds, interval_width, share, spearman
 
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.quantity import Quantity
 from tuner.core.workload import Loss, Precision, ReduceDtype, Workload
 from tuner.cost.constants import default_costs
@@ -126,7 +126,7 @@ FIT = {
 
 def fit_lines() -> list[dict[str, Any]]:
     """How many of the rows, which all ran, are said to fit, by what is stated of their loss."""
-    rows, torch, found = foundry_rows(), FrameworkName.TORCH, []
+    rows, torch, found = foundry_rows(), Framework(name=FrameworkName.TORCH), []
     for name, (loss, script) in FIT.items():
         asked = [(replace(row.workload, loss=loss), row.cluster, row.settings) for row in rows]
         fits = [predict(w, c, torch, s, script=script).fits is True for w, c, s in asked]

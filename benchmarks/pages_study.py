@@ -8,6 +8,7 @@ collectives, losses, versions, and logs where it failed.
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from math import exp
 
@@ -32,9 +33,11 @@ from tuner.core.study import (
     StudyState,
 )
 from tuner.core.workload import Workload
+from tuner.explain.known import best_known
 from tuner.model import load_model
 from tuner.planner.prior import prior_of
 from tuner.planner.timing import counts_to_run
+from tuner.results import headline
 from tuner.store import Store, WorkerIdentity
 
 PROBES = 500
@@ -246,6 +249,24 @@ def enter_one(store: Store, study_id: str, probe: Probe) -> None:
     assert probe.measurement is not None
     told = (probe.request, probe.memory_limit_bytes, probe.measurement)
     assert store.enter_probe(study_id, standing.revision, *told) is not None
+
+
+def enter_many(store: Store, count: int) -> None:
+    """Asks so many questions in a store, which have ended with answers that are kept."""
+    made = study(question(), 12)
+    answer = headline(made, best_known(made))
+    for number in range(count):
+        asked = store.ask(question(2 * (number + 1)), Limits())
+        store.move(asked.id, StudyState.CANCELLED, "enough")
+        standing = store.status(asked.id)
+        assert standing is not None
+        store.keep_summary(
+            asked.id,
+            replace(answer, study_id=asked.id, state="cancelled").as_dict(),
+            standing.newest_event,
+            tokens_per_s=1000.0 + number * 37 % 1000,
+            needed_share=answer.needed_share,
+        )
 
 
 def moment(after_s: float) -> str:

@@ -1,7 +1,7 @@
 """Step times against published figures: ``python benchmarks/published_times.py``.
 
 No constant of the value is fitted to these rows; the upper end of the interval of frameworks that
-were not fitted on (``high_unfitted``) is set by torchtitan's two. Most leave out what a prediction
+were not fitted on (``unfitted``) is set by torchtitan's two. Most leave out what a prediction
 needs, so each says what was assumed; differences between two rows of one source tell more than the
 rows themselves.
 """

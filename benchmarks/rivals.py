@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.workload import Precision, Workload
+from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig
 
 ACCELERATE = "accelerate estimate-memory"
@@ -40,7 +41,7 @@ def estimates(workload: Workload, cluster: Cluster, settings: Settings) -> dict[
         ACCELERATE: max(whole.values()),
         ACCELERATE_SHARDED: accelerate_sharded(whole, settings.sharding, shards) / parts,
         DEEPSPEED: deepspeed_bytes(workload.model, settings, parts, shards),
-        STATES: states_bytes(workload.model.parameters / parts, settings.sharding, shards),
+        STATES: states_bytes(counts(workload.model).parameters / parts, settings.sharding, shards),
     }
 
 

@@ -19,6 +19,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from replay import Case, Replay
 
 from tuner.core.configuration import Settings, Sharding
+from tuner.cost.memory.tensors import counts
 from tuner.search.engine import quiet
 from tuner.search.kernel import Array
 from tuner.search.trials import Result, Trial
@@ -181,5 +182,5 @@ def _comparable(case: Case, trial: Trial) -> float:
     if trial.seconds is None:
         return SLOW
     workload = case.runs[trial.index].workload
-    flops = 6 * workload.model.parameters * workload.tokens_per_step
+    flops = 6 * counts(workload.model).parameters * workload.tokens_per_step
     return log(trial.seconds) - log(flops / 1e15 / case.runs[trial.index].gpus)

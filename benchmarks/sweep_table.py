@@ -20,7 +20,7 @@ from judging import balanced, holds, interval_width, share, spearman
 from sweep import Run
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.pipeline import stage_memory
 from tuner.cost.prediction import Prediction, predict
@@ -37,7 +37,7 @@ FIRST, WORST = STAGES = ("first", "worst")
 
 def predicted(runs: Iterable[Run]) -> list[Pair]:
     """Each with its prediction."""
-    name = FrameworkName.NANOTRON
+    name = Framework(name=FrameworkName.NANOTRON)
     return [(run, predict(run.workload, run.cluster, name, run.settings)) for run in runs]
 
 

@@ -18,7 +18,7 @@ from judging import holds
 from replay import Case, cases_of, past_of, workloads
 from sweep import Run, nanotron_runs, vtrain_runs
 
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.prediction import predict
 from tuner.planner.similar import NEAR, corrected_by
@@ -82,7 +82,7 @@ def _ran(case: Case) -> list[int]:
 
 def _predicted(case: Case, costs: Costs) -> Iterator[Off]:
     for run in (case.runs[i] for i in _ran(case)):
-        name, seconds = FrameworkName.NANOTRON, run.step_time_s
+        name, seconds = Framework(name=FrameworkName.NANOTRON), run.step_time_s
         told = predict(run.workload, run.cluster, name, run.settings, headroom=0.0, costs=costs)
         said = told.step_time_s
         assert said.value

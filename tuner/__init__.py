@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tuner.client.answered import Answer
     from tuner.client.predict import Prediction, predict
+    from tuner.client.size import Sizes, size
     from tuner.client.suggest import cost_model_sampler, suggest
     from tuner.core.answer import Candidate, Suggestion
     from tuner.core.configuration import Settings
@@ -45,6 +46,7 @@ __all__ = [
     "Script",
     "ServiceError",
     "Settings",
+    "Sizes",
     "SpeedUnknownError",
     "StoreError",
     "Suggestion",
@@ -54,12 +56,14 @@ __all__ = [
     "cost_model_sampler",
     "predict",
     "read_script",
+    "size",
     "suggest",
 ]
 
 _HOMES = {
     "client.answered": ("Answer",),
     "client.predict": ("Prediction", "predict"),
+    "client.size": ("Sizes", "size"),
     "client.suggest": ("cost_model_sampler", "suggest"),
     "errors": (
         "NothingFitsError", "ProbeError", "ServiceError", "SpeedUnknownError", "StoreError",

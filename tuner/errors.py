@@ -128,6 +128,14 @@ class RefusedError(UsageError):
         return self._said
 
 
+def did_you_mean(given: object, names: Iterable[str]) -> str:
+    """`` (did you mean tp_size?)`` of the name that is most like a mistyped one; or nothing."""
+    text, known = str(given)[:80].lower(), [*names]
+    near = [one for one in known if text and one.startswith(text)]
+    near = near or get_close_matches(text, known, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 class UnknownNameError(UsageError):
     """A name that is not in a catalogue; ``nearest`` holds at most three like it."""
 

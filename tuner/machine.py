@@ -6,11 +6,12 @@ import re
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 NVIDIA_SMI = (
     "nvidia-smi",
@@ -52,7 +53,7 @@ class ReportedGpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
+class Machine(Plain):
     """Describes a machine, so that what it can do is known without being on it."""
 
     name: str  # its name in the network
@@ -68,15 +69,6 @@ class Machine:
     def nodes(self) -> tuple["Machine", ...]:
         """This machine by itself, and the others."""
         return (replace(self, others=()), *self.others)
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Machine":
-        gpus = tuple(ReportedGpu(**gpu) for gpu in values["gpus"])
-        others = tuple(map(cls.from_dict, values.get("others", ())))
-        return cls(**{**values, "gpus": gpus, "others": others})
 
 
 def together(machines: Sequence[Machine]) -> Machine:
@@ -186,6 +178,31 @@ def memory_bytes(root: Path = Path("/")) -> int:
                 limits.append(int(value))
     least = min(limits)
     return max(least - least % MEMORY_STEP_BYTES, MEMORY_STEP_BYTES)
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """Memory that this machine could give a process now, without what others hold."""
+    for line in _text(root / "proc" / "meminfo").splitlines():
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            found = int(size.split()[0]) * 1024
+            break
+    else:
+        found = memory_bytes(root)
+    # of a control group's limit nothing counts as held but what it cannot give back
+    group = root / "sys" / "fs" / "cgroup"
+    limit, held = (_text(group / f"memory.{name}").strip() for name in ("max", "current"))
+    if limit.isdecimal() and held.isdecimal():
+        stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
+        found = min(found, int(limit) - int(held) + int(stat.get("inactive_file", 0)))
+    return max(0, found)
+
+
+def end_first_for_memory(pid: int) -> None:
+    """Has the kernel end a process, and what it starts, before others when memory is out: not a
+    database or a service beside it."""
+    with suppress(OSError):
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000", encoding="utf-8")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,19 +4,24 @@ A device is a GPU, or all of the machine's cores together.
 """
 
 import fcntl
+import json
 import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
 from tuner.core.cluster import Cluster
+from tuner.core.cluster import Device as DeviceKind
 from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Question, missing_beside
+from tuner.core.study import ProbeRequest, Question, missing_beside
+from tuner.cost.prediction import predict
 from tuner.errors import ProbeError, UsageError
-from tuner.machine import Machine, boot_id, this_machine
+from tuner.machine import Machine, boot_id, free_bytes, this_machine
 from workers.measuring.ranks import Kind
 
 
@@ -129,6 +134,12 @@ class DeviceLocks:
                 return False
         return True
 
+    @property
+    def holder(self) -> str:
+        """Who has the first device that is missing here, as far as can be seen: a process, and
+        whether it is stopped; empty where none is missing."""
+        return next((lock.holder for lock in self._locks if not lock.held), "")
+
     def acquire_at_once(self) -> bool:
         """Acquires all if all is free, or nothing; nobody is told that it is wanted."""
         before = [lock.held for lock in self._locks]
@@ -169,9 +180,29 @@ class _DeviceLock:
     def acquire(self) -> bool:
         if self._held is None:
             self._held = _locked(self._path, fcntl.LOCK_EX)
+            if self._held is not None:
+                mine = {"pid": os.getpid(), "namespace": _pid_namespace()}
+                os.ftruncate(self._held, 0)
+                os.pwrite(self._held, json.dumps(mine).encode(), 0)
         if self._held is not None:
             self._stop_waiting()
         return self._held is not None
+
+    @property
+    def holder(self) -> str:
+        try:
+            said = json.loads(self._path.read_text(encoding="utf-8"))
+            pid, is_near = int(said["pid"]), said["namespace"] == _pid_namespace()
+        except (OSError, ValueError, KeyError, TypeError):
+            return "a worker"
+        if not is_near:
+            return f"the worker that is process {pid} of another container"
+        try:
+            is_stopped = psutil.Process(pid).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            is_stopped = False
+        how = f", which is stopped: kill -CONT {pid} or kill -9 {pid}" if is_stopped else ""
+        return f"the worker that is process {pid}{how}"
 
     def wait(self) -> None:
         if self._held is None and self._waiting is None:
@@ -187,6 +218,14 @@ class _DeviceLock:
         if self._waiting is not None:
             os.close(self._waiting)
             self._waiting = None
+
+
+def _pid_namespace() -> str:
+    """The boot, and the container, in which a process's number has its meaning."""
+    try:
+        return f"{boot_id()}/{Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return boot_id()
 
 
 def _locked(path: Path, how: int) -> int | None:
@@ -231,6 +270,21 @@ def check_machine(
     if why:
         raise ProbeError(f"{cluster.name} is asked about; {why}")
     return substitutes
+
+
+def check_free_memory(question: Question, request: ProbeRequest) -> None:
+    """Raises ProbeError where ranks on the CPU are predicted to need more than is free now."""
+    if question.cluster.gpu.device is not DeviceKind.CPU:
+        return
+    ranks = 1 if request.fidelity is Fidelity.EMULATED else question.cluster.world_size
+    settings = request.settings
+    found = predict(question.workload, question.cluster, question.framework, settings)
+    needed, free = (found.allocated_bytes.value or 0.0) * ranks, free_bytes()
+    if needed > free:
+        raise ProbeError(
+            f"{settings} needs some {needed / 2**30:.1f} GiB in its {ranks} ranks, and"
+            f" {free / 2**30:.1f} GiB of this machine's memory are free"
+        )
 
 
 def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:

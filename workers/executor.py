@@ -12,6 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Self
 
@@ -23,7 +24,14 @@ from tuner.errors import ProbeError, StoreError, TunerError
 from tuner.logs import bound
 from tuner.machine import together
 from tuner.store import Claim, Store, WorkerIdentity
-from workers.devices import DeviceLocks, DeviceShare, check_machine, default_lock_path, shares
+from workers.devices import (
+    DeviceLocks,
+    DeviceShare,
+    check_free_memory,
+    check_machine,
+    default_lock_path,
+    shares,
+)
 from workers.launchers.local import LocalLauncher, series_argv
 from workers.launchers.site import LocalSite, Site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
@@ -44,10 +52,15 @@ from workers.stop import StopRequest
 PROBE_DEADLINE_S = 600.0
 # For another study's probe on this machine to end, between two looks at one's own study.
 LOCKS_S = 2.0
+# For which a worker keeps its ranks though another waits for their devices: starting them anew for
+# each probe would take longer than the probes.
+TURN_S = 30.0
 # For another study to acquire the devices that it waits for: it looks more often than this.
 ROOM_S = 0.2
 # Between two looks for a request to stop.
 LOOK_S = 0.1
+# Between two lines about whom one waits for.
+TOLD_S = 60.0
 # Between two tries to acquire devices.
 ACQUIRE_S = 0.05
 
@@ -109,6 +122,7 @@ class Workplace:
     find: Callable[[], DeviceLocks] | None = None
     """Finds the devices anew once one was lost, where others may take its place."""
     is_alone: bool = False
+    held_since: float = inf  # the moment when its devices were acquired, by the monotonic clock
     has_lost_a_device: bool = False
 
     @property
@@ -128,7 +142,17 @@ class Workplace:
         if not alone:
             self.others.release()
         locks = (self.own, self.others) if alone else (self.own,)
-        return all(one.acquire() if waits else one.acquire_at_once() for one in locks)
+        was_held = self.own.held
+        is_held = all(one.acquire() if waits else one.acquire_at_once() for one in locks)
+        if is_held and not was_held:
+            self.held_since = time.monotonic()
+        return is_held
+
+    @property
+    def has_had_its_turn(self) -> bool:
+        """True where another waits for devices that idle ranks have had for a while."""
+        is_wanted = self.has_ranks and self.own.wanted
+        return is_wanted and time.monotonic() - self.held_since >= TURN_S
 
     def release(self) -> None:
         """Releases the devices, unless there are ranks, which hold their memory."""
@@ -166,6 +190,7 @@ class Executor:
         self._ranks: list[WarmRanks] = []
         self._over = ""  # why all probes are to be given up, beside a request to stop
         self._is_waiting = False
+        self._told_at = -inf
         self._last: Workplace | None = None
 
     def __enter__(self) -> Self:
@@ -319,6 +344,8 @@ class Executor:
         about = bound(study=claim.study_id, probe=claim.probe.id, attempt=claim.attempt_id)
         try:
             with task.lease, about:
+                if workplace.ranks is not None and self._options.site.is_here:
+                    check_free_memory(task.study.question, claim.probe.request)
                 measurement = workplace.measure(task)
                 workplace.has_lost_a_device |= measurement.outcome is Outcome.DEVICE_LOST
                 if measurement.outcome is Outcome.CANCELLED:
@@ -404,19 +431,31 @@ class Executor:
             return None
         until = time.monotonic() + LOCKS_S
         while (found := self._first(alone=alone)) is None:
-            if not self._is_waiting:
-                log.info("waiting for another study's probe on this machine")
             self._is_waiting = True
+            if time.monotonic() >= self._told_at + TOLD_S:
+                self._told_at = time.monotonic()
+                log.warning("waiting for %s on this machine", self.holder)
             if self._stop.wait(ACQUIRE_S) or time.monotonic() > until:
                 return None
             # what ended meanwhile has devices too, and they are free now
             if self._collect():
                 return None
-        self._is_waiting = False
+        self._is_waiting, self._told_at = False, -inf
         for other in self._free():
             if other is not found:
                 other.release()
         return found
+
+    @property
+    def holder(self) -> str:
+        """Who has the devices that are waited for."""
+        locks = (one for place in self._free() for one in (place.own, place.others))
+        return next((who for one in locks if (who := one.holder)), "a worker")
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while other workers have the devices that were asked for."""
+        return self._is_waiting
 
     def can_start(self) -> bool:
         """Tells, and holds the devices, if another probe could begin at once."""
@@ -425,7 +464,7 @@ class Executor:
     def make_room(self) -> None:
         """Releases devices without ranks, which hold memory; ends those that another waits for."""
         for workplace in self._free():
-            if workplace.has_ranks and workplace.own.wanted:
+            if workplace.has_had_its_turn:
                 workplace.end_ranks()
                 self._stop.wait(ROOM_S)
             elif not workplace.has_ranks and not self._is_waiting:

@@ -16,6 +16,8 @@ T = TypeVar("T")
 BEATS = 6
 # Seconds until a call of the store that failed is tried again.
 RETRY_S = 1.0
+# Seconds by which a clock that was set differs from one that only ran on; NTP slews by less.
+STEP_S = 5.0
 # Part of a lease before its end at which it counts as over: the probe must be gone by its end, for
 # the fence that guards the rows of a lost claim does not guard devices. Ranks whose supervisor is
 # stopped at that moment end after ``SILENCE_S`` of :mod:`workers.launchers.base`; other ends
@@ -62,7 +64,13 @@ class Lease:
 
     def _keep(self) -> None:
         pause = self._beat_s
+        clock_ahead_s = time.time() - time.monotonic()
         while not self._done.wait(pause):
+            step_s = time.time() - time.monotonic() - clock_ahead_s
+            if abs(step_s) > STEP_S:
+                clock_ahead_s += step_s
+                text = "this machine's clock was set by %+.0f s: SQLite judges leases by it, and"
+                log.warning(f"{text} may take probes for lost; PostgreSQL has its own", step_s)
             # the moment before the call: the store may have given the time to others by its answer
             asked = time.monotonic()
             try:

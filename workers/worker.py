@@ -19,7 +19,7 @@ from tuner.planner.next import give_up_above_s
 from tuner.planner.ranking import is_final
 from tuner.planner.spending import device_time_is_spent, remaining_device_time_s, wall_is_spent
 from tuner.store import EventKind, Store, WorkerIdentity
-from workers.executor import Executor, WorkerOptions
+from workers.executor import Executor, WorkerOptions, Workplace
 from workers.lease import retried
 from workers.measuring.records import remove_leftovers
 from workers.replicas import ReplicaTrainer
@@ -27,6 +27,8 @@ from workers.stop import INTERRUPTED, StopRequest
 
 # Between two looks at a study whose probe another worker runs.
 PAUSE_S = 0.5
+# Said while replicas of the finalists are trained.
+CHECKING = "checking the answer against one process"
 # The reason to give a probe back for whose end the budget did not wait.
 TIME_IS_SPENT = "the study's time is spent"
 # For a study's first probe, which starts its ranks; of a small model it takes less.
@@ -185,11 +187,17 @@ class Worker:
         if not replicas:
             return False
         self._executor.end_ranks()  # nothing more is planned for them
-        workplace = self._executor.acquire(alone=True)
+        workplace = self._acquire(study, alone=True)
         if workplace is None:
             return True
         began = time.monotonic()
         try:
+            # another worker may have trained them while this one waited for the machine
+            study = self._store.study(study.id)
+            replicas = self._replicas.unchecked(study)
+            if study.state is not StudyState.RUNNING or not replicas:
+                return True
+            self._tell(study, CHECKING)
             time_s = self._time_left(study).seconds
             with closing(self._replicas.train_finalists(replicas, time_s)) as checks:
                 for check in checks:
@@ -211,8 +219,9 @@ class Worker:
             self._stop.request(f"the time of {site.name} ends before another probe could")
             return None
         alone = self._must_be_alone(study, queued)
-        if (workplace := self._executor.acquire(alone=alone)) is None:
+        if (workplace := self._acquire(study, alone=alone)) is None:
             return None
+        self._tell(study, "")
         task = self._executor.claim(study, fidelity, workplace)
         if task is None:  # another worker has it, or one of the devices
             return self._wait_for_others(study)
@@ -225,6 +234,19 @@ class Worker:
             task = replace(task, give_up_above_s=give_up_above_s(study, request))
         self._executor.start(workplace, task)
         return None
+
+    def _acquire(self, study: Study, *, alone: bool) -> Workplace | None:
+        """The devices; ``None`` where another study has them still, which is told by its name."""
+        found = self._executor.acquire(alone=alone)
+        if found is None and self._executor.is_waiting:
+            others = self._store.neighbours(study.id, self._identity.host)
+            whom = ", ".join(others) or "another probe"
+            self._tell(study, f"waiting for {whom} on this machine, of {self._executor.holder}")
+        return found
+
+    def _tell(self, study: Study, doing: str) -> None:
+        if study.reason != doing:
+            retried(partial(self._store.tell, study.id, doing), self._stop)
 
     def _must_be_alone(self, study: Study, request: ProbeRequest) -> bool:
         """True for a probe without neighbours on this machine: it was asked for by itself, or

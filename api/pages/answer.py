@@ -2,22 +2,41 @@
 
 import json
 import shlex
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import NamedTuple
+from urllib.parse import urlencode
 
+from api.answers import without_name
+from api.pages.form_fields import GPUS_PER_NODE, NODES
 from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
 from tuner.core.evaluation import KNOBS_PASSED, NOT_CHECKED, UNCHECKED
+from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, Study
 from tuner.core.words import rank_word
+from tuner.errors import NothingFitsError
 from tuner.explain.known import is_forecast, why_none
+from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
-from tuner.script import tuned_name
+from tuner.results.points import ALWAYS
 from tuner.space.rules import show
 
 GUARD_PASSED = "passed"
+# Lines of comments before a file, from which on they are folded.
+LONG_HEAD = 4
 # Results of the guard after which a configuration may be right or not.
 GUARD_UNKNOWN = {NOT_CHECKED, UNCHECKED, KNOBS_PASSED}
+
+
+# Options of the command line, by the fields of the form that say the same.
+FIELDS: Mapping[str, str] = {
+    "--optimizer": "workload.optimizer",
+    "--adapter": "workload.adapter.method",
+    "--sequence-length": "workload.sequence_length",
+}
 
 
 class CopyTab(NamedTuple):
@@ -28,6 +47,8 @@ class CopyTab(NamedTuple):
     title: str
     about: str
     text: str
+    head: str = ""
+    """Comments at its beginning, which are a part of it."""
     download: str = ""
     beside: tuple[tuple[str, str], ...] = ()
 
@@ -43,13 +64,15 @@ def answer_of(
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
+    why, nothing_fits = "", False
     if suggestion and not is_open and (best is None or forecasts):
-        why = str(why_none(study, suggestion, shown=True))
-    elif best:
-        why = ""
-    else:
-        why = "A worker has to make a first dry run or probe." if is_open else study.reason
-    if best is None:
+        reason = why_none(study, suggestion, shown=True)
+        why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
+    elif best is None:
+        why = "The first figures come with the first dry run or probe." if is_open else study.reason
+    if nothing_fits and best is None:
+        title, note = "Nothing fits", ""
+    elif best is None:
         title, note = "Nothing is known yet" if is_open else "No answer", ""
     elif forecasts:
         yet = " yet" if is_open else ""
@@ -70,9 +93,11 @@ def answer_of(
         guard += f": {best.guard.why}" if best.guard.why else ""
         guard_mark = "passed" if passed else "unknown" if verdict in GUARD_UNKNOWN else "failed"
     inactive = {one.knob for one in suggestion.dead_knobs} if suggestion else set()
-    knobs = (
-        [(knob, show(value)) for knob, value in best.settings.all_values().items()] if best else []
-    )
+    chosen: list[tuple[str, str]] = []
+    usual: list[tuple[str, str]] = []
+    for knob, value in best.settings.all_values().items() if best else ():
+        is_usual = value == getattr(Settings(), knob) and knob not in ALWAYS
+        (usual if is_usual or knob in inactive else chosen).append((knob, show(value)))
     whys = {}
     if best:
         whys = {name: why_not(name, study.question, best.settings) for name in FORMATS}
@@ -83,8 +108,15 @@ def answer_of(
         note=note,
         why_none=why,
         per=rank_word(study.question),
-        active=tuple(one for one in knobs if one[0] not in inactive),
-        inactive=tuple(one for one in knobs if one[0] in inactive),
+        state="nothing fits" if nothing_fits else str(study.state),
+        nothing_fits=nothing_fits,
+        ways=[
+            (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.option)})}")
+            for one in (ways_out(study.question, study.limits) if nothing_fits else ())
+        ],
+        # What differs from the default, and the rest.
+        chosen=chosen,
+        usual=[one for one in usual if one[0] not in inactive],
         guard=guard,
         guard_mark=guard_mark or "unknown",
         tabs=_tabs(study, suggestion, best, whys) if suggestion and best else (),
@@ -92,6 +124,29 @@ def answer_of(
         needed_gib=needed,
         share=needed / best.limit_gib if best else None,
     )
+
+
+def _fields_of(option: str) -> dict[str, str]:
+    """An option of the command line as fields of the form."""
+    name, _, value = option.partition(" ")
+    if name == "--knob":
+        knob, _, value = value.partition("=")
+        return {f"knobs.{knob}": value}
+    if name == "--cluster":
+        cluster = parse_cluster(value)
+        return {NODES: str(cluster.nodes), GPUS_PER_NODE: str(cluster.gpus_per_node)}
+    return {FIELDS[name]: value}
+
+
+def _halves(text: str) -> dict[str, str]:
+    """A file's text, and the comments before it."""
+    lines = text.splitlines(keepends=True)
+    isnt = (n for n, line in enumerate(lines) if line.strip() and not line.startswith(("#", "//")))
+    begin = next(isnt, 0)
+    # A script's first line is no comment.
+    if begin < LONG_HEAD or text.startswith("#!"):
+        return {"text": text}
+    return {"head": "".join(lines[:begin]), "text": "".join(lines[begin:])}
 
 
 def _tabs(
@@ -103,7 +158,7 @@ def _tabs(
             id=name,
             title=name,
             about=known.file_name,
-            text=exported(name, study.question, best, study.id),
+            **_halves(exported(name, without_name(study.question), best, study.id)),
             download=f"/tune/{study.id}/export/{name}",
             beside=tuple(
                 (said, pasted)

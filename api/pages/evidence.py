@@ -5,9 +5,7 @@ from statistics import median
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from api.pages.charts import memory_bar
+from api.pages.charts import OUTSIDE, memory_bar
 from api.pages.render import spaced
 from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
@@ -45,11 +43,11 @@ def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
     found = at_todays_rates(study, probe)
     memory = found.memory if found else None
     ranks = memory.per_rank_bytes if memory and len(set(memory.per_rank_bytes)) > 1 else ()
-    bar = Markup("")
+    bar = None
     if memory:
         sizes = {name: float(size) for name, size in memory.by_category.items()}
-        title = f"Memory of one {rank_word(study.question)}"
-        bar = memory_bar(sizes, label=title, study=study, prefix="probe-memory")
+        sizes[OUTSIDE] = float(memory.overhead_bytes)
+        bar = memory_bar(sizes, study, f"Memory of one {rank_word(study.question)}")
     return SimpleNamespace(
         id=probe.id,
         settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
@@ -142,7 +140,8 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
     needed = memory.allocated_bytes + memory.overhead_bytes
     yield "limit", f"{'fits in' if needed <= limit else 'exceeds'} {size_text(limit)}"
     yield "reserved", size_text(memory.reserved_bytes)
-    yield "on the device", f"{size_text(memory.device_bytes)}, as its own tool shows it"
+    shown = size_text(memory.device_bytes)
+    yield "on the device", f"nvidia-smi may show {shown}; the rest is cache"
     if memory.allocation_retries:
         yield "near misses", f"{memory.allocation_retries} allocations needed a second try"
 

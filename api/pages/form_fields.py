@@ -122,11 +122,12 @@ def _knob(name: str) -> FieldSpec:
     knob, path = KNOBS[name], f"knobs.{name}"
     options = tuple(Choice(str(value), label) for value, label in knob.values.items())
     if knob.kind is bool:
-        options = (Choice("true", "on"), Choice("false", "off"))
+        options = (Choice("true", "true"), Choice("false", "false"))
+    # One name everywhere, the command line's; beside it what it is.
+    said: dict[str, Any] = {"name": path, "label": name, "hint": knob.label}
     if options:
-        return FieldSpec(name=path, label=knob.label, kind=Kind.FLAGS, options=options)
-    example = "any, or such as 1, 2, 4"
-    return FieldSpec(name=path, label=knob.label, kind=Kind.WHOLES, example=example)
+        return FieldSpec(**said, kind=Kind.FLAGS, options=options)
+    return FieldSpec(**said, kind=Kind.WHOLES, example="any, or such as 1, 2, 4")
 
 
 @cache

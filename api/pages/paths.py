@@ -10,7 +10,10 @@ from starlette.types import Scope
 PAGES = frozenset({"", "compare", "new", "sign-in", "sign-out", "studies"})
 # First segments of the paths where nobody is shown a page, whatever they accept.
 FOR_TOOLS = frozenset(
-    {"audit", "favicon.ico", "healthz", "metrics", "openapi.json", "readyz", "static", "tune"}
+    {
+        *("audit", "favicon.ico", "healthz", "metrics", "openapi.json", "readyz", "static", "tune"),
+        *("size", "predict", "check", "models", "gpus", "formats", "workers"),
+    }
 )
 HOME = "/"
 NEW = "/new"

@@ -1,7 +1,7 @@
 """The table of a study's probes: its columns, and its rows in any order, of any outcome."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -60,6 +60,8 @@ class ProbeTable:
     study_id: str
     columns: tuple[ProbeColumn, ...]
     rows: tuple[ProbeRow, ...]
+    unit: str
+    """Of memory."""
     common: str
     """Knobs without a column, which are the same in all probes, in words."""
     counts: Mapping[str, int]
@@ -84,6 +86,16 @@ class ProbeTable:
         known.sort(key=lambda row: row.cells[key].order, reverse=sort.startswith("-"))
         unknown = [row for row in rows if row.cells[key].order is None]
         return replace(self, rows=(*known, *unknown), sort=sort, outcome=outcome)
+
+    @property
+    def is_chosen(self) -> bool:
+        """True where somebody asked for this order, or this outcome."""
+        return (self.sort, self.outcome) != (FASTEST_FIRST, ANY)
+
+    def rows_of(self, ids: Iterable[int]) -> list[ProbeRow]:
+        """The rows of these probes, as far as they are shown."""
+        by_id = {row.id: row for row in self.rows}
+        return [by_id[one] for one in ids if one in by_id]
 
     def sorted_by(self, column: ProbeColumn) -> str:
         """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
@@ -117,14 +129,11 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
         ProbeColumn(key="id", title="probe"),
         ProbeColumn(key="outcome", title="outcome", is_number=False),
         *((ProbeColumn(key="fidelity", title="how", is_number=False),) if several else ()),
-        *(
-            ProbeColumn(key=knob, title=knob.replace("_", " "), is_number=KNOBS[knob].kind is int)
-            for knob in knobs
-        ),
+        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
         ProbeColumn(key="memory", title=f"memory, {unit}", is_figure=True),
         ProbeColumn(key="step", title="step, s", is_figure=True),
-        ProbeColumn(key="speed", title=f"tokens/s per {rank_word(study.question)}", is_figure=True),
         ProbeColumn(key="took", title="took", is_figure=True),
+        *(ProbeColumn(key=knob, title=knob, is_number=KNOBS[knob].kind is int) for knob in knobs),
     )
     rows = tuple(_row(study, probe, columns, divisor, best) for probe in probes)
     counts = Counter(row.outcome for row in rows)
@@ -133,10 +142,9 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
         study_id=study.id,
         columns=columns,
         rows=rows,
+        unit=unit,
         common=", ".join(
-            f"{knob.replace('_', ' ')} {text}"
-            for knob, text in same.items()
-            if knob not in knobs and text != "-"
+            f"{knob}={text}" for knob, text in same.items() if knob not in knobs and text != "-"
         ),
         counts={ANY: len(rows), **dict(counts.most_common())},
     )

@@ -16,9 +16,10 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from api.pages.charts import tick_words
 from api.problems import ProblemError
 from api.sessions import LazyField
-from tuner.core.configuration import KNOBS, Settings, short_parts
+from tuner.core.configuration import ACCUMULATION, KNOBS, Settings
 from tuner.core.evaluation import GIB
 from tuner.core.words import share_text, speed_text
 from tuner.space.rules import show
@@ -124,14 +125,28 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     found.globals |= {"asset": asset_url, "knobs": KNOBS}
-    written = (ago, between, gib, moment, outcome, per_s, seconds, sentence, since, spaced, words)
+    written = (
+        age,
+        ago,
+        between,
+        gib,
+        moment,
+        outcome,
+        per_s,
+        seconds,
+        sentence,
+        since,
+        spaced,
+        words,
+    )
     found.filters.update({one.__name__: one for one in written})
     found.filters.update(
         commas="{:,.0f}".format,
         count=count_text,
         duration=duration_text,
         knob=show,
-        parts=short_parts,
+        parts=settings_words,
+        tick=tick_words,
         percent=share_text,
         size=size_text,
     )
@@ -159,6 +174,24 @@ def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
         link = Markup('<a href="{}">#{}</a>').format(probe_path(study_id, number), number)
         shown += [link if int(number) in probes else escape(f"#{number}"), marked_up(rest)]
     return Markup("").join(shown)
+
+
+def settings_words(settings: Settings) -> tuple[str, ...]:
+    """A configuration in its knobs' own names: ``full_shard``, ``micro_batch_size=2 × 4``, and what
+    is off its default. No part should be broken over two lines."""
+    count = settings.gradient_accumulation_steps
+    parts = [str(settings.sharding)]
+    parts.append(f"micro_batch_size={settings.micro_batch_size}" + f" × {count}" * (count > 1))
+    plain = Settings()
+    return (
+        *parts,
+        *(
+            f"{name}={show(getattr(settings, name))}"
+            for name in KNOBS
+            if name not in ("sharding", "micro_batch_size", ACCUMULATION)
+            and getattr(settings, name) != getattr(plain, name)
+        ),
+    )
 
 
 def settings_path(study_id: str, settings: Settings) -> str:
@@ -225,6 +258,17 @@ def ago(iso: str | None, now: datetime | None = None) -> Markup:
          if passed_s >= unit_s),
         "just now",
     )  # fmt: skip
+    known = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
+    return known.format(iso, at, text)
+
+
+def age(iso: str) -> Markup:
+    """How long ago a moment was, as short as it can be: ``3 h``."""
+    at = datetime.fromisoformat(iso)
+    passed_s = (datetime.now(UTC) - at).total_seconds()
+    unit_s, unit = next((one for one in _AGO if passed_s >= one[0]), (0, ""))
+    text = f"{passed_s // unit_s:.0f} {unit if unit != 'minute' else 'min'}" if unit_s else "now"
+    text = text.replace("hour", "h").replace("day", "d")
     known = Markup('<time datetime="{}" title="{:%Y-%m-%d %H:%M} UTC">{}</time>')
     return known.format(iso, at, text)
 

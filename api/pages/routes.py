@@ -4,12 +4,13 @@ import logging
 from collections.abc import AsyncIterator
 from datetime import timedelta
 from functools import partial
-from typing import Annotated
+from math import inf
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import anyio
 from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, StreamingResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 
 from api.answers import Kept
@@ -29,10 +30,13 @@ from api.pages.form import (
 )
 from api.pages.listing import (
     LONGEST_TEXT,
+    NAME,
     ON_A_PAGE,
     STARTS,
     Wanted,
     comparison_of,
+    csv_of,
+    label_texts,
     list_studies,
     read_ids,
 )
@@ -44,21 +48,27 @@ from api.pages.study import head_of
 from api.pages.what_if import changes, page_of
 from api.problems import ProblemError
 from api.schemas import STUDY_ID
-from api.security import Reader, Submitter, note_refused
+from api.security import Admin, Reader, Submitter, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
 from api.studies import LARGEST_EVENT, cancel, listened, standing_of
-from tuner.core.study import StudyState
+from tuner.core.measurement import Fidelity
+from tuner.core.study import StudyState, parse_labels
+from tuner.core.words import rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
 from tuner.results import Predictor
 from tuner.results.summary import LEAST_COMPARED
-from tuner.store.access import IDLE, LASTS, Keys, Sessions, includes
+from tuner.space import enumerate_space
+from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
+from tuner.store.figures import usual_probe_s
 from tuner.store.tables import Scope
-from tuner.text import json_text
+from tuner.text import count_text, json_text
 
 # Problems that are told above the form, which keeps what was typed.
 TOLD = frozenset({409, 422, 429})
 # The field that gives an open study the limits of the form.
 REPLACE = "replace"
+# The button that asks how much there is to try, and nothing else.
+CHECK = "check"
 
 LONGEST_WORD = 64
 # Characters of one value of a configuration in the address.
@@ -89,6 +99,9 @@ router = APIRouter(include_in_schema=False)
 def studies_page(request: Request, context: InContext, caller: Reader) -> Response:
     """The list; what is wanted of it is in the address."""
     wanted = Wanted.of(request.query_params)
+    if request.query_params.get("csv") == "true":
+        headers = {"Content-Disposition": 'attachment; filename="studies.csv"'}
+        return StreamingResponse(csv_of(context.store, wanted), 200, headers, "text/csv")
     listing = list_studies(context.store, context.answers, wanted)
     return render(
         request,
@@ -137,7 +150,8 @@ def new_page(
         texts = {**texts_of_study(context.store.study(like)), **texts}
     elif texts:
         texts = {**initial_texts(), **texts}
-    return render(request, "new.html", form=form_of(texts or None), like=like, open_study=None)
+    form = form_of(texts or None)
+    return render(request, "new.html", form=form, like=like, open_study=None, sized="")
 
 
 @router.post("/new", response_class=HTMLResponse)
@@ -149,6 +163,12 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
     request_body = {name: value for name, value in asked.request.items() if value is not None}
     if form.get(REPLACE) == "true":
         request_body[REPLACE] = True
+    if form.get(CHECK) == "true":
+        try:
+            sized = await context.turns.run(caller.owner, _sized, context, request_body)
+        except UsageError as error:
+            return _again(request, asked, (place_of(asked, error),))
+        return _again(request, asked, (), 200, sized=sized)
     submit = partial(
         context.submissions.submit,
         request_body,
@@ -177,15 +197,39 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
     return answer
 
 
+def _sized(context: Context, body: dict[str, Any]) -> str:
+    """How much there is to try for a question, and about how long that takes."""
+    placed = context.submissions.placed(body)
+    question, limits = placed.question, placed.limits
+    world, workload = question.cluster.world_size, question.workload
+    legal = len(enumerate_space(question).legal)
+    is_dry = limits.fidelity is Fidelity.PREDICTED
+    most = limits.max_probes + ((limits.max_dry_runs or 0) if is_dry else 0)
+    each_s = usual_probe_s(context.store.transactions, limits.fidelity)
+    if each_s is None:
+        time = "how long one takes is not known here yet"
+    else:
+        at_most_s = min(most * each_s, limits.wall_s or inf)
+        time = f"about {rough_duration_text(at_most_s)} ({rough_duration_text(each_s)} each here)"
+    return ", ".join((
+        count_text(world, "GPU" if rank_word(question) == "GPU" else "CPU rank"),
+        f"{workload.sequence_length * workload.global_batch_size:,} tokens in each optimizer step,"
+        f" {count_text(legal, 'legal configuration')}",
+        f"up to {count_text(most, 'dry run' if is_dry else 'probe')}, {time}.",
+    ))  # fmt: skip
+
+
 def _again(
     request: Request,
     asked: TypedForm,
     wrong: tuple[Wrong, ...],
     status: int = 422,
     open_study: str | None = None,
+    sized: str = "",
 ) -> Response:
-    """The form as it was typed, with what is wrong beside its fields."""
-    values = {"form": form_of(asked.texts, wrong), "like": None, "open_study": open_study}
+    """The form as it was typed, with what is wrong, or how much there is to try."""
+    form = form_of(asked.texts, wrong)
+    values = {"form": form, "like": None, "open_study": open_study, "sized": sized}
     return render(request, "new.html", status=status, **values)
 
 
@@ -219,7 +263,11 @@ async def show_page(
         head=page.head,
         is_open=page.status.is_open,
         said=page.status.said,
-        parts=page.sorted_parts(sort, outcome),
+        body=page.sorted_by(sort, outcome),
+        named=page.labels.get(NAME, ""),
+        labels=label_texts(page.labels),
+        notes=await anyio.to_thread.run_sync(context.store.notes, study_id),
+        may_delete=includes(caller.scope, Scope.ADMIN),
         live=f"/studies/{study_id}/live?{query}",
         refresh=refresh if page.status.is_open else None,
         may_submit=includes(caller.scope, Scope.SUBMIT),
@@ -241,7 +289,7 @@ async def stream_page(
     after: EventId = 0,
     last_event_id: Annotated[int, Header(ge=0, le=LARGEST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """The page's parts, whenever something has happened since ``after``, until the study's end."""
+    """The page's body, whenever something has happened since ``after``, until the study's end."""
     known = max(after, last_event_id)
     while not context.poller.stopped:
         changed = feed.changed
@@ -256,7 +304,7 @@ async def stream_page(
                 "is_open": page.status.is_open,
                 "said": page.status.said,
                 "now": utc_now(),
-                "parts": page.sorted_parts(sort, outcome),
+                "body": page.sorted_by(sort, outcome),
             }
             yield ServerSentEvent(id=str(known), event="change", raw_data=json_text(change))
         if not page.status.is_open:
@@ -327,6 +375,40 @@ async def cancel_from_page(
 ) -> Response:
     await context.turns.write(caller.owner, cancel, context, caller, study_id)
     return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+@router.post("/studies/{study_id}/labels")
+async def label_from_page(
+    context: InContext, caller: Submitter, study_id: StudyId, form: Formed
+) -> Response:
+    """Writes a study's name, labels and notes."""
+    texts = [line for line in form.get("labels", "").splitlines() if line.strip()]
+    given = {name: text or "" for name, text in parse_labels("labels", texts).items()}
+    if name := " ".join(form.get("name", "").split()):
+        given[NAME] = name
+    note = AuditNote(actor=caller.id, action=Action.LABEL, data={"address": caller.address})
+    notes = form.get("notes", "").strip().replace("\r\n", "\n")
+
+    def label() -> None:
+        standing_of(context, study_id)
+        before = context.store.study(study_id).labels
+        changes = {**dict.fromkeys(before), **given}
+        context.store.label(study_id, changes, note, notes=notes)
+
+    await anyio.to_thread.run_sync(label)
+    return RedirectResponse(f"/studies/{study_id}", 303)
+
+
+@router.post("/studies/{study_id}/delete")
+async def delete_from_page(
+    context: InContext, caller: Admin, study_id: StudyId, form: Formed
+) -> Response:
+    """Deletes a study that is at its end, and notes who did."""
+    note = AuditNote(actor=caller.id, action=Action.DELETE, data={"address": caller.address})
+    standing_of(context, study_id)
+    if not await anyio.to_thread.run_sync(context.store.delete, study_id, note):
+        raise ProblemError(409, f"study {study_id} is not at its end: cancel it first")
+    return RedirectResponse(HOME, 303)
 
 
 # -- sessions ----------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
-"""A study's page: its parts, which are the same for all who see it, made once for each event."""
+"""A study's page: what is the same for all who see it is made once for each event."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import anyio
@@ -10,21 +10,21 @@ from markupsafe import Markup
 from api.answers import Answers, Kept, Whole
 from api.pages import charts
 from api.pages.answer import answer_of
-from api.pages.charts.memory import OUTSIDE
 from api.pages.evidence import trouble_of
-from api.pages.probe_table import ANY, FASTEST_FIRST, ProbeTable, table_of
-from api.pages.render import linked, probe_path, render_part, settings_path, spaced
+from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
+from api.pages.render import linked, render_part, settings_path, spaced
 from tuner import results
 from tuner.core.configuration import knob_value
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import RAN, Fidelity
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
-from tuner.core.words import describe, rank_word
+from tuner.core.words import describe, listed, rank_word
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
 from tuner.space.rules import show
 from tuner.store import Event, Store, StudyStatus
 from tuner.store.tables import EventKind
+from tuner.store.workers import Workers
 from tuner.text import count_text, duration_text
 
 # Pages that are kept, of some 300 kB each.
@@ -35,23 +35,10 @@ MAKERS = 2
 LATEST_EVENTS = 256
 # Failed probes that are shown in short; all of them are in the table.
 MOST_TROUBLES = 12
-# Values of a knob that are shown: the fastest ones, in their order.
-MOST_VALUES = 12
 # Configurations in the table behind the scatter, which were not probed; best ones first.
-MOST_UNPROBED = 30
-# In the order of the page.
-PARTS = (
-    "status",
-    "answer",
-    "memory",
-    "scatter",
-    "progress",
-    "knobs",
-    "why",
-    "probes",
-    "trouble",
-    "cost",
-)
+MOST_UNPROBED = 60
+# The latest probes that an open study tells of.
+MOST_LATEST = 5
 
 
 class StudyHead(NamedTuple):
@@ -77,6 +64,8 @@ class RunningProbe(NamedTuple):
     """A probe that is being run, and when it began; empty when that is not known."""
 
     id: int
+    kind: str
+    """``Probe``, or ``Dry run``."""
     words: str
     since: str
 
@@ -94,6 +83,8 @@ class ShownStatus:
     budgets: tuple[Budget, ...]
     """Probes first."""
     running: tuple[RunningProbe, ...]
+    latest: tuple[int, ...]
+    """The probes that ended last, newest first."""
     waits_for: str
     said: str
     """All of it in one sentence, for those who hear the page."""
@@ -101,21 +92,21 @@ class ShownStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPage:
-    """A study as its page shows it."""
+    """A study as its page shows it, the same to all who see it."""
 
     head: StudyHead
     status: ShownStatus
+    labels: Mapping[str, str]
     newest_event: int
-    parts: Mapping[str, Markup]
-    """By name, in order; empty ones for what is not known."""
-    table: ProbeTable
-    """Its probes, for those who want them in another order."""
+    values: Mapping[str, Any]
+    body: Markup
+    """All but the header, with the fastest probes first."""
 
-    def sorted_parts(self, sort: str, outcome: str) -> Mapping[str, Markup]:
+    def sorted_by(self, sort: str, outcome: str) -> Markup:
         if (sort, outcome) == (FASTEST_FIRST, ANY):
-            return self.parts
-        table = self.table.chosen(sort, outcome)
-        return {**self.parts, "probes": render_part("study/probes.html", table=table)}
+            return self.body
+        table = self.values["table"].chosen(sort, outcome)
+        return render_part("study_body.html", **{**self.values, "table": table})
 
 
 class StudyPages:
@@ -139,46 +130,57 @@ class StudyPages:
 
     def _make(self, standing: StudyStatus) -> StudyPage:
         whole = self._answers.whole(standing)
-        return study_page(whole, self._store.events(standing.id, limit=LATEST_EVENTS, last=True))
+        events = self._store.events(standing.id, limit=LATEST_EVENTS, last=True)
+        return study_page(whole, events, lambda: self._why_it_waits(whole.study))
+
+    def _why_it_waits(self, study: Study) -> str:
+        workers = Workers(self._store.transactions).living(study.limits.pool)
+        if not workers:
+            pool = f" --pool {study.limits.pool}" if study.limits.pool else ""
+            return f"No worker runs: start one with tuner worker{pool}"
+        others = [one.id for one in self._store.open_studies({study.limits.pool})
+                  if one.state is StudyState.RUNNING and one.id != study.id]  # fmt: skip
+        if others:
+            return f"Waiting for a worker, which is at {listed(others[:3])}"
+        return "A worker is about to take it"
 
 
-def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
-    """A study's page; ``events`` are its latest ones, oldest first."""
+def study_page(
+    whole: Whole, events: Sequence[Event], waits_for: Callable[[], str] = lambda: ""
+) -> StudyPage:
+    """A study's page; ``events`` are its latest ones, oldest first, and ``waits_for`` says why no
+    worker is at it."""
     study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
-    limit_bytes = study.limits.limit_bytes(study.question.cluster)
     points = results.points(study, suggestion, evidence)
     ended = results.progress(study)
-    effects = results.knob_effects(study, suggestion, evidence)
-    shown_effects = []
-    for effect in effects:
-        # The best of many values, in their order.
-        fastest = sorted(
-            effect.values,
-            key=lambda one: (not one.is_best, -(one.tokens_per_s_per_gpu.value or 0.0)),
-        )[:MOST_VALUES]
-        kept = tuple(one for one in effect.values if one in fastest)
-        shown_effects.append(replace(effect, values=kept))
     needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
     answer = answer_of(study, suggestion, needed_gib)
-    bar = Markup()
+    bar = None
     if best:
         sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
-        outside_gib = answer.needed_gib - (best.allocated_gib.value or 0.0)
-        sizes |= {OUTSIDE: outside_gib * GIB} if outside_gib > 0 else {}
-        title = f"Peak memory of one {per}"
-        bar = charts.memory_bar(sizes, label=title, study=study, prefix="held")
-    status = status_of(study, events)
-    table = table_of(study, best.settings if best and study.probes else None)
+        sizes[charts.OUTSIDE] = (answer.needed_gib - (best.allocated_gib.value or 0.0)) * GIB
+        bar = charts.memory_bar(sizes, study, f"Memory of one {per} at the peak")
+    status = status_of(study, events, waits_for)
     failed = [
         (probe, probe.measurement)
         for probe in reversed(study.in_order)
         if probe.measurement and probe.measurement.outcome not in RAN
     ]
-    # Points that were not probed are in no other table.
-    unprobed = [point for point in points if point.outcome is None or point.is_best]
+    # What was not probed has no row in the table of probes.
+    unprobed = [point for point in points if not _is_probed(point)][:MOST_UNPROBED]
+    rows = {point.settings: f"#c{number}" for number, point in enumerate(unprobed)}
+
+    def href(point: results.Point) -> str:
+        if _is_probed(point):
+            return f"#p{point.probes[-1]}"
+        return rows.get(point.settings) or settings_path(study.id, point.settings)
+
+    drawn = [p for p in points if _is_probed(p) or p.tokens_per_s_per_gpu.value is not None]
+    limit_bytes = study.limits.limit_bytes(study.question.cluster)
     probe_ids = {probe.id for probe in study.probes}
+    table = table_of(study, best.settings if best and study.probes else None)
     values: dict[str, Any] = {
         "study": study,
         "suggestion": suggestion,
@@ -186,14 +188,11 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
         "status": status,
         "answer": answer,
         "bar": bar,
-        "scatter": _scatter(study, points, limit_bytes, per),
-        "unprobed": [(point, _path(study.id, point)) for point in unprobed[:MOST_UNPROBED]],
-        "is_predicted": study.limits.fidelity is Fidelity.PREDICTED,
-        "progress": charts.progress(ended, per=per, prefix="steps") if len(ended) > 1 else "",
-        "effects": shown_effects,
-        "multiples": charts.small_multiples(shown_effects, per=per, prefix="effects"),
-        "fewer": [effect for effect in effects if len(effect.values) > MOST_VALUES],
-        "most_values": MOST_VALUES,
+        "scatter": charts.scatter([charts.Series(drawn, href, limit_bytes)], per=per)
+        if len(drawn) > 1
+        else None,
+        "unprobed": [(point, settings_path(study.id, point.settings)) for point in unprobed],
+        "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
@@ -201,20 +200,28 @@ def study_page(whole: Whole, events: Sequence[Event]) -> StudyPage:
             )
         ],
         "knob_heads": KNOB_HEADS,
-        "knob_rows": knob_rows(suggestion.facts) if suggestion else [],
+        "knob_rows": [
+            (*cells, linked(seen, study.id, probe_ids))
+            for *cells, seen in (knob_rows(suggestion.facts) if suggestion else ())
+        ],
         "table": table,
         "troubles": [trouble_of(*one) for one in failed[:MOST_TROUBLES]],
-        "failed": sum(row.failed for row in table.rows),
+        "failed": len(failed),
         "cost": cost(study.at(study.limits.fidelity)),
         "limit_gib": limit_bytes / GIB,
     }
     return StudyPage(
         head=head_of(study),
         status=status,
+        labels=study.labels,
         newest_event=whole.standing.newest_event,
-        parts={name: render_part(f"study/{name}.html", **values) for name in PARTS},
-        table=table,
+        values=values,
+        body=render_part("study_body.html", **values),
     )
+
+
+def _is_probed(point: results.Point) -> bool:
+    return point.outcome is not None and bool(point.probes)
 
 
 def head_of(study: Study) -> StudyHead:
@@ -239,35 +246,12 @@ def head_of(study: Study) -> StudyHead:
     )
 
 
-def _scatter(study: Study, points: Sequence[results.Point], limit_bytes: float, per: str) -> Markup:
-    """The scatter; empty where no speed is known and nothing was tried in vain."""
-    tried = (results.PointKind.OOM, results.PointKind.OTHER)
-    if not any(p.kind in tried or p.tokens_per_s_per_gpu.value is not None for p in points):
-        return Markup()
-
-    def path(point: results.Point) -> str:
-        # There may be hundreds of marks: the address of a probe is short.
-        found = _probe_of(point)
-        return f"?probe={found}" if found else _path(study.id, point)
-
-    return charts.scatter(points, path, limit_bytes=limit_bytes, per=per, prefix="at")
-
-
-def _probe_of(point: results.Point) -> int | None:
-    """The newest probe of a point; ``None`` of a prediction."""
-    return point.probes[-1] if point.outcome is not None and point.probes else None
-
-
-def _path(study_id: str, point: results.Point) -> str:
-    """The address of what is known of a point: its newest probe, or the prediction."""
-    found = _probe_of(point)
-    return probe_path(study_id, found) if found else settings_path(study_id, point.settings)
-
-
 # -- status -----------------------------------------------------------------------------------
 
 
-def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
+def status_of(
+    study: Study, events: Sequence[Event], waits_for: Callable[[], str] = lambda: ""
+) -> ShownStatus:
     """The state of a study; its latest events, oldest first, tell when things began."""
     is_open = study.state in OPEN
     ends = [event.at for event in events if event.kind is EventKind.STUDY]
@@ -279,40 +263,48 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
     running = tuple(
         RunningProbe(
             id=probe.id,
+            kind="Dry run" if probe.request.fidelity is Fidelity.PREDICTED else "Probe",
             words=spaced(describe(probe.request.settings)),
             since=began.get(probe.id, ""),
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
     )
+    # A budget is of what was asked for: dry runs on the way are not counted.
     limits, spent = study.limits, cost_of_asking(study)
-    ended = sum(probe.state is ProbeState.DONE for probe in probes_of_asking(study))
-    # A probe that another worker was running when it was asked may come on top.
-    most = max(ended, limits.max_probes)
-    budgets = [Budget(spent=ended, most=most, words=f"{ended} of {count_text(most, 'probe')}")]
+    asked = [p for p in probes_of_asking(study) if p.request.fidelity is limits.fidelity]
+    ended = sum(probe.state is ProbeState.DONE for probe in asked)
+    noun = "dry run" if limits.fidelity is Fidelity.PREDICTED else "probe"
+    words = f"{ended} of {count_text(limits.max_probes, noun)}"
+    if ended > limits.max_probes:  # another worker was running one when it was asked
+        words = count_text(ended, noun)
+    budgets = [Budget(spent=ended, most=max(ended, limits.max_probes), words=words)]
     times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))
     for of_what, gone_s, most_s in times:
         if most_s is not None:
-            words = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
-            budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=words))
+            told = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
+            budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=told))
     queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
-    if study.state is StudyState.QUEUED:
-        waits_for = "Waiting for a worker"
-    elif queued:
-        waits_for = f"Probe #{queued[0]} waits for its devices"
-    elif budgets[0].spent >= budgets[0].most:
-        # The finalists' replicas are trained after the last probe.
-        waits_for = "Checking the finalists"
-    else:
-        waits_for = "Choosing what to try next"
-    done = budgets[0].words
+    doing = ""
+    if is_open and study.state is StudyState.QUEUED:
+        doing = waits_for() or "Waiting for a worker"
+    elif is_open and study.reason:  # what its worker is at, beside probes
+        doing = f"{study.reason[0].upper()}{study.reason[1:]}"
+    elif is_open and queued:
+        doing = f"Probe #{queued[0]} waits for its devices"
+    elif is_open and ended >= limits.max_probes:
+        # Small replicas of the finalists are trained after the last probe.
+        doing = "Checking that the best configurations train like one process"
+    elif is_open:
+        doing = "Choosing what to try next"
     if not is_open:
         why = f": {study.reason}" if study.reason else ""
-        said = f"{str(study.state).capitalize()}{why}. {done}."
+        said = f"{str(study.state).capitalize()}{why}. {words}."
     elif running:
-        said = f"Probe {', '.join(f'#{one.id}' for one in running)} is running; {done} done."
+        names = ", ".join(f"{one.kind} #{one.id}" for one in running)
+        said = f"{names} {'are' if len(running) > 1 else 'is'} running; {words} done."
     else:
-        said = f"{waits_for}; {done} done."
+        said = f"{doing}; {words} done."
     return ShownStatus(
         state=study.state,
         is_open=is_open,
@@ -321,6 +313,7 @@ def status_of(study: Study, events: Sequence[Event]) -> ShownStatus:
         ended=ends[-1] if ends and not is_open else "",
         budgets=tuple(budgets),
         running=running,
-        waits_for=waits_for,
+        latest=tuple(probe.id for probe in study.in_order[-MOST_LATEST:][::-1]),
+        waits_for=doing,
         said=said,
     )

@@ -4,14 +4,10 @@ from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from markupsafe import Markup
-
-from api.pages.charts import memory_bar
-from api.pages.charts.memory import OUTSIDE
-from api.pages.charts.scales import interval_of
-from api.pages.render import render_part, settings_path
+from api.pages.charts import OUTSIDE, interval_of, memory_bar
+from api.pages.render import render_part, settings_path, settings_words
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings, short_parts
+from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, share_text, speed_text
@@ -55,20 +51,17 @@ def page_of(
     sizes = {name: size * GIB for name, size in found.breakdown_gib.items()}
     if sizes and found.outside_gib > 0:
         sizes[OUTSIDE] = found.outside_gib * GIB
-    label = f"Predicted peak memory of one {per}"
-    bar = memory_bar(sizes, label=label, study=study, prefix="what-if") if sizes else Markup()
+    bar = memory_bar(sizes, study, f"Predicted memory of one {per} at the peak") if sizes else None
     speed = found.tokens_per_s_per_gpu.value
     rate = f"{speed_text(speed)} tokens/s per {per}" if speed else "speed unknown"
     controls = []
     for name in (one.knob for one in knobs if one.knob in options):
         knob, values_of = KNOBS[name], options[name]
-        shown = [one.shown.replace("_", " ") for one in values_of]
-        if knob.kind is bool:
-            shown = ["on" if one.value else "off" for one in values_of]
+        shown = [one.shown for one in values_of]
         controls.append(
             SimpleNamespace(
                 knob=name,
-                label=knob.label,
+                about=knob.label,
                 id=f"k-{name.replace('_', '-')}",
                 options=values_of,
                 shown=shown,
@@ -98,7 +91,7 @@ def page_of(
         explanation=predictor.explain(moved.settings),
         bar=bar,
         per=per,
-        words=short_parts(found.settings),
+        words=settings_words(found.settings),
         is_best=best is not None and best.settings == found.settings,
         path=settings_path(study.id, found.settings),
         best_path=settings_path(study.id, best.settings) if best else "",

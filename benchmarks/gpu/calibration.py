@@ -29,7 +29,7 @@ class Rates:
         """Seconds that one GPU computes in a step of a case, by these rates."""
         workload = case.workload
         where, costs = calibrated(self.found, workload.precision, case.cluster, default_costs())
-        return sharded_step_s(workload, case.settings, where, costs, alone=True)
+        return sharded_step_s(workload, case.settings, where, costs, alone=True)[0]
 
     def as_dict(self) -> Mapping[str, Any]:
         """For the result file: what is measured once holds for all runs."""

@@ -17,7 +17,7 @@ from tuner.client.capabilities import stands_in, why_not_emulated
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.workload import Optimizer, Precision
 from tuner.cost.constants import default_costs
-from tuner.cost.memory.shards import is_fsdp
+from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.time.emulated import Rates
 from tuner.dryrun import dry_run_versions
 from tuner.dryrun.plan import EIGHT_BIT_PACKAGE
@@ -62,7 +62,7 @@ def why_no_8bit(case: Case) -> str:
     version = dry_run_versions().get(EIGHT_BIT_PACKAGE)
     if version is None:
         return f"{EIGHT_BIT_PACKAGE} is not installed here"
-    splits = is_fsdp(settings, case.cluster) or settings.tp_size > 1
+    splits = axis_sizes(settings, case.cluster).is_fsdp or settings.tp_size > 1
     if workload.precision is Precision.BF16 and splits and meets(version, NO_BF16_DTENSORS):
         return f"{EIGHT_BIT_PACKAGE} {version} cannot step on bf16 DTensors ({NOT_IMPLEMENTED})"
     return ""

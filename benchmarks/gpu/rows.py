@@ -159,4 +159,5 @@ def _catalogue_s(found: GpuCase) -> float | None:
     case = found.case
     if missing_rate(case.workload, case.settings, case.cluster, piped=False):
         return None
-    return sharded_step_s(case.workload, case.settings, case.cluster, default_costs(), alone=True)
+    asked = case.workload, case.settings, case.cluster
+    return sharded_step_s(*asked, default_costs(), alone=True)[0]

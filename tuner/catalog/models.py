@@ -7,6 +7,7 @@ A name that ends in ``-text`` is the language model alone of one that sees image
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -45,6 +46,44 @@ def find(spec: str) -> str | None:
         return _repositories().get(spec.lower())
     letters = {name.translate(_BLANK): name for name in names()}
     return letters.get(spec.lower().translate(_BLANK))
+
+
+# Words of a repository's name that say how its weights were trained or stored, and nothing of its
+# shape.
+_NO_SHAPE = re.compile(
+    r"[-_.](instruct|chat|it|hf|base|pt|bf16|fp16|bnb|nf4|4bit|gptq|awq|fp8|nvfp4|dequantized"
+    r"|linearized|reasoning|2[0-9]{3}|v2[0-9]{3})(?=[-_.]|$)|^meta-"
+)
+
+
+@cache
+def _families() -> dict[str, str]:
+    names_of = {one: find(one) or one for one in names()}
+    names_of |= {source.rpartition("/")[2]: name for source, name in _repositories().items()}
+    return {_family(one): name for one, name in names_of.items()}
+
+
+def _family(name: str) -> str:
+    return _NO_SHAPE.sub("", name.lower()).translate(_BLANK)
+
+
+@cache
+def _same_shape() -> dict[str, str]:
+    text = files("tuner.catalog").joinpath("same_shape.toml").read_text("utf-8")
+    return {repository.lower(): name for repository, name in tomllib.loads(text).items()}
+
+
+def alike(repository: str) -> str | None:
+    """The catalogue's name of a model that is as large as a repository's, or ``None``.
+
+    ``NousResearch/Llama-2-7b-chat-hf`` is as large as ``llama-2-7b``: training, format and
+    publisher change no shape; others are listed in same_shape.toml. Of a model that sees images
+    too it is the language model's.
+    """
+    if (known := _same_shape().get(repository.lower())) is not None:
+        return known
+    family = _family(repository.rpartition("/")[2])
+    return _families().get(family) or _families().get(f"{family}text")
 
 
 @cache

@@ -73,6 +73,10 @@ class VersionRule:
     """Requirements by package, such as ``{"accelerate": ">=0.28,<0.31"}``; all must be met."""
     rule: KnobRule  # what holds there
 
+    def holds(self, framework: str, versions: Mapping[str, str]) -> bool:
+        """Tells whether it holds for a framework in these versions."""
+        return framework in self.frameworks and meets_all(versions, self.versions)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionNote:

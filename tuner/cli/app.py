@@ -1,7 +1,7 @@
 """The commands put together, and how their help is laid out."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
@@ -51,11 +51,12 @@ class GroupedHelp(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write one section for each panel, in the order of the options."""
         sections: dict[str, list[tuple[str, str]]] = {}
+        panels = any(getattr(one, "rich_help_panel", None) for one in self.get_params(ctx))
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 is_argument = parameter.param_type_name == "argument"
-                usual = "Arguments" if is_argument else "Output"
+                usual = "Arguments" if is_argument else "Output" if panels else "Options"
                 title = getattr(parameter, "rich_help_panel", None) or usual
                 sections.setdefault(title, []).append(record)
         for title, records in sections.items():
@@ -70,17 +71,39 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def app() -> typer.Typer:
-    whole = _group(HELP, COMMANDS)
+    whole = _group(HELP, COMMANDS, add_completion=True)
+
+    @whole.callback()
+    def _(
+        version: Annotated[
+            bool,
+            typer.Option(
+                "--version", callback=_show_version, is_eager=True, help="Show the version."
+            ),
+        ] = False,
+    ) -> None:
+        pass
+
     for name, (text, commands) in GROUPS.items():
         whole.add_typer(_group(text, commands), name=name)
     return whole
 
 
-def _group(text: str, commands: dict[str, Callable[..., int]]) -> typer.Typer:
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"tuner {version('tuner')}")
+        raise typer.Exit
+
+
+def _group(
+    text: str, commands: dict[str, Callable[..., int]], *, add_completion: bool = False
+) -> typer.Typer:
     group = typer.Typer(
         help=text,
         epilog=EXIT_CODES,
-        add_completion=False,
+        add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["--help", "-h"]},

@@ -6,29 +6,12 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tuner.cli.options import (
-    ADAPTERS,
-    DOCUMENTS,
-    DOUBLES,
-    FROZEN,
-    LORA_TARGETS,
-    LOSSES,
-    OPTIMIZERS,
-    PACKINGS,
     PLACE,
-    PRECISIONS,
-    QUANTIZES,
-    REDUCTIONS,
-    SAVED,
     SPACE,
-    STYLES,
-    TASK_NAMES,
-    TASKS,
-    TENSORS,
-    VARIANTS,
     WORKLOAD,
-    Database,
-    Headroom,
-    Json,
+    QuestionFile,
+    WorkloadAsked,
+    cluster_names,
     option,
 )
 
@@ -39,7 +22,7 @@ PREDICTIONS = "What predictions rest on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CaseAsked:
+class CaseAsked(WorkloadAsked):
     """Settings of one question that are predicted, as they were written."""
 
     dry_runs: Annotated[
@@ -52,53 +35,6 @@ class CaseAsked:
             PREDICTIONS,
         ),
     ] = "auto"
-    model: Annotated[
-        str | None,
-        option(
-            "NAME|FILE",
-            "A model of the catalogue, such as llama-3.1-8b, or the path of a Hugging Face"
-            " config.json.",
-            WORKLOAD,
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        str | None, option("N", "Sequences of one optimizer step, over all GPUs.", WORKLOAD)
-    ] = None
-    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
-    optimizer: Annotated[
-        str | None,
-        option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD),
-    ] = None
-    precision: Annotated[
-        str | None,
-        option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD),
-    ] = None
-    reduce_dtype: Annotated[
-        str | None,
-        option("bf16|fp32|framework", REDUCTIONS, WORKLOAD),
-    ] = None
-    loss: Annotated[
-        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
-    ] = None
-    tensor_parallel: Annotated[
-        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
-    ] = None
-    adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
-    lora_rank: Annotated[str | None, option("N", "Its rank. By default 16.", WORKLOAD)] = None
-    lora_alpha: Annotated[str | None, option("X", "Its alpha. By default 32.", WORKLOAD)] = None
-    lora_dropout: Annotated[
-        str | None, option("SHARE", "Of its inputs. By default 0.05.", WORKLOAD)
-    ] = None
-    lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
-    lora_modules_to_save: Annotated[str | None, option("NAME,...", SAVED, WORKLOAD)] = None
-    quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
-    double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
-    frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
-    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
-        None
-    )
-    packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
-    documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     cluster: Annotated[
         str | None,
         option(
@@ -106,22 +42,7 @@ class CaseAsked:
             "8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, local, or a .toml file."
             " None of it has to be here.",
             PLACE,
-        ),
-    ] = None
-    framework: Annotated[
-        str | None,
-        option(
-            "torch|accelerate|trainer|nanotron",
-            "The stack that you launch. By default torch.",
-            PLACE,
-        ),
-    ] = None
-    framework_version: Annotated[
-        list[str] | None,
-        option(
-            "PACKAGE=VERSION",
-            "State a version, such as accelerate=1.15.0. By default as installed. Repeatable.",
-            PLACE,
+            cluster_names,
         ),
     ] = None
     settings: Annotated[
@@ -133,15 +54,6 @@ class CaseAsked:
             SPACE,
         ),
     ] = None
-    headroom: Headroom = None
-    memory_limit: Annotated[
-        str | None,
-        option(
-            "SIZE", "Memory that a step may use of one GPU, such as 70GiB; taken as it is.", SPACE
-        ),
-    ] = None
-    json: Json = False
-    db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,6 +69,7 @@ class PredictAsked(CaseAsked):
             rich_help_panel=MANY,
         ),
     ] = None
+    question_file: QuestionFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,3 +86,65 @@ class CheckAsked(CaseAsked):
             rich_help_panel=PLACE,
         ),
     ] = None
+
+
+GOALS = "What it must reach, and what it costs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAsked(WorkloadAsked):
+    """Options of ``tuner size``."""
+
+    family: Annotated[
+        str | None,
+        option(
+            "NAME",
+            "A family of the catalogue, such as llama-3.1 or qwen3: its largest model that fits is"
+            " looked for. Without --model all is asked of that one.",
+            WORKLOAD,
+        ),
+    ] = None
+    cluster: Annotated[
+        list[str],
+        option(
+            "CLUSTER",
+            "The GPUs that there are, such as 64x8xh100-80gb (nodes x GPUs x kind), or a .toml"
+            " file, which may have a price. Parts of it are looked at: some GPUs of a node, or"
+            " whole nodes. Repeatable: each is a row, the best first.",
+            PLACE,
+            cluster_names,
+        ),
+    ]
+    knob: Annotated[
+        list[str] | None,
+        option("KNOB=VALUE,...", "Allow only these values of a knob. Repeatable.", SPACE),
+    ] = None
+    tokens_per_s: Annotated[
+        str | None, option("N", "Tokens per second that all GPUs together must reach.", GOALS)
+    ] = None
+    tokens: Annotated[
+        str | None,
+        option("N", "Tokens to be trained on, such as 300B: how long that takes is told.", GOALS),
+    ] = None
+    within: Annotated[
+        str | None,
+        option("DURATION", "Time in which --tokens must be trained on, such as 14d.", GOALS),
+    ] = None
+    price: Annotated[
+        str | None,
+        option(
+            "PRICE",
+            "Of a GPU for an hour, in any currency, such as 2.5; of clusters whose file has no"
+            " price_per_gpu_hour.",
+            GOALS,
+        ),
+    ] = None
+    verify: Annotated[
+        bool,
+        Option(
+            "--verify",
+            help="Dry-run the best configuration, which takes seconds and needs torch. Without it"
+            " all is arithmetic.",
+            rich_help_panel=SPACE,
+        ),
+    ] = False

@@ -1,6 +1,7 @@
 """``tuner check``: does this configuration still fit?"""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -9,15 +10,16 @@ from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.predict import why_not
-from tuner.cli.tables import rate_text, seconds_text, sizes_text
+from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, case_of, check
+from tuner.client.check import Checked, check
+from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
-from tuner.core.words import describe, rank_word
+from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
 from tuner.launchfiles.files import read_file
 from tuner.results.points import question_text
@@ -36,7 +38,7 @@ def run(asked: CheckAsked) -> int:
         raise all_of(texts.wrong)
     given["settings"] = {name: getattr(written, name) for name in names}
     try:
-        case = case_of(found, given)
+        case = case_of(found, given, Path(asked.file).parent)
     except NotCoveredError as error:
         raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (

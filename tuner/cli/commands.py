@@ -8,8 +8,16 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.case_options import CheckAsked, PredictAsked
-from tuner.cli.options import Database, Json, ProbeAsked, SuggestAsked, taking
+from tuner.cli.case_options import CheckAsked, PredictAsked, SizeAsked
+from tuner.cli.options import (
+    Database,
+    Json,
+    ProbeAsked,
+    SuggestAsked,
+    format_names,
+    study_ids,
+    taking,
+)
 from tuner.core.launcher import LauncherName
 
 
@@ -90,6 +98,14 @@ class WorkerAsked:
             help="For the files of probes; all nodes must see it. By default in the user's cache.",
         ),
     ] = None
+    pass_env: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="Have ranks inherit this variable of the environment too; may be repeated, and end"
+            " in a *. For other commands: TUNER_PASS_ENV, with commas.",
+        ),
+    ] = None
     probe_deadline: Annotated[
         str | None,
         Option(
@@ -119,6 +135,22 @@ def worker(asked: WorkerAsked) -> int:
     from tuner.cli.serve import worker as run
 
     return run(asked)
+
+
+def mcp(db: Database = None) -> int:
+    """Serve suggest, predict, check, size and studies as tools for agents, over stdin and stdout.
+
+    It speaks the Model Context Protocol, and needs pip install 'tuner[mcp]'. Agents start it
+    themselves: name this command in their configuration.
+
+    \b
+    Example:
+      tuner mcp --db sqlite:///studies.db
+    """
+    from tuner.cli.mcp import serve as run
+
+    run(db)
+    return 0
 
 
 def list_workers(
@@ -188,7 +220,12 @@ def backup_database(
 
 
 StudyId = Annotated[
-    str, Argument(metavar="STUDY", help="A study's id, or a beginning of it that no other has.")
+    str,
+    Argument(
+        metavar="STUDY",
+        help="A study's id, or a beginning of it that no other has.",
+        autocompletion=study_ids,
+    ),
 ]
 
 
@@ -271,6 +308,28 @@ def check(asked: CheckAsked) -> int:
     return run(asked)
 
 
+@taking(SizeAsked)
+def size(asked: SizeAsked) -> int:
+    """Say how many GPUs a job needs, how large it may be on them, and what it costs.
+
+    The fewest GPUs on which it fits, and that reach a goal; on all of them the longest sequence,
+    the largest micro-batch, and the largest model of a family. All of it is arithmetic over every
+    legal configuration, in seconds, on any machine. Exit code 3: it fits on no cluster, 1: the goal
+    is reached on none.
+
+    \b
+    Examples:
+      tuner size --model llama-3.1-8b --cluster 64x8xh100-80gb \\
+          --global-batch-size 1024 --sequence-length 4096 \\
+          --tokens 1T --within 14d --price 2.5
+      tuner size --family qwen3 --cluster 8xh100-80gb \\
+          --global-batch-size 64 --sequence-length 4096
+    """
+    from tuner.cli.size import run
+
+    return run(asked)
+
+
 def calibrate(
     cluster: Annotated[
         str,
@@ -305,6 +364,7 @@ def export(
             help="The launcher's: accelerate, trainer, trainer-flags, torch, torchrun, nanotron,"
             " deepspeed, torchtitan, sbatch, kubernetes, env or json; or template, that of a script"
             " with the answer filled in; or optuna, a storage with the study.",
+            autocompletion=format_names,
         ),
     ],
     write: Annotated[
@@ -314,8 +374,9 @@ def export(
         str | None,
         Option(
             metavar="PATH",
-            help="Put it into this file's text, of which the rest stays (nanotron). Only --write"
-            " writes. With optuna: the storage that the study is written into.",
+            help="Put it into this file's text, of which the rest stays; axolotl, llama-factory and"
+            " trl are formats too then. Only --write writes. With optuna: the storage that the"
+            " study is written into.",
         ),
     ] = None,
     json: Json = False,
@@ -499,6 +560,39 @@ def audit_keys(
     return show_audit(limit, as_json=json, db=db)
 
 
+Part = Annotated[
+    str, Argument(metavar="[PART]", help="Only names that hold this.", show_default=False)
+]
+
+
+def list_models(part: Part = "", json: Json = False) -> int:
+    """List the models of the catalogue: size, layers, and the longest sequence.
+
+    Any other model is the path of a Hugging Face config.json.
+
+    \b
+    Example:
+      tuner models llama
+    """
+    from tuner.cli.catalogue import show_models
+
+    return show_models(part, as_json=json)
+
+
+def list_gpus(part: Part = "", json: Json = False) -> int:
+    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
+
+    Any other GPU is described in a .toml file.
+
+    \b
+    Example:
+      tuner gpus h100
+    """
+    from tuner.cli.catalogue import show_gpus
+
+    return show_gpus(part, as_json=json)
+
+
 def doctor(
     run: Annotated[
         bool, Option("--run", help="Check every knob first, by training small models for a minute.")
@@ -525,13 +619,17 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "suggest": suggest,
     "predict": predict,
     "check": check,
+    "size": size,
     "probe": probe,
     "calibrate": calibrate,
     "export": export,
+    "models": list_models,
+    "gpus": list_gpus,
     "doctor": doctor,
     "serve": serve,
     "worker": worker,
     "workers": list_workers,
+    "mcp": mcp,
 }
 # ``tuner GROUP NAME``, with each group's help.
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {

@@ -5,6 +5,9 @@ same form, with what was given and what is allowed, and showing help imports not
 """
 
 import inspect
+import os
+import re
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
@@ -77,10 +80,93 @@ PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
 BUDGET = "How long to look"
 SCRIPT = "Your own script"
+OWN_FILE = "Your own configuration"
 
 
-def option(metavar: str, text: str, panel: str) -> Any:
-    return Option(metavar=metavar, help=text, rich_help_panel=panel)
+def option(
+    metavar: str, text: str, panel: str, completes: Callable[[str], list[str]] | None = None
+) -> Any:
+    return Option(metavar=metavar, help=text, rich_help_panel=panel, autocompletion=completes)
+
+
+# What a shell completes; it waits for them, so each imports no more than it needs.
+
+
+def model_names(begun: str) -> list[str]:
+    from tuner.catalog import models
+
+    return [name for name in models.names() if name.startswith(begun)]
+
+
+def cluster_names(begun: str) -> list[str]:
+    """Spellings of clusters: numbers of nodes and GPUs that are written stay before the kind."""
+    from tuner.catalog.gpus import gpu_kinds
+
+    counts = re.match(r"(?:[0-9]+x){0,2}", begun)
+    before = counts[0] if counts else ""
+    found = [f"{before or '8x'}{kind}" for kind in gpu_kinds()]
+    return [one for one in ("local", "cpu:2", *found) if one.startswith(begun)]
+
+
+def format_names(begun: str) -> list[str]:
+    """Formats of files; with ``=`` where an option takes ``FORMAT=PATH``."""
+    from tuner.launchfiles import FORMATS
+
+    return [name for name in FORMATS if name.startswith(begun)]
+
+
+def study_ids(begun: str) -> list[str]:
+    """Studies of the default database, the newest first."""
+    from tuner.cli.studies import is_there
+    from tuner.store import open_store
+
+    if not is_there(None):
+        return []
+    with open_store(create=False) as store:
+        return [one.id for one in store.studies(50) if one.id.startswith(begun)]
+
+
+def read_question(ctx: Any, path: str | None) -> str | None:
+    """Takes the options that are not given from a TOML file, by their names; a list repeats one."""
+    if path is None:
+        return None
+    from tuner.errors import UsageError, did_you_mean
+
+    try:
+        with open(os.path.expanduser(path), "rb") as file:  # noqa: PTH111, PTH123
+            written = tomllib.load(file)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise UsageError("file", path, f"must be a TOML file of options: {why}") from error
+    known = {one.name: one for one in ctx.command.params if one.name != "question_file"}
+    given: dict[str, Any] = {}
+    for name, value in written.items():
+        option = known.get(field := name.replace("-", "_"))
+        if option is None:
+            near = did_you_mean(field, known)
+            raise UsageError("file", name, f"is no option of {ctx.info_name}{near}, in {path}")
+        if getattr(option, "is_flag", False):
+            given[field] = value
+        elif option.multiple or isinstance(value, list):
+            given[field] = [*map(str, value)] if isinstance(value, list) else [str(value)]
+        else:
+            given[field] = str(value).lower() if isinstance(value, bool) else str(value)
+    ctx.default_map = {**(ctx.default_map or {}), **given}
+    return path
+
+
+QuestionFile = Annotated[
+    str | None,
+    Option(
+        "--file",
+        "-f",
+        metavar="FILE",
+        help="Take options that are not given here from this TOML file, by their names, such as"
+        ' model = "llama-3.1-8b".',
+        callback=read_question,
+        is_eager=True,
+    ),
+]
 
 
 Json = Annotated[
@@ -104,8 +190,8 @@ Headroom = Annotated[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """Options that ``suggest`` and ``probe`` have in common, as they were written."""
+class WorkloadAsked:
+    """What is trained, with what, and within what memory, as it was written."""
 
     model: Annotated[
         str | None,
@@ -115,16 +201,19 @@ class Asked:
             " Hugging Face config.json. Weights are random; none are read. Only a --script can do"
             " without.",
             WORKLOAD,
+            model_names,
         ),
     ] = None
     global_batch_size: Annotated[
-        str,
+        str | None,
         option(
             "N", "Sequences of one optimizer step, over all GPUs. No answer changes it.", WORKLOAD
         ),
-    ]
-    sequence_length: Annotated[str, option("N", "Tokens of one sequence.", WORKLOAD)]
-    optimizer: Annotated[str, option("NAME", OPTIMIZERS, WORKLOAD)] = "adamw"
+    ] = None
+    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
+    optimizer: Annotated[
+        str | None, option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD)
+    ] = None
     precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
     reduce_dtype: Annotated[
         str | None,
@@ -135,10 +224,11 @@ class Asked:
         ),
     ] = None
     loss: Annotated[
-        str,
-        option("hf|fp32|own_dtype", LOSSES, WORKLOAD),
-    ] = "hf"
-    tensor_parallel: Annotated[str, option(STYLES, TENSORS, WORKLOAD)] = "sequence_parallel"
+        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
+    ] = None
+    tensor_parallel: Annotated[
+        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
+    ] = None
     adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
     lora_rank: Annotated[
         str | None, option("N", "Channels between its two matrices. By default 16.", WORKLOAD)
@@ -157,28 +247,20 @@ class Asked:
     quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
     double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
     frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
-    task: Annotated[str, option(TASK_NAMES, TASKS, WORKLOAD)] = "causal_lm"
+    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
+        None
+    )
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    cluster: Annotated[
-        str,
-        option(
-            "CLUSTER",
-            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
-            " machine; any cluster with --fidelity predicted.",
-            PLACE,
-        ),
-    ] = "local"
     framework: Annotated[
-        str,
+        str | None,
         option(
             "torch|accelerate|trainer|nanotron",
-            "The stack that you launch: a script of your own (torch), one with accelerate, the"
-            " transformers Trainer, or nanotron, which is predicted only.",
+            "The stack that you launch: a script of your own (torch, the default), one with"
+            " accelerate, the transformers Trainer, or nanotron, which is predicted only.",
             PLACE,
         ),
-    ] = "torch"
+    ] = None
     framework_version: Annotated[
         list[str] | None,
         option(
@@ -189,16 +271,6 @@ class Asked:
             PLACE,
         ),
     ] = None
-    knob: Annotated[
-        list[str] | None,
-        option(
-            "KNOB=VALUE,...",
-            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
-            " and fused_loss also where logits are large. Repeatable.",
-            SPACE,
-        ),
-    ] = None
     headroom: Headroom = None
     memory_limit: Annotated[
         str | None,
@@ -206,6 +278,35 @@ class Asked:
             "SIZE",
             "Memory that a step may use of one GPU or CPU process, such as 4GiB or 500MiB; taken"
             " as it is. By default the GPU's memory less the headroom.",
+            SPACE,
+        ),
+    ] = None
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked(WorkloadAsked):
+    """Options that ``suggest`` and ``probe`` have in common, as they were written."""
+
+    cluster: Annotated[
+        str,
+        option(
+            "CLUSTER",
+            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
+            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
+            " machine; any cluster with --fidelity predicted.",
+            PLACE,
+            cluster_names,
+        ),
+    ] = "local"
+    knob: Annotated[
+        list[str] | None,
+        option(
+            "KNOB=VALUE,...",
+            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
+            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
+            " and fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),
     ] = None
@@ -270,13 +371,51 @@ class Asked:
         list[str] | None,
         Argument(metavar="-- ARGUMENT...", help="What follows the script in its command."),
     ] = None
-    json: Json = False
-    db: Database = None
+    question_file: QuestionFile = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestAsked(Asked):
     """Options of ``tuner suggest``."""
+
+    from_file: Annotated[
+        str | None,
+        Option(
+            "--from",
+            metavar="FILE",
+            help="Read the question out of a configuration that you launch today; options say what"
+            " it leaves open. The answer says what the file does, and what the best does.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = None
+    format_name: Annotated[
+        str | None,
+        Option(
+            "--format",
+            metavar="NAME",
+            help="Whose file it is. By default told by its content.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = None
+    in_place: Annotated[
+        bool,
+        Option(
+            "--in-place",
+            help="Put the answer into the file, of which every other line stays; a copy of what it"
+            " was is kept beside it.",
+            rich_help_panel=OWN_FILE,
+        ),
+    ] = False
+    no_backup: Annotated[
+        bool,
+        Option("--no-backup", help="Keep no copy with --in-place.", rich_help_panel=OWN_FILE),
+    ] = False
+    diff: Annotated[
+        bool,
+        Option(
+            "--diff", help="Show what the answer changes in the file.", rich_help_panel=OWN_FILE
+        ),
+    ] = False
 
     max_probes: Annotated[
         str | None,
@@ -358,6 +497,7 @@ class SuggestAsked(Asked):
             metavar="FORMAT=PATH",
             help="Write the answer as a launcher's configuration file, such as"
             " accelerate=accelerate.yaml. Repeatable.",
+            autocompletion=format_names,
         ),
     ] = None
     tokens: Annotated[

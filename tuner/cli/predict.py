@@ -29,7 +29,7 @@ CLOSED = 128 + signal.SIGPIPE
 # Options without which there is no single case.
 NEEDED = ("model", "cluster", "global_batch_size", "sequence_length", "settings")
 # Options that go with ``--cases``.
-OF_ALL = ("cases", "dry_runs", "json", "db")
+OF_ALL = ("cases", "dry_runs", "question_file", "json", "db")
 
 
 def run(asked: PredictAsked) -> int:
@@ -88,7 +88,11 @@ def _opened(path: str) -> Iterator[Stream]:
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
     texts, allowed = Texts(), "is required, unless --cases names a file of cases"
     texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
-    given: dict[str, Any] = {**texts.limits(asked), "settings": asked.settings}
+    given: dict[str, Any] = {
+        **texts.limits(asked),
+        "cluster": asked.cluster,
+        "settings": asked.settings,
+    }
     case = read_single_case(**given, beside=texts.wrong)
     task = case.question.workload.model.task
     if note := model_note(str(asked.model), task):  # told once, and before what takes long

@@ -6,13 +6,13 @@ from rich.console import Console
 from rich.text import Text
 
 from tuner.cli.console import TEXT_WIDTH, Column, facts_grid, paragraphs, table_of
-from tuner.cli.tables import rate_text, seconds_text, sizes_text, spare_text
+from tuner.cli.tables import seconds_text, spare_text
 from tuner.client.cases import Case, Finding, notes_of, prediction_of
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Quantity
-from tuner.core.words import rank_word
+from tuner.core.words import rank_word, rate_text, sizes_text
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
 from tuner.explain.english import say

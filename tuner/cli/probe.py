@@ -13,7 +13,6 @@ from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.render import show_logs
-from tuner.cli.tables import rate_text
 from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
 from tuner.client.local import follow, standing_text
@@ -22,7 +21,7 @@ from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.core.words import rank_word
+from tuner.core.words import rank_word, rate_text
 from tuner.errors import NothingFitsError, ProbeError, StoreError
 from tuner.planner import speed_of
 from tuner.planner.probes import (

@@ -15,7 +15,7 @@ from tuner.cli.tables import probes_table
 from tuner.client.answered import PlainLines, Progress, of_most
 from tuner.client.values import silent
 from tuner.client.worker_process import Signals
-from tuner.core.study import ProbeState, Study
+from tuner.core.study import ProbeState, Study, StudyState
 from tuner.core.words import rank_word
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space import enumerate_space
@@ -42,6 +42,7 @@ class LiveTable:
         self._running: dict[int, float] = {}
         self._knobs = differing(enumerate_space(study.question).legal)
         self._drawn = 0.0
+        self._told_at = self._began
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -55,6 +56,8 @@ class LiveTable:
         now = time.monotonic()
         if study is self._study and now - self._drawn < FRAME_S:
             return
+        if study.reason != self._study.reason:
+            self._told_at = now
         self._study, self._drawn = study, now
         running = [p.id for p in study.probes if p.state is ProbeState.RUNNING]
         self._running = {id_: self._running.get(id_, now) for id_ in running}
@@ -98,8 +101,12 @@ class LiveTable:
         for probe in self._study.probes:
             if probe.id in self._running:
                 return f"probe #{probe.id} running for {now - self._running[probe.id]:.0f} s"
+        if self._study.state is StudyState.RUNNING and self._study.reason:
+            return f"{self._study.reason}, {now - self._told_at:.0f} s"
         if any(probe.state is ProbeState.QUEUED for probe in self._study.probes):
             return "waiting for this machine"
+        if self._study.state is StudyState.QUEUED:
+            return "starting a worker"
         return "choosing the next probe"
 
 

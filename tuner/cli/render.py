@@ -13,17 +13,18 @@ from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.serve import page_of
-from tuner.cli.tables import probes_table, show_candidates, sizes_text, spare_text
+from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
+from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import rank_word
-from tuner.errors import NothingFitsError, TunerError
-from tuner.explain.brief import brief, needed_text, scale
+from tuner.core.words import memory_range_text, rank_word, sizes_text
+from tuner.errors import NothingFitsError, TunerError, UsageError
+from tuner.explain.brief import IN_BRIEF, brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.explain.ways_out import WayOut, ways_out
@@ -46,22 +47,42 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
-    answered = answer_at(
-        read_options(asked),
+    if asked.from_file is not None:
+        from tuner.cli.from_file import run as run_file
+
+        return run_file(asked, asked.from_file)
+    for name in ("format_name", "in_place", "no_backup", "diff"):
+        if given := getattr(asked, name):
+            raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
+    return show_asked(asked, answer_asked(asked, read_options(asked)))
+
+
+def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
+    """The answer to a request, where and as the options say."""
+    if asked.tokens is not None:
+        read_tokens("tokens", asked.tokens)
+    return answer_at(
+        request,
         Terminal(quiet=asked.quiet),
         asked.write or (),
         server=asked.server,
         replaces=asked.replace,
         db=asked.db,
     )
+
+
+def show_asked(
+    asked: SuggestAsked, answered: Answered, more: Mapping[str, Any] | None = None
+) -> int:
+    """Show an answer as the options say, with ``more`` fields in JSON; the exit code."""
     return show_answered(
         answered,
         as_json=asked.json,
         in_full=asked.why,
         in_short=asked.quiet,
-        tokens=tokens,
+        tokens=None if asked.tokens is None else read_tokens("tokens", asked.tokens),
         page=page_of(answered.study.id, asked.server, asked.db),
+        more=more,
     )
 
 
@@ -73,13 +94,15 @@ def show_answered(
     in_short: bool = False,
     tokens: float | None = None,
     page: str = "",
+    more: Mapping[str, Any] | None = None,
 ) -> int:
     """Show an answer, and write its files; the exit code."""
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
     found = ways_out(study.question, study.limits) if nothing_fits else ()
     if as_json:
-        shown = {**answered.as_json, **({"beside": answered.beside} if answered.beside else {})}
+        shown = {**answered.as_json, **(more or {})}
+        shown |= {"beside": answered.beside} if answered.beside else {}
         if suggestion.best is not None:
             shown["scale"] = scale(study.question, suggestion.best, tokens).as_dict()
         if found:
@@ -101,6 +124,8 @@ def show_answered(
         show_all(console, suggestion, rank_word(study.question))
     if why is not None and nothing_fits:  # an answer too: what would fit
         show_ways_out(console, why, found)
+    if not in_short:
+        console.print()
     show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
@@ -141,6 +166,7 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
         show_all(console, suggestion, rank_word(study.question))
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
+    console.print()
     show_answer(console, study, suggestion, page=page_of(study.id, None, db))
     return 0
 
@@ -217,8 +243,8 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
         console.print(Text("Memory", style="bold"))
         grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
         console.print(grid, width=min(console.width, TEXT_WIDTH))
-    sentences = [text for text, _ in shown(suggestion.facts, suggestion.explanation)]
-    paragraphs(console, sentences, "Why" if best else "No answer")
+    sentences = shown(suggestion.facts, suggestion.explanation, but=IN_BRIEF if best else ())
+    paragraphs(console, [text for text, _ in sentences], "Evidence" if best else "No answer")
     rows = knob_rows(suggestion.facts)
     if best is None and rows:  # else they are in the answer
         console.print()
@@ -227,7 +253,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
 
 
 def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
-    yield "needed", f"{needed_text(best)} per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield "must be free", memory_range_text(best, per)
     yield "allocated", sizes_text(best.allocated_gib)
     if best.basis is not None:
         allocated, reserved = (
@@ -278,7 +304,6 @@ def show_answer(
     end = [
         line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
     ]
-    console.print()
     if suggestion.best is None:
         for line in end:
             console.print(line, soft_wrap=True)
@@ -314,7 +339,7 @@ def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator
     yield "More", f"tuner studies show {suggestion.study_id} --why"
     probes = count_text(sum(suggestion.probes.values()), "probe")
     spent = duration_text(suggestion.wall_s)
-    if suggestion.device_s or suggestion.best is None or suggestion.best.basis is None:
+    if suggestion.device_s:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     yield "Cost", f"{probes}, {spent}"
 

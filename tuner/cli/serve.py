@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 from tuner.cli.commands import WorkerAsked
 from tuner.client.worker_process import Signals, deadline_arguments
 from tuner.core.launcher import LauncherName
+from tuner.environment import PASSED_BY_NAME
 from tuner.errors import UsageError
 from tuner.text import read_duration
 
@@ -42,6 +43,9 @@ def worker(asked: WorkerAsked) -> int:
         raise UsageError("once", "with --drain", "only one of them can be asked for")
     if asked.json:
         os.environ["TUNER_LOG"] = "json"
+    if asked.pass_env:
+        named = [os.environ.get(PASSED_BY_NAME, ""), *asked.pass_env]
+        os.environ[PASSED_BY_NAME] = ",".join(filter(None, named))
     argv = worker_argv(asked)
     if asked.slurm is None:
         _become(argv, asked.db)
@@ -123,8 +127,9 @@ def noted_address(db: str | None, url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
+                path.unlink()  # another service may have noted its own meanwhile
 
 
 def page_of(study_id: str, server: str | None, db: str | None) -> str:

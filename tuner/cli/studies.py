@@ -3,6 +3,7 @@
 import re
 import socket
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -114,7 +115,7 @@ def delete_run(study_id: str, *, as_json: bool, db: str | None) -> int:
 def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
     """List the workers, or those of this machine or container; the exit code, 1 without any."""
     with open_store(db, create=False) as store:
-        found = Workers(store.transactions).living()
+        found, silent = (workers := Workers(store.transactions)).living(), workers.silent_here()
     host = socket.gethostname()
     shown = [one for one in found if not here or one.identity.host == host]
     if as_json:
@@ -130,12 +131,16 @@ def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
             }
             for one in shown
         ]
-        print_json({"workers": listed})
+        print_json({"workers": listed, "silent": [asdict(one.identity) for one in silent]})
     elif shown:
         _workers_show(shown)
     else:
         where = " on this machine" if here else ""
         typer.echo(f"no worker is running{where}: tuner worker starts one", err=True)
+    for one in () if as_json else silent:
+        pid, since = one.identity.pid, moment_text(one.seen_at)
+        text = f"{one.name} (process {pid}) has given no sign since {since} UTC: it is stopped, or"
+        typer.echo(f"{text} cannot reach the database; kill -CONT {pid} or kill -9 {pid}", err=True)
     return 0 if shown else 1
 
 

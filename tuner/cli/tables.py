@@ -13,7 +13,7 @@ from tuner.core.evaluation import GIB
 from tuner.core.measurement import Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import ProbeState
-from tuner.core.words import range_text, speed_text
+from tuner.core.words import speed_text
 from tuner.explain.brief import BASES
 from tuner.results.points import Row, differing, knob_texts
 from tuner.text import size_number, size_text, size_unit, time_text
@@ -108,34 +108,12 @@ def show_candidates(console: Console, suggestion: Suggestion, per: str) -> None:
     console.print(Text(f"{told}; memory is what each device needs", style="dim"))
 
 
-def sizes_text(quantity_gib: Quantity) -> str:
-    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits.
-
-    ``up to 12.5 GiB (at least 12.1)`` where the value is the upper end: there is no more.
-    """
-    value, low, high = quantity_gib.value, quantity_gib.low, quantity_gib.high
-    if value is None or low is None or high is None:
-        return "unknown"
-    unit, divisor = size_unit(high * GIB)
-    texts = [size_number(size * GIB, divisor) for size in (value, low, high)]
-    if len(set(texts)) == 1:
-        return f"{texts[0]} {unit}"
-    if value >= high:
-        return f"up to {texts[0]} {unit} (at least {texts[1]})"
-    return f"{texts[0]} {unit} ({texts[1]} to {texts[2]})"
-
-
 def spare_text(allocated_bytes: float, reserved_bytes: float, limit_bytes: float) -> str:
     """Says that what is reserved beyond the limit is free, and no reason to run out of memory."""
     if reserved_bytes <= limit_bytes:
         return ""
     free = size_text(reserved_bytes - allocated_bytes)
     return f", {free} of it free, which the allocator gives back before it fails"
-
-
-def rate_text(speed: Quantity, per: str) -> str:
-    """``3,425 tokens/s per GPU (3,390 to 3,460)``."""
-    return f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
 
 
 def seconds_text(step: Quantity) -> str:

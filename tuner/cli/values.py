@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tuner.cli.case_options import CaseAsked
+from tuner.cli.case_options import CaseAsked, SizeAsked
 from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked
 from tuner.client.request import RequestHere, read_here
@@ -71,7 +71,7 @@ class Texts:
             self.wrong += error.errors
             return None
 
-    def adapter(self, asked: Asked | CaseAsked) -> dict[str, object] | None:
+    def adapter(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object] | None:
         """The adapter that options describe."""
         given: dict[str, object] = {
             "rank": self.read(read_whole, "lora_rank", asked.lora_rank),
@@ -91,7 +91,7 @@ class Texts:
             )
         return None if asked.adapter is None else {"method": asked.adapter, **found}
 
-    def packing(self, asked: Asked | CaseAsked) -> dict[str, object] | None:
+    def packing(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object] | None:
         """The packing that options describe."""
         documents = self.read(read_documents, "documents", asked.documents)
         if asked.packing is None:
@@ -101,7 +101,7 @@ class Texts:
         found = {} if documents is None else {"documents": documents}
         return {"variant": asked.packing, **found}
 
-    def limits(self, asked: Asked | CaseAsked) -> dict[str, object]:
+    def limits(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object]:
         """The options that ``suggest``, ``probe``, ``predict`` and ``check`` have in common."""
         memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
         return {
@@ -131,9 +131,13 @@ class Texts:
 
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
-    given = {
-        **texts.limits(asked),
-        "knobs": texts.made(lambda: _knobs(asked.knob or ())),
+    return read_here({**texts.limits(asked), **further(texts, asked)}, texts.wrong)
+
+
+def further(texts: Texts, asked: Asked) -> dict[str, object]:
+    """The options that only ``suggest`` and ``probe`` have."""
+    given: dict[str, object] = {
+        "knobs": texts.made(lambda: read_knobs(asked.knob or ())),
         "fidelity": asked.fidelity,
         "probe_deadline_s": texts.read(read_duration, "probe_deadline", asked.probe_deadline),
         "script": texts.made(lambda: _script(asked)),
@@ -150,7 +154,7 @@ def read_options(asked: Asked) -> RequestHere:
         }
     else:
         given["max_probes"] = 1
-    return read_here(given, texts.wrong)
+    return given
 
 
 def _script(asked: Asked) -> Script | None:
@@ -174,7 +178,7 @@ def _script(asked: Asked) -> Script | None:
     )
 
 
-def _knobs(texts: Iterable[str]) -> dict[str, list[str]]:
+def read_knobs(texts: Iterable[str]) -> dict[str, list[str]]:
     """Allowed values by knob; the request checks them."""
     found: dict[str, list[str]] = {}
     for text in texts:

@@ -107,7 +107,7 @@ def kept_dry_run(
     except NotDryRunError:
         return None
     found = store.dry_runs([key]).get(key)
-    return found if found is not None and found.holds_here() else None
+    return found if found is not None and found.holds_here else None
 
 
 def measurement_of(

@@ -1,32 +1,128 @@
 """Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tuner.catalog.models import Task
-from tuner.catalog.versions import meets, version_table
-from tuner.client.cases import Case, Finding, answer_of
-from tuner.client.predict import Prediction, read_single_case
-from tuner.client.request import read_cluster
-from tuner.client.values import read_model
-from tuner.core.bounds import choice
-from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
+from pydantic import Field, PlainValidator, create_model
+
+from tuner.catalog import models
+from tuner.client.cases import Case, Finding, NotCoveredError, answer_of
+from tuner.client.cases.reading import read_settings
+from tuner.client.files import case_of
+from tuner.client.predict import Prediction
+from tuner.client.request import (
+    ClusterGiven,
+    FrameworkField,
+    MemoryLimit,
+    Part,
+    WorkloadGiven,
+    named_cluster,
+    read,
+)
+from tuner.client.values import telling
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import FrameworkName, installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
-from tuner.core.script import flag_differs, loses_random_state
-from tuner.core.study import Limits
-from tuner.errors import UsageError
-from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import Found
-from tuner.launchfiles.fsdp import ON_HOST, layer_class
-from tuner.model import read_model_config
+from tuner.core.study import Headroom, Limits
+from tuner.errors import UnknownNameError, UsageError
+from tuner.launchfiles.files import READERS, format_of, parse
 from tuner.results import Evidence
 from tuner.store import Store
+
+if TYPE_CHECKING:
+    WorkloadBeside = Part
+else:
+    WorkloadBeside = create_model(
+        "WorkloadBeside",
+        __base__=Part,
+        __doc__="What a file does not say of what is trained.",
+        **{
+            name: (
+                info.rebuild_annotation() | None,
+                Field(None if info.is_required() else info.default, description=info.description),
+            )
+            for name, info in WorkloadGiven.model_fields.items()
+        },
+    )
+
+
+class CheckRequest(Part):
+    """A configuration file, and what it does not say."""
+
+    file: dict[str, Any] | str = Field(
+        description="The file: an object, or its text in YAML or JSON. No other is read for it."
+    )
+    format: str | None = Field(
+        default=None,
+        description=f"Whose it is: {', '.join(READERS)}. By default told by its content.",
+    )
+    workload: WorkloadBeside = WorkloadBeside()
+    cluster: Annotated[
+        Cluster, PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven)
+    ]
+    framework: FrameworkField | None = None
+    settings: Annotated[
+        tuple[Settings, frozenset[str]],
+        PlainValidator(
+            telling(lambda value, info: read_settings(value)),
+            json_schema_input_type=str | dict[str, Any],
+        ),
+    ] = Field(
+        default=(Settings(), frozenset()),
+        description="Knobs that the file does not say.",
+        json_schema_extra={"default": {}},
+    )
+    headroom: Headroom | None = None
+    memory_limit_gib: MemoryLimit | None = None
+
+
+def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
+    """The format and the case of a request that may come from another machine: no file is read.
+
+    Raises:
+        UsageError: something is wrong, missing, or said otherwise in the file.
+    """
+    given = read(CheckRequest, values)
+    if given.format is not None and given.format not in READERS:
+        raise UnknownNameError("format", given.format, READERS)
+    text = given.file if isinstance(given.file, str) else json.dumps(given.file)
+    content = parse(text, "file")
+    if isinstance(content.get("deepspeed"), str):
+        allowed = "names a file, and none is read here: put its fields in its place"
+        raise UsageError("file.deepspeed", content["deepspeed"], allowed)
+    name = given.format or format_of(content, "file")
+    found = READERS[name].read(content)
+    model = found.may.get("model", (None,))[0]
+    if isinstance(model, str):
+        known = models.find(model) or models.alike(model)
+        if known is None:
+            allowed = (
+                "is not in the catalogue: give the fields of its config.json as workload.model"
+            )
+            if getattr(given.workload, "model", None) is None:
+                raise UsageError("file.model", model[:100], allowed)
+        else:  # its name alone could be that of a file here
+            found = replace(found, may={**found.may, "model": (known, *found.may["model"][1:])})
+    written, names = given.settings
+    beside = {
+        "cluster": given.cluster,
+        "settings": {name: getattr(written, name) for name in names},
+        "headroom": given.headroom,
+        "memory_limit_gib": given.memory_limit_gib,
+    }
+    for field in WorkloadGiven.model_fields:
+        if field in given.workload.model_fields_set:
+            beside[field] = getattr(given.workload, field)
+    if given.framework is not None:
+        beside |= {"framework": given.framework.name}
+        beside |= {"framework_versions": dict(given.framework.versions) or None}
+    try:
+        return name, case_of(found, beside)
+    except NotCoveredError as error:
+        return name, error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,164 +258,3 @@ def check(store: Store, format_name: str, case: Case, finding: Finding) -> Check
             if seen is None or seen.figures.fidelity is not Fidelity.MEASURED:
                 seen = Seen(study_id=study.id, figures=figures)
     return Checked(format_name=format_name, case=case, prediction=prediction, seen=seen)
-
-
-NO_OPTION = "the file does not say it, and it is not said here"
-
-
-def case_of(found: Found, beside: Mapping[str, Any]) -> Case:
-    """The whole case of a file.
-
-    Args:
-        found: what the file says.
-        beside: what is said beside it, by argument of :func:`read_single_case`.
-    """
-    own = partial(_own, found, beside)
-    # Where it was to run, and in which versions, may have changed since it was written.
-    stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
-    cluster = read_cluster(beside.get("cluster") or _needed("cluster", own("cluster")))
-    _check_cluster(found, cluster)
-    knobs = _knobs(found, beside.get("settings") or {})
-    ranks = cluster.world_size // (knobs.get("tp_size", 1) * knobs.get("pp_size", 1))
-    batch = own("global_batch_size")
-    if (steps := knobs.get("gradient_accumulation_steps")) is not None:
-        made = knobs["micro_batch_size"] * steps * ranks
-        if batch is not None and batch != made:
-            parts = f"{knobs['micro_batch_size']} x {steps} x {ranks} data-parallel ranks"
-            raise UsageError("global_batch_size", batch, f"the file makes {made} on it: {parts}")
-        batch = made
-    batch = _needed("global_batch_size", batch)
-    if batch > knobs["micro_batch_size"] * ranks and ranks > 1:
-        # It accumulates: what decides how much memory that takes is not guessed.
-        for name in [one for one in found.needs if one not in knobs]:
-            whose = f"{found.needs[name]} decides it, and it is not said"
-            raise UsageError(name, None, f"{whose}: --settings {name}=true or false")
-    name, fields = found.may.get("model_name", ("",))[0], found.may.get("model")
-    model = beside.get("model")
-    if fields and model is not None:
-        shown = model if isinstance(model, str) else "a model"
-        raise UsageError("model", shown, "the file says which: leave it out")
-    if fields and name:
-        model = read_model_config(fields[0], name=name)
-    else:
-        task = choice("task", Task, own("task") or Task.CAUSAL_LM)
-        model = read_model(_needed("model", own("model")), task)
-    layer = layer_class(model)
-    if found.layer_classes and layer and found.layer_classes != (layer,):
-        allowed = (
-            f"the blocks of this model are of the class {layer}, which the file does not shard"
-        )
-        raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
-    stated, notes = _with_liger(found, own("framework"), stated)
-    knobs, why = _on_host(found, knobs, {**installed_versions(), **(stated or {})})
-    notes += why
-    case = read_single_case(
-        model=model,
-        cluster=cluster,
-        global_batch_size=batch,
-        sequence_length=_needed("sequence_length", own("sequence_length")),
-        settings=knobs,
-        optimizer="adamw" if own("optimizer") is None else own("optimizer"),
-        precision=own("precision"),
-        reduce_dtype=own("reduce_dtype"),
-        loss=own("loss"),
-        tensor_parallel=own("tensor_parallel"),
-        adapter=own("adapter"),
-        frozen=own("frozen"),
-        packing=own("packing"),
-        task=None if fields and name else own("task"),
-        framework=_needed("framework", own("framework")),
-        framework_versions=stated,
-        headroom=beside.get("headroom"),
-        memory_limit_gib=beside.get("memory_limit_gib"),
-    )
-    passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
-    if passed_over and knobs.get("sharding") != Sharding.DDP:
-        raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
-    notes += case.notes
-    if found.fsdp_checkpointing and (differs := flag_differs(case.question)):
-        notes.append(f"{differs}; that is counted")
-    if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
-        notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
-    script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
-    return replace(case, script=script, notes=tuple(notes))
-
-
-def _with_liger(
-    found: Found, name: Any, stated: Mapping[str, str] | None
-) -> tuple[Mapping[str, str] | None, list[str]]:
-    """Versions and notes, with liger-kernel's newest where the Trainer needs it and has none."""
-    known = {**installed_versions(), **(stated or {})}
-    fused = found.knobs.get("fused_loss") and name == FrameworkName.TRAINER
-    if not fused or "liger-kernel" in known:
-        return stated, [*found.notes]
-    newest = version_table().packages["liger-kernel"].newest
-    note = f"liger-kernel is neither installed nor stated: it is taken to be {newest}"
-    return {**(stated or {}), "liger-kernel": newest}, [*found.notes, note]
-
-
-def _on_host(
-    found: Found, knobs: dict[str, Any], known: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
-    """Takes what accelerate's own option keeps on the host as kept on the device where the release
-    passes over it, and says so."""
-    knob, release = "activation_checkpointing", known.get("accelerate")
-    if not found.fsdp_checkpointing or knobs.get(knob) != Checkpointing.OFFLOAD:
-        return knobs, []
-    first = f"acts from accelerate {ON_HOST.strip('>=')} on; older ones keep"
-    said = f"fsdp_activation_checkpointing_offload {first} inputs of layers on the device"
-    if release is None:
-        return knobs, [said]
-    if meets(release, ON_HOST):
-        return knobs, []
-    taken = f"{knob} is taken as full, for accelerate is {release}"
-    return {**knobs, knob: str(Checkpointing.FULL)}, [f"{said}: {taken}"]
-
-
-def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
-    """The value of a field; ``None`` where nobody gives one."""
-    values, given = found.may.get(name, ()), beside.get(name)
-    if given is None:
-        return values[0] if values else None
-    if values and given not in values:
-        said = " or ".join(str(value) for value in values)
-        raise UsageError(name, given, f"the file says {said}")
-    return given
-
-
-def _needed(name: str, value: Any) -> Any:
-    if value is None:
-        raise UsageError(name, None, NO_OPTION)
-    return value
-
-
-def _check_cluster(found: Found, cluster: Cluster) -> None:
-    """Refuse a file for another number of nodes or ranks."""
-    is_cpu = cluster.gpu.device is Device.CPU  # its groups stand for nodes, on one machine
-    if found.ranks is not None and found.ranks != cluster.world_size:
-        allowed = f"{cluster.name} has {cluster.world_size} ranks, and the file is not for them"
-        raise UsageError(found.ranks_field, found.ranks, allowed)
-    if found.nodes is not None and found.nodes != cluster.nodes and not is_cpu:
-        allowed = f"{cluster.name} has {cluster.nodes}, and the file is not for it"
-        raise UsageError("num_machines", found.nodes, allowed)
-    if found.groups is not None and found.groups != (cluster.nodes, cluster.gpus_per_node):
-        given = f"{found.groups[0]} groups of {found.groups[1]} ranks"
-        allowed = f"groups must be the nodes: {cluster.nodes} of {cluster.gpus_per_node}"
-        raise UsageError("parallelism_config", given, allowed)
-
-
-def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
-    """All knobs that are decided, with values as JSON has them."""
-    for name, value in given.items():
-        if name in found.knobs and knob_value(name, value) != knob_value(name, found.knobs[name]):
-            said = f"{name}={str(found.knobs[name]).lower()}"
-            allowed = f"the file says {said}"
-            if name in found.unsaid:
-                allowed = f"the file says nothing of it, which means {said}: say it there"
-            raise UsageError("settings", f"{name}={value}", allowed)
-    written = {**given, **found.knobs}
-    if "micro_batch_size" not in written:
-        allowed = f"{NO_OPTION}: --settings micro_batch_size=N"
-        raise UsageError("micro_batch_size", None, allowed)
-    knobs = {name: knob_value(name, written[name]) for name in KNOBS if name in written}
-    return {name: one if isinstance(one, bool | int) else str(one) for name, one in knobs.items()}

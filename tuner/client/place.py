@@ -32,10 +32,12 @@ from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
 from tuner.errors import UsageError
+from tuner.explain.ways_out import least_need
 from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
+from tuner.text import size_text
 
 if TYPE_CHECKING:
     from tuner.store.workers import RegisteredWorker
@@ -155,9 +157,18 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     deadline_s = request.probe_deadline_s
     if deadline_s is not None and fidelity is Fidelity.PREDICTED:
         raise UsageError("probe_deadline", deadline_s, "is for probes; dry runs have their own")
+    no_gpu = _no_gpu(request, question)
     if fidelity is Fidelity.MEASURED:
         _check_software(question)
         check_here(question.cluster)
+        if no_gpu and (need := least_need(question, limits)) and not need.fits:
+            name, ways = question.cluster.name, no_gpu.partition(": ")[2]
+            raise UsageError(
+                "cluster",
+                "local",
+                f"no GPU is here, so it is {name}, where {question.trained} needs"
+                f" {size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}: {ways}",
+            )
     elif fidelity is Fidelity.EMULATED:
         _check_software(question)
         cluster = question.cluster
@@ -174,8 +185,21 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         question=question,
         limits=limits,
         versions=here,
-        notes=(*request.notes, *filter(None, (chosen,))),
+        notes=tuple(filter(None, (no_gpu, *request.notes, chosen))),
         probe_deadline_s=deadline_s,
+    )
+
+
+def _no_gpu(request: RequestHere, question: Question) -> str:
+    """Says that this machine has no GPU where it was taken for the cluster, and what to do."""
+    spelled, cluster = request.cluster, question.cluster
+    is_local = isinstance(spelled, str) and spelled.lower() == "local"
+    if not is_local or cluster.gpu.device is not Device.CPU or question.script is not None:
+        return ""
+    return (
+        f"no GPU is here, so local is {cluster.name}: name the cluster and ask for predictions, as"
+        " with --cluster 8xh100-80gb --fidelity predicted, or try a small model on these CPUs, as"
+        f" with --model stories15m --cluster {cluster.name}"
     )
 
 

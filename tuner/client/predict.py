@@ -188,17 +188,17 @@ def predict(
             case: Case | NotCoveredError = read_single_case(**single)
         except NotCoveredError as error:
             case = error
-        return _predictions([case], policy, db, watch)[0]
+        return predictions([case], policy, db, watch)[0]
     if single:
         name = next(iter(single))
         raise UsageError(name, single[name], "goes into each case where cases are given")
     if isinstance(cases, Mapping):
-        return _predictions([_read(cases, "")], policy, db, watch)[0]
+        return predictions([_read(cases, "")], policy, db, watch)[0]
     several: object = cases
     if isinstance(several, str | bytes) or not isinstance(several, Iterable):
         raise UsageError("cases", cases, "must be the fields of a case, or a list of such")
     read = [_read(values, f"cases[{number}].") for number, values in enumerate(several)]
-    return _predictions(read, policy, db, watch)
+    return predictions(read, policy, db, watch)
 
 
 class _Said:
@@ -213,9 +213,15 @@ class _Said:
         self._say(text)
 
 
-def _predictions(
+def watch_saying(say: Say) -> Watch:
+    """Watches for a caller who is told lines."""
+    return _Said(say)
+
+
+def predictions(
     read: Sequence[Case | NotCoveredError], policy: Policy, db: str | None, watch: Watch
 ) -> list[Prediction]:
+    """The predictions of cases, with the dry runs that the policy asks for."""
     with dry_runs_of(db, policy, watch) as dry_runs:
         dry_runs.prepare([case for case in read if isinstance(case, Case)])
         answers = [

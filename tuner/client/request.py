@@ -56,11 +56,12 @@ from tuner.core.cluster import (
     Device,
     Gpu,
     Link,
+    Price,
     catalogue_gpu,
     on_machine,
     parse_cluster,
 )
-from tuner.core.configuration import KNOBS, knob_value
+from tuner.core.configuration import KNOBS, knob_value, no_knob
 from tuner.core.framework import (
     FrameworkName,
     check_stated,
@@ -103,8 +104,9 @@ from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
 from tuner.model.checks import check_json
-from tuner.model.shape import unnamed_model
+from tuner.model.shape import ANONYMOUS, named, unnamed_model
 from tuner.space import count_settings, divisors, enumerate_space
+from tuner.space.rules import check_possible
 
 # The word for the strongest fidelity that there is for a question.
 AUTO = "auto"
@@ -121,8 +123,6 @@ LARGEST_GIB = 2**20
 LARGEST_FILE_BYTES = 64 * 1024
 # How a cluster may be written that is not here.
 NETWORK_SPELLINGS = SPELLINGS.partition(", local")[0] + ", or be an object of its fields"
-# What a model is called whose configuration is given without ``model_name``.
-INLINE_MODEL = "the model"
 # Parts of cases that are kept once read, and the characters of the largest.
 MOST_KEPT, LONGEST_KEPT = 4096, 16 * 1024
 # Names of one object, but of a model's configuration.
@@ -202,7 +202,7 @@ def _read_model(value: Any, info: ValidationInfo) -> ModelConfig:
         raise UsageError("model", value, "must be a name, or the fields of a config.json")
     if reason := uncovered_model_type(value.get("model_type"), task):
         raise NotCoveredError("model_type", value.get("model_type"), reason)
-    return read_model_config(value, info.data.get("model_name") or INLINE_MODEL, task)
+    return named(read_model_config(value, info.data.get("model_name") or ANONYMOUS, task))
 
 
 Short = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
@@ -431,16 +431,25 @@ class ClusterGiven(Part):
     gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
     intra_node: Annotated[Link, WrapValidator(_read_link)] | None = None
     inter_node: Annotated[Link, WrapValidator(_read_link)] | None = None
+    price_per_gpu_hour: Price | None = Field(
+        default=None, description="In any currency; costs are told in it by tuner size."
+    )
 
 
 def _read_fields(value: Mapping[str, Any], info: ValidationInfo) -> Cluster:
     """The cluster of its fields; a pydantic error inside is told with its path."""
     given = ClusterGiven.model_validate(value, context=info.context)
-    links = {"intra_node": Link(), "inter_node": Link()}
+    links: dict[str, Any] = {"intra_node": Link(), "inter_node": Link()}
     if name := _gpu_name(value["gpu"]):
         links = catalogue_gpu(name, "gpu")[1]
     links |= {name: link for name in links if (link := getattr(given, name)) is not None}
-    return Cluster(nodes=given.nodes, gpus_per_node=given.gpus_per_node, gpu=given.gpu, **links)
+    return Cluster(
+        nodes=given.nodes,
+        gpus_per_node=given.gpus_per_node,
+        gpu=given.gpu,
+        price_per_gpu_hour=given.price_per_gpu_hour,
+        **links,
+    )
 
 
 def _read_place(value: Any, info: ValidationInfo) -> str | Cluster:
@@ -477,6 +486,12 @@ def _read_named_place(value: Any, info: ValidationInfo) -> str | Cluster:
         allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
         raise UsageError("cluster", value, allowed)
     return _read_place(value, info)
+
+
+def named_cluster(value: Any, info: ValidationInfo) -> Cluster:
+    """The cluster of a request that may come from another machine than this."""
+    found = _read_named_place(value, info)
+    return parse_cluster(found) if isinstance(found, str) else found
 
 
 def cluster_of(value: Any, info: ValidationInfo) -> Cluster:
@@ -629,6 +644,10 @@ MemoryLimit = Annotated[
 REDUCES_AS_TOLD = (None, FrameworkName.TORCH, FrameworkName.NANOTRON)
 
 
+# What schedulers send so that they are told: another's address, which nothing here goes to.
+CALLBACKS = ("callback", "callback_url", "notify_url", "webhook", "webhook_url")
+
+
 class Common(Part):
     """Parts that a question and a case of one configuration have in common."""
 
@@ -646,6 +665,14 @@ class Common(Part):
     def _with_precision(cls, value: Any) -> Any:
         """Writes the framework's usual precision, and in what it reduces gradients then, where none
         is stated: both are kept explicitly."""
+        for callback in CALLBACKS:
+            if isinstance(value, Mapping) and value.get(callback) is not None:
+                allowed = (
+                    "no address is called: whoever may ask could have this service open connections"
+                    " in its own network; wait with GET /tune/{id}?wait=30, or follow"
+                    " /tune/{id}/events"
+                )
+                raise wrong(callback, value[callback], allowed)
         work = value.get("workload") if isinstance(value, Mapping) else None
         if not isinstance(work, Mapping):
             return value
@@ -671,7 +698,67 @@ class Common(Part):
         return tuple(filter(None, (why, self.workload.note)))
 
 
-class TuneRequest(Common):
+class Asking(Common):
+    """A question, but where it is asked of."""
+
+    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
+
+    def question_on(self, cluster: Cluster, installed: Mapping[str, str]) -> Question:
+        """The question on a cluster, with ``installed`` versions where none are stated.
+
+        Raises:
+            UsageError: a version that there is not, or no legal settings, or too many of them.
+        """
+        allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
+        try:
+            workload = self.workload.workload
+            stack = framework(
+                self.framework.name,
+                self.framework.versions,
+                installed,
+                beside=packages_beside(workload, cluster.gpu.device),
+            )
+            question = Question(
+                workload=workload,
+                cluster=cluster,
+                framework=stack,
+                knobs=allowed,
+                script=getattr(self, "script", None),
+            )
+            self._check_space(question)
+        except UsageError as error:
+            raise error.at(self._path(error.field)) from error
+        return question
+
+    def _path(self, field: str) -> str:
+        """The path in a request of what a rule names."""
+        first = field.partition(" x ")[0]  # of a product of sizes
+        if first in KNOBS:
+            return f"knobs.{first}"
+        versions = "framework.versions" if self.framework.versions else "framework_version"
+        return {
+            "knob": "knobs",
+            "model": "workload.model",
+            "global_batch_size": "workload.global_batch_size",
+            "framework_version": versions,
+        }.get(field, field)
+
+    def _check_space(self, question: Question) -> None:
+        """Refuses a question without legal settings, or of too many; with what would help."""
+        if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
+            enumerate_space(question)
+            return
+        batch = question.workload.global_batch_size
+        sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
+        fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
+        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
+        if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
+            less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
+        how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
+        raise UsageError("knobs", question.as_dict()["knobs"], how)
+
+
+class TuneRequest(Asking):
     """A question: which settings are the fastest that fit?"""
 
     cluster: Annotated[
@@ -681,7 +768,6 @@ class TuneRequest(Common):
         description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
         examples=["8xh100-80gb"],
     )
-    knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
     fidelity: Annotated[
         Fidelity | None,
         PlainValidator(
@@ -735,39 +821,7 @@ class TuneRequest(Common):
         if cluster is None:
             here = self.cluster
             cluster = parse_cluster(here) if isinstance(here, str) else here
-        allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
-        try:
-            workload = self.workload.workload
-            stack = framework(
-                self.framework.name,
-                self.framework.versions,
-                installed,
-                beside=packages_beside(workload, cluster.gpu.device),
-            )
-            question = Question(
-                workload=workload,
-                cluster=cluster,
-                framework=stack,
-                knobs=allowed,
-                script=getattr(self, "script", None),
-            )
-            self._check_space(question)
-        except UsageError as error:
-            raise error.at(self._path(error.field)) from error
-        return question
-
-    def _path(self, field: str) -> str:
-        """The path in a request of what a rule names."""
-        first = field.partition(" x ")[0]  # of a product of sizes
-        if first in KNOBS:
-            return f"knobs.{first}"
-        versions = "framework.versions" if self.framework.versions else "framework_version"
-        return {
-            "knob": "knobs",
-            "model": "workload.model",
-            "global_batch_size": "workload.global_batch_size",
-            "framework_version": versions,
-        }.get(field, field)
+        return self.question_on(cluster, installed)
 
     def limits_at(self, fidelity: Fidelity) -> Limits:
         """The limits, with a fidelity's defaults."""
@@ -787,19 +841,103 @@ class TuneRequest(Common):
             sampler=self.sampler,
         )
 
+
+MOST_CLUSTERS = 8
+Amount = Annotated[float, Number(0, 1e18, "must be a number above 0", above=True)]
+
+
+def _read_places(value: Any, info: ValidationInfo) -> tuple[str | Cluster, ...]:
+    is_list = isinstance(value, Sequence) and not isinstance(value, str | bytes)
+    places = value if is_list else [value]
+    if not 0 < len(places) <= MOST_CLUSTERS:
+        raise UsageError("cluster", value, f"must be one cluster, or a list of {MOST_CLUSTERS}")
+    return tuple(_read_named_place(one, info) for one in places)
+
+
+class SizeRequest(Asking):
+    """How many GPUs does a job need, and how large may it be on those that there are?"""
+
+    cluster: Annotated[
+        tuple[str | Cluster, ...],
+        PlainValidator(
+            telling(_read_places),
+            json_schema_input_type=Short | ClusterGiven | list[Short | ClusterGiven],
+        ),
+    ] = Field(
+        description="The GPUs that there are, of which the fewest are looked for: some of a node,"
+        " or whole nodes. One cluster, or a list of up to 8, each answered by a row.",
+        examples=[["64x8xh100-80gb", "64x8xa100-80gb"]],
+    )
+    family: Short | None = Field(
+        default=None,
+        description="Name of a family of the catalogue, such as llama-3.1: its largest model that"
+        " fits is looked for. Where no workload.model is given, all is asked of that one.",
+    )
+    tokens_per_s: Amount | None = Field(
+        default=None, description="Tokens per second that all GPUs together must reach."
+    )
+    tokens: Amount | None = Field(
+        default=None, description="Tokens to be trained on: how long that takes is told."
+    )
+    within_s: Seconds | None = Field(
+        default=None, description="Seconds in which the tokens must be trained on."
+    )
+    price_per_gpu_hour: Price | None = Field(
+        default=None, description="In any currency; of clusters that have no price of their own."
+    )
+
+    _takes_largest: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _of_a_family(cls, value: Any, handler: ValidatorFunctionWrapHandler) -> "SizeRequest":
+        work = value.get("workload") if isinstance(value, Mapping) else None
+        unnamed = isinstance(work, Mapping) and work.get("model") is None
+        family = value.get("family") if isinstance(value, Mapping) else None
+        if isinstance(work, Mapping) and unnamed and isinstance(family, str):
+            # a stand-in that takes the longest sequences of all
+            model = max(family_of(family), key=lambda one: published_model(one).max_sequence_length)
+            value = {**value, "workload": {**work, "model": model}}
+        made: SizeRequest = handler(value)
+        made._takes_largest = unnamed
+        if made.family is not None:
+            family_of(made.family)
+        if made.within_s is not None and made.tokens is None:
+            raise wrong("within_s", made.within_s, "needs tokens that are to be trained on")
+        if made.within_s is not None and made.tokens_per_s is not None:
+            allowed = "is not applied with within_s, from which it follows: give one"
+            raise wrong("tokens_per_s", made.tokens_per_s, allowed)
+        return made
+
+    @property
+    def takes_largest(self) -> bool:
+        """True where all is asked of the family's largest model that fits."""
+        return self._takes_largest
+
     def _check_space(self, question: Question) -> None:
-        """Refuses a question without legal settings, or of too many; with what would help."""
-        if count_settings(question, MOST_SETTINGS) <= MOST_SETTINGS:
-            enumerate_space(question)
-            return
-        batch = question.workload.global_batch_size
-        sizes = question.knobs.get("micro_batch_size", divisors(batch))[:FEW]
-        fewer = replaced(question, knobs={**question.knobs, "micro_batch_size": sizes})
-        less = f"allow some values only of {', '.join(list(KNOBS)[:-1])} or {list(KNOBS)[-1]}"
-        if count_settings(fewer, MOST_SETTINGS) <= MOST_SETTINGS:
-            less = f'allow some values only, such as {{"micro_batch_size": {list(sizes)}}}'
-        how = f"must leave at most {MOST_SETTINGS} legal settings, and leaves more: {less}"
-        raise UsageError("knobs", question.as_dict()["knobs"], how)
+        """Refuses values that no configuration has. The whole cluster need not divide the batch:
+        its parts are looked at."""
+        for knob, values in question.knobs.items():
+            for value in values:
+                check_possible(question, knob, value)
+
+    def check_part(self, part: Question) -> None:
+        """Refuses a part of a cluster on which there are so many legal settings that it takes
+        long."""
+        super()._check_space(part)
+
+
+def family_of(name: str) -> tuple[str, ...]:
+    """Names of the catalogue's models of a family: ``qwen3`` is of qwen3-8b and others."""
+    wanted = name.strip().lower()
+    known = models.names()
+    found = tuple(one for one in known if one == wanted or one.startswith(f"{wanted}-"))
+    if not found:
+        families = sorted({one.rpartition("-")[0] or one for one in known})
+        also = "(or a whole name of the catalogue)"
+        error = UnknownNameError("family", name[:100], families, also)
+        raise told(error)
+    return found
 
 
 def _read_script(value: Any, info: ValidationInfo) -> Script:
@@ -857,8 +995,7 @@ def as_argument(error: UsageError) -> UsageError:
     """The same error, named as arguments and options are."""
     table, _, name = error.field.partition(".")
     if table == "knobs" and name and name not in KNOBS:
-        known = f"no such knob; the knobs are {', '.join(KNOBS)}"
-        return UsageError("knob", name, known)
+        return UsageError("knob", name, no_knob(name))
     if table == "labels":
         return error.at("label")
     if table == "framework":
@@ -882,7 +1019,7 @@ def read_request(values: Any, beside: Iterable[UsageError] = ()) -> TuneRequest:
     Raises:
         UsageError: a field is wrong, missing or not covered; with all others that are.
     """
-    _check_plain(values)
+    check_plain(values)
     return read(TuneRequest, values, beside=beside)
 
 
@@ -928,7 +1065,7 @@ class _Place(Part):
     cluster: Annotated[Cluster, PlainValidator(telling(cluster_of))]
 
 
-def _check_plain(values: Any) -> None:
+def check_plain(values: Any) -> None:
     """Refuses what is no shallow JSON of finite numbers and whole characters."""
     if not isinstance(values, Mapping):
         raise UsageError("body", values, "must be an object of fields")

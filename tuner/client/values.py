@@ -21,10 +21,10 @@ from pydantic_core import PydanticCustomError
 from tuner.catalog import models
 from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
-from tuner.errors import UsageError, all_of
+from tuner.errors import UsageError, all_of, did_you_mean
 from tuner.model import ModelConfig, load_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import known_types
+from tuner.model.shape import ANONYMOUS, known_types, named
 
 # Is given a line to show; what it returns is not looked at.
 Say = Callable[[str], object]
@@ -44,8 +44,8 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
         same = value.task is task
         return value if same else read_model_config(value.as_config(), value.name, task)
     if isinstance(value, Mapping):
-        name = str(value.get("_name_or_path") or "the model")
-        return read_model_config(value, name=name, task=task)
+        name = str(value.get("_name_or_path") or ANONYMOUS)
+        return named(read_model_config(value, name=name, task=task))
     if not isinstance(value, str | os.PathLike):
         raise UsageError("model", value, "must be a name, a path, or the fields of a config.json")
     return load_model(os.fspath(value), task)
@@ -251,12 +251,15 @@ def errors_of(
             continue
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             path, name = ".".join(names[:-1]), names[-1][:80]
-            known = ", ".join(sorted(_fields(models[path]))) if path in models else ""
+            known = sorted(_fields(models[path])) if path in models else []
             field = f"{path}.{name}" if path else name
-            yield UsageError(field, line["input"], f"no such field; there are {known}")
+            said = f"no such field{did_you_mean(name, known)}; there are {', '.join(known)}"
+            yield UsageError(field, line["input"], said)
             continue
         if "expected" in context:
-            context = {"expected": context["expected"].replace("'", "").replace(" or ", ", ")}
+            known = context["expected"].replace("'", "").replace(" or ", ", ").split(", ")
+            near = did_you_mean(line.get("input"), known)
+            context = {"expected": f"{', '.join(known)}{near}"}
         allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
         given = None if kind == "missing" else line.get("input")
         yield UsageError(".".join(names) or "body", given, allowed)

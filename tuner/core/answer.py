@@ -25,6 +25,16 @@ class Reason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Awkward:
+    """A global batch that divides badly, with others near it that do not."""
+
+    global_batch_size: int
+    gpus: int
+    cost: float  # part of the speed of the best of the others that it loses
+    instead: tuple[int, ...]  # batches near it that do not, smallest first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grounds:
     """The grounds of expected numbers."""
 

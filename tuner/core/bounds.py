@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import lru_cache
 from typing import Any, TypeVar, get_args
 
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 
 E = TypeVar("E", bound=StrEnum)
 
@@ -146,5 +146,7 @@ def choice(field: str, kind: type[E], value: object) -> E:
         UsageError: there is none.
     """
     if value not in list(kind):
-        raise UsageError(field, value, f"must be one of {', '.join(kind)}")
+        raise UsageError(
+            field, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
+        )
     return kind(str(value))

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -36,6 +36,7 @@ Latency = Annotated[
     float,
     Number(0.0, LONGEST_LATENCY_S, f"must be seconds from 0 to {LONGEST_LATENCY_S:g}{_UNKNOWN}"),
 ]
+Price = Annotated[float, Number(0.0, 1e6, "must be a price of a GPU for an hour, such as 2.5")]
 # CPU ranks that ``local`` uses of a machine without GPUs.
 MOST_LOCAL_CPU_RANKS = 8
 
@@ -126,6 +127,8 @@ class Cluster:
     gpu: Gpu  # each of them
     intra_node: Link  # link between two GPUs of a node
     inter_node: Link  # link between GPUs of two nodes, as one GPU's share
+    price_per_gpu_hour: Price | None = field(default=None, compare=False)
+    """Of a GPU for an hour, in any currency, where it is known; no part of a question."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -155,6 +158,7 @@ class Cluster:
         the identity of questions does not hang on them."""
         values = asdict(self)
         values["gpu"]["device"] = str(self.gpu.device)
+        del values["price_per_gpu_hour"]
         for name in ("processor", "cores", "compute_capability"):
             if not values["gpu"][name]:
                 del values["gpu"][name]
@@ -296,14 +300,14 @@ def _gpu(kind: GpuKind, memory_bytes: int) -> Gpu:
     )
 
 
-def _links(kind: GpuKind) -> dict[str, Link]:
+def _links(kind: GpuKind) -> dict[str, Any]:
     def link(figures: LinkFigures) -> Link:
         return Link(bytes_per_s=figures.bytes_per_s, latency_s=figures.latency_s)
 
     return {"intra_node": link(kind.intra_node), "inter_node": link(kind.inter_node)}
 
 
-def catalogue_gpu(name: str, field: str) -> tuple[Gpu, dict[str, Link]]:
+def catalogue_gpu(name: str, field: str) -> tuple[Gpu, dict[str, Any]]:
     """A GPU of the catalogue, and the links that go with it.
 
     Raises:

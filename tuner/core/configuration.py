@@ -7,7 +7,7 @@ from functools import lru_cache
 from operator import attrgetter
 from typing import Any
 
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 
 
 class Sharding(StrEnum):
@@ -162,19 +162,11 @@ class Knob:
     head: str  # head of its column in a terminal's table, of one or two lines
     live_when: str
     """Condition under which it makes a difference; versions of a stack may rule it out too."""
-    brief: Mapping[Any, str] | str = ""
-    """Short form of a value that differs from the default: by value, or a pattern for any."""
     values: Mapping[Any, str] = field(default_factory=dict)
     """Values of an enumeration with a hint for people."""
     added_later: bool = False
     """Whether configurations were stored before it came: text and JSON then name it off its default
     only, so that what was recorded without it keeps its text, its hash and its identity."""
-
-    def short(self, value: object) -> str:
-        """Says a value in a word or two; the empty string where there is nothing to say."""
-        if isinstance(self.brief, str):
-            return self.brief.format(str(value).replace("_", " "))
-        return self.brief.get(value, "")
 
 
 # A knob is added here, and where it acts: the cost model, the probe and the launch files.
@@ -185,7 +177,6 @@ KNOBS: Mapping[str, Knob] = {
         label="Sharding",
         head="sharding",
         live_when="several ranks see different data",
-        brief="{}",
         values={
             Sharding.DDP: "ddp: nothing is split",
             Sharding.ZERO1: "zero1: optimizer state (nanotron)",
@@ -199,49 +190,42 @@ KNOBS: Mapping[str, Knob] = {
         label="Tensor-parallel size",
         head="tp\nsize",
         live_when="always",
-        brief="tensor parallel {}",
     ),
     "tp_recompute_allgather": Knob(
         kind=bool,
         label="Gather activations again in backward",
         head="re-\ngather",
         live_when="tp_size > 1",
-        brief="gather again",
     ),
     "pp_size": Knob(
         kind=int,
         label="Pipeline stages",
         head="pp\nsize",
         live_when="the stack has pipelines (nanotron)",
-        brief="pipeline {}",
     ),
     "micro_batch_size": Knob(
         kind=int,
         label="Micro-batch size",
         head="micro\nbatch",
         live_when="always",
-        brief="micro-batch {}",
     ),
     "gradient_accumulation_steps": Knob(
         kind=int,
         label="Accumulation steps",
         head="accum\nsteps",
         live_when="always; it follows from the global batch size",
-        brief="× {}",
     ),
     "sync_each_batch": Knob(
         kind=bool,
         label="Sync gradients after each micro-batch",
         head="sync\neach",
         live_when="accumulation > 1 and several ranks see different data",
-        brief="sync at the end",
     ),
     "defer_all_reduce": Knob(
         kind=bool,
         label="Sync replicas after the last micro-batch only",
         head="defer\nreduce",
         live_when="hybrid_shard, accumulation > 1 and sync_each_batch",
-        brief="replicas at the end",
         added_later=True,
     ),
     "activation_checkpointing": Knob(
@@ -249,12 +233,6 @@ KNOBS: Mapping[str, Knob] = {
         label="Activation checkpointing",
         head="ckpt",
         live_when="always",
-        brief={
-            Checkpointing.SELECTIVE: "selective checkpointing",
-            Checkpointing.EVERY_2: "checkpointing every 2nd",
-            Checkpointing.FULL: "checkpointing",
-            Checkpointing.OFFLOAD: "checkpointing to the host",
-        },
         values={
             Checkpointing.NONE: "none: all is kept",
             Checkpointing.SELECTIVE: "selective: products and attention are kept",
@@ -268,14 +246,12 @@ KNOBS: Mapping[str, Knob] = {
         label="Offload to host memory",
         head="off-\nload",
         live_when="sharded",
-        brief="offload",
     ),
     "fused_loss": Knob(
         kind=bool,
         label="Loss without whole logits",
         head="fused\nloss",
         live_when="tp_size 1, where the stack has it",
-        brief="fused loss",
         added_later=True,
     ),
 }
@@ -295,7 +271,6 @@ OTHERS_CHOSEN: Mapping[str, Callable[[Settings], Any]] = {
     knob: attrgetter(*(name for name in KNOBS if name not in (knob, ACCUMULATION)))
     for knob in KNOBS
 }
-_ALWAYS_SAID = ("sharding", "micro_batch_size")
 _CLASS = tuple(name for name in KNOBS if name not in BATCH)
 # The values of the knobs that all settings of a class have.
 _OF_CLASS = attrgetter(*_CLASS)
@@ -307,20 +282,9 @@ def _class_of(*values: Any) -> Settings:
     return Settings(**dict(zip(_CLASS, values, strict=True)))
 
 
-def short_parts(settings: Settings) -> tuple[str, ...]:
-    """Says a configuration in a few words: ``full shard``, ``micro-batch 2 × 4``, and what is off
-    its default. No part should be broken over two lines.
-    """
-    plain = Settings()
-    parts: list[str] = []
-    for name, knob in KNOBS.items():
-        value = getattr(settings, name)
-        word = knob.short(value)
-        if name == ACCUMULATION and value > 1:
-            parts[-1] += f" {word}"  # it is read as a product: micro-batch 2 × 4
-        elif name in _ALWAYS_SAID or value != getattr(plain, name):
-            parts.append(word)
-    return tuple(parts)
+def no_knob(name: str) -> str:
+    """Says that a name is of no knob, which ones there are, and which is most like it."""
+    return f"no such knob{did_you_mean(name, KNOBS)}; the knobs are {', '.join(KNOBS)}"
 
 
 def knob_value(name: str, value: object) -> Any:
@@ -330,12 +294,14 @@ def knob_value(name: str, value: object) -> Any:
         UsageError: an unknown knob, or a value that the knob cannot take.
     """
     if name not in KNOBS:
-        raise UsageError("settings", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+        raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
     if issubclass(kind, StrEnum):
         if value in list(kind):
             return kind(str(value))
-        raise UsageError(name, value, f"must be one of {', '.join(kind)}")
+        raise UsageError(
+            name, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
+        )
     if kind is bool:
         known = {"true": True, "false": False}.get(str(value).lower())
         if known is None or not isinstance(value, bool | str):

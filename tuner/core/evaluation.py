@@ -9,6 +9,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.core.study import Probe
+from tuner.plain import Plain
 
 GIB = 2**30
 
@@ -29,7 +30,7 @@ BY_FIDELITY = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Guard:
+class Guard(Plain):
     """Says if a configuration was seen to train what it should."""
 
     verdict: str = NOT_CHECKED
@@ -37,18 +38,6 @@ class Guard:
     """Versions of the stack that was measured."""
     date: str | None = None  # when it was measured, UTC in ISO 8601
     why: str = ""  # why nothing was checked, or it failed; or what a check that passed leaves out
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "verdict": self.verdict,
-            "versions": dict(self.versions),
-            "date": self.date,
-            "why": self.why,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Guard":
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

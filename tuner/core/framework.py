@@ -6,7 +6,7 @@ The facts are data with sources in ``catalog/versions.toml``; the functions here
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import LossKernel, Optimizer, Precision, Workload
 from tuner.errors import UnknownNameError, UsageError
+from tuner.plain import Plain
 
 __all__ = [
     "Condition",
@@ -32,14 +33,13 @@ __all__ = [
     "FrameworkName",
     "KnobEffect",
     "KnobRule",
-    "by_script",
+    "flag_differs",
     "framework",
     "installed_versions",
     "knob_effect",
     "knob_rules",
     "parse_stated_versions",
     "releases_of",
-    "sync_each_batch_effect",
     "usual_loss_kernel",
     "usual_precision",
     "version_notes",
@@ -83,7 +83,7 @@ class FrameworkName(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Framework:
+class Framework(Plain):
     """A framework in certain versions.
 
     Raises:
@@ -132,9 +132,6 @@ class Framework:
         if replicated:
             return Condition.DDP
         return Condition.FSDP2 if self.fsdp_version == 2 else Condition.FSDP1
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"name": str(self.name), "versions": dict(self.versions)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Framework":
@@ -290,21 +287,20 @@ def knob_rules(framework: Framework) -> tuple[KnobRule, ...]:
     return tuple(
         entry.rule
         for entry in version_table().rules
-        if framework.name in entry.frameworks and meets_all(framework.versions, entry.versions)
+        if entry.holds(framework.name, framework.versions)
     )
 
 
-def knob_effect(framework: Framework, knob: str, conditions: Collection[str]) -> KnobEffect:
+@lru_cache(maxsize=256)
+def knob_effect(
+    framework: Framework, knob: str, conditions: frozenset[Condition] = frozenset()
+) -> KnobEffect:
     """Finds what the framework does with ``knob`` when all of ``conditions`` hold of the
     configuration.
 
     A knob that is dead at a value that trains wrongly is refused.
     """
-    rules = [
-        rule
-        for rule in knob_rules(framework)
-        if rule.knob == knob and rule.when <= frozenset(conditions)
-    ]
+    rules = [r for r in knob_rules(framework) if r.knob == knob and r.when <= conditions]
     refused = [rule for rule in rules if rule.effect is Effect.REFUSED]
     dead = [rule for rule in rules if rule.effect is Effect.DEAD]
     if dead and all(rule.value != dead[0].value for rule in refused):
@@ -315,26 +311,17 @@ def knob_effect(framework: Framework, knob: str, conditions: Collection[str]) ->
     return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
 
 
-def by_script(framework: Framework, knob: str, conditions: Collection[str]) -> KnobRule | None:
-    """The rule by which a launcher's option of the knob does something else than the knob."""
-    return next(
-        (
-            rule
-            for rule in knob_rules(framework)
-            if rule.knob == knob
-            and rule.effect is Effect.BY_SCRIPT
-            and rule.when <= frozenset(conditions)
-        ),
-        None,
+def flag_differs(framework: Framework) -> str:
+    """Why FSDP2's option does not checkpoint layers in these versions; empty where it does."""
+    family = {framework.family(replicated=False)}
+    found = (
+        rule.why
+        for rule in knob_rules(framework)
+        if rule.effect is Effect.BY_SCRIPT
+        and rule.knob == "activation_checkpointing"
+        and rule.when <= family
     )
-
-
-def sync_each_batch_effect(
-    framework: Framework, family: Condition, *, cpu_offload: bool = False
-) -> KnobEffect:
-    """Finds what the framework does with ``sync_each_batch`` under accumulation."""
-    offload = {Condition.CPU_OFFLOAD} if cpu_offload else set()
-    return knob_effect(framework, "sync_each_batch", {family} | offload)
+    return next(found, "")
 
 
 def version_notes(framework: Framework) -> tuple[str, ...]:

@@ -1,10 +1,12 @@
 """The result of one probe: its outcome and the evidence, as the workers record it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from typing import Any
+
+from tuner.plain import Plain
 
 
 class Fidelity(StrEnum):
@@ -140,7 +142,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Plain):
     """A probe's result. ``as_dict`` and ``from_dict`` are its JSON, which crosses processes."""
 
     outcome: Outcome  # how it ended
@@ -198,43 +200,6 @@ class Measurement:
     lost_devices: tuple[str, ...] = ()
     """Names of the devices of nodes where one was lost; none where it is not known which."""
 
-    def as_dict(self) -> dict[str, Any]:
-        return {name: _plain(getattr(self, name)) for name in self.__dataclass_fields__}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Measurement":
-        known = dict(values)
-        known["outcome"] = Outcome(known["outcome"])
-        if memory := known.get("memory"):
-            ranks = tuple(memory["per_rank_bytes"])
-            known["memory"] = Memory(**{**memory, "per_rank_bytes": ranks})
-        known["oom"] = known.get("oom") and OutOfMemory(**known["oom"])
-        known["collectives"] = tuple(Collective(**c) for c in known.get("collectives", ()))
-        times = known.get("step_times_s", {})
-        known["step_times_s"] = {int(count): tuple(s) for count, s in times.items()}
-        known["log_tails"] = {int(r): tail for r, tail in known.get("log_tails", {}).items()}
-        if emulation := known.get("emulation"):
-
-            def by_count(name: str, read: Callable[[Any], Any]) -> dict[int, Any]:
-                return {int(n): read(found) for n, found in emulation[name].items()}
-
-            phases = emulation.get("phases_s", {})  # of earlier versions there is none
-            known["emulation"] = Emulation(
-                compute_s=by_count("compute_s", tuple),
-                exposed_s=by_count("exposed_s", lambda found: Exposed(**found)),
-                collectives=by_count(
-                    "collectives", lambda rows: tuple(Collective(**c) for c in rows)
-                ),
-                stands_in=emulation["stands_in"],
-                unpriced=emulation["unpriced"],
-                phases_s={int(n): dict(found) for n, found in phases.items()},
-                priced_at=emulation.get("priced_at", ""),
-                copies_left_out=emulation.get("copies_left_out", ""),
-            )
-        for name in ("losses", "gradient_norms", "lost_devices", "notes"):
-            known[name] = tuple(known.get(name, ()))
-        return cls(**known)
-
 
 def believable(found: Measurement) -> Measurement:
     """Returns the measurement, if its times are times; else ``crashed`` without them, with the
@@ -266,18 +231,6 @@ def believable(found: Measurement) -> Measurement:
 
 def _is_duration(seconds: float) -> bool:
     return isfinite(seconds) and seconds >= 0
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, StrEnum):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 class Category(StrEnum):

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tuner.core.bounds import choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, has_biased_scores, has_capped_scores, layer_kinds
+from tuner.model.shape import SLIDING, has_biased_scores, has_capped_scores
 
 # Different lengths that are told apart; and documents or tokens of one, above which is a mistake.
 MOST_LENGTHS = 4096
@@ -126,7 +126,7 @@ class Packing:
         """
         kind, window = self.variant, model.fields.get("sliding_window") or 0
         slides = 0 < window <= sequence_length
-        slides = slides and any(one.attention == SLIDING for one in layer_kinds(model))
+        slides = slides and any(one.attention == SLIDING for one in model.layer_kinds)
         why = ""
         if model.is_traced:
             why = f"is not covered for {model.type_and_task}, which only dry runs know"

@@ -1,10 +1,11 @@
 """A number of an answer: value, interval and where it comes from."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import log
-from typing import Any
+
+from tuner.plain import Plain
 
 # Standard deviations from the middle of a normal distribution to each end of an 80% interval.
 QUANTILE = 1.2816
@@ -29,7 +30,7 @@ def weakest(provenances: Iterable[Provenance]) -> Provenance:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantity:
+class Quantity(Plain):
     """A number with its 80% interval; all three are ``None`` when it is unknown."""
 
     value: float | None  # the best estimate, in the unit that the field's name says
@@ -53,19 +54,6 @@ class Quantity:
             high=self.high * factor,
             provenance=self.provenance,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """The JSON object ``{"value", "low", "high", "provenance"}``."""
-        return {
-            "value": self.value,
-            "low": self.low,
-            "high": self.high,
-            "provenance": str(self.provenance),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Quantity":
-        return cls(**{**values, "provenance": Provenance(values["provenance"])})
 
 
 UNKNOWN = Quantity(value=None, low=None, high=None, provenance=Provenance.UNKNOWN)

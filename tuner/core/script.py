@@ -8,17 +8,19 @@ for ``{name}`` itself. Other braces, such as those of JSON, stay as they are.
 import hashlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from tuner.core.bounds import choice
-from tuner.core.cluster import Cluster, Device
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
-from tuner.core.framework import Framework, FrameworkName, by_script
+from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError
+from tuner.plain import Plain
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -127,7 +129,7 @@ class Template:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Script:
+class Script(Plain):
     """A script with the template of its command."""
 
     path: str  # where it is, from the root
@@ -176,30 +178,11 @@ class Script:
         return "" if now == self.sha256 else changed
 
     def as_dict(self) -> dict[str, Any]:
-        known: dict[str, Any] = {
-            "path": self.path,
-            "sha256": self.sha256,
-            "folder": self.folder,
-            "launch": str(self.launch),
-            "arguments": list(self.arguments),
-            "environment": dict(self.environment),
-        }
-        if self.template is not None:
-            known["template"] = {"name": self.template.name, "text": self.template.text}
+        """Plain JSON values, without a template where there is none."""
+        known = Plain.as_dict(self)
+        if self.template is None:
+            del known["template"]
         return known
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Script":
-        template = values.get("template")
-        return cls(
-            path=values["path"],
-            sha256=values["sha256"],
-            folder=values["folder"],
-            launch=Launch(values["launch"]),
-            arguments=tuple(values["arguments"]),
-            environment=dict(values["environment"]),
-            template=template and Template(**template),
-        )
 
 
 def read_script(
@@ -289,41 +272,6 @@ IN_FILE = ("sharding", "cpu_offload", "activation_checkpointing")
 NOT_IN_FILE = frozenset(Checkpointing) - {Checkpointing.NONE, Checkpointing.FULL}
 
 
-def pinned(question: "Question", knob: str, settings: Settings | None = None) -> tuple[Any, str]:
-    """The one value of a knob with the question's script, and why; nothing (``None``) and empty
-    where it can vary, or there is no script.
-
-    The knob is not of :data:`BATCH`; ``settings`` have it, where it depends on the others.
-    """
-    script = question.script
-    if script is None or knob in script.knobs:
-        return None, ""
-    why = f"{{{knob}}} is used nowhere in the script's command"
-    if script.launch is Launch.ACCELERATE and knob in IN_FILE:
-        by_file = settings is None or knob != "activation_checkpointing"
-        if not by_file and settings is not None:
-            full = replace(settings, activation_checkpointing=Checkpointing.FULL)
-            by_file = not checkpoints_in_script(question, full)
-        if question.cluster.gpu.device is Device.CPU:
-            why = f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
-        elif by_file:
-            return None, ""
-        else:
-            only = (
-                "accelerate's file checkpoints only what it shards and what draws no random numbers"
-            )
-            named = "{activation_checkpointing} is used nowhere in the command"
-            why = f"{flag_differs(question) or only}, and {named}"
-    asked = question.knobs.get(knob, ())
-    if len(asked) == 1:
-        return asked[0], f"{why}, so it is as stated"
-    # the plain value, and what accelerate does by itself
-    name = question.framework.name
-    deferred = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
-    usual = False if knob == "sync_each_batch" and deferred else getattr(Settings(), knob)
-    return usual, f"{why}, so it is taken to be that"
-
-
 def check_script(
     script: Script, cluster: Cluster, framework: Framework, knobs: Mapping[str, tuple[Any, ...]]
 ) -> None:
@@ -375,12 +323,8 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     """
     if settings.activation_checkpointing is not Checkpointing.FULL:
         return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
-    return not is_sharded(question, settings) or bool(why_no_flag(question))
-
-
-def why_no_flag(question: "Question") -> str:
-    """Why FSDP2's option must not checkpoint here; empty where it does what the probe does."""
-    return flag_differs(question) or loses_random_state(question)
+    differs = flag_differs(question.framework) or loses_random_state(question)
+    return bool(differs) or not is_sharded(question, settings)
 
 
 def loses_random_state(question: "Question") -> str:
@@ -401,8 +345,99 @@ def loses_random_state(question: "Question") -> str:
     return f"{lost}, so with {drops} dropout backward would compute other activations than forward"
 
 
-def flag_differs(question: "Question") -> str:
-    """Why FSDP2's option does not checkpoint layers in these versions; empty where it does."""
-    family = question.framework.family(replicated=False)
-    rule = by_script(question.framework, "activation_checkpointing", {family})
-    return rule.why if rule else ""
+# File that ``accelerate launch`` is given.
+CONFIGURATION = "accelerate.yaml"
+# Modules of the launchers' commands, which need not be on the path.
+MODULES = {
+    Launch.TORCHRUN: "torch.distributed.run",
+    Launch.ACCELERATE: "accelerate.commands.accelerate_cli",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command, and what it reads."""
+
+    argv: tuple[str, ...]  # the launcher's name, its options, the script and its arguments
+    environment: Mapping[str, str]  # variables that are set for it
+    template: str = ""  # its configuration file with the settings; empty where there is none
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The command with its variables in front, as a shell takes it."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return (*(["env", *variables] if variables else []), *self.argv)
+
+    def as_run(self, logs: Path) -> tuple[str, ...]:
+        """The command with this Python's own launcher in the place of the one on the path.
+
+        Args:
+            logs: folder for what the launcher writes, which else stays in the system's own.
+        """
+        name, *rest = self.argv
+        program = (sys.executable, "-P", "-m", MODULES[Launch(name)])
+        if Launch(name) is Launch.TORCHRUN:
+            return (*program, "--log-dir", str(logs), *rest)
+        return (*program, rest[0], "--log_dir", str(logs), *rest[1:])
+
+
+def command_of(
+    question: "Question", settings: Settings, *, template: str = "", configuration: str = ""
+) -> Command:
+    """The command of a question's script, told ``settings``.
+
+    ``template`` is the path of its rendered configuration file, by default the template's own name;
+    ``configuration`` that of accelerate's file, by default :data:`CONFIGURATION`.
+    """
+    script = question.script
+    assert script is not None
+    ranks = question.cluster.world_size
+    known = {
+        **settings.all_values(),
+        "global_batch_size": question.workload.global_batch_size,
+        "sequence_length": question.workload.sequence_length,
+        "world_size": ranks,
+        "data_parallel_size": settings.data_parallel_size(ranks),
+    }
+    values = {name: shown(value) for name, value in known.items()}
+    if script.template is not None:
+        values[TEMPLATE] = template or script.template.name
+    launcher: tuple[str, ...] = ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
+    if script.launch is Launch.ACCELERATE:
+        launcher = ("accelerate", "launch", "--config_file", configuration or CONFIGURATION)
+    # an argument that is nothing but a placeholder, and becomes nothing, is left out
+    pairs = [(text, render(text, values)) for text in script.arguments]
+    arguments = [filled for text, filled in pairs if filled or not is_optional(text)]
+    return Command(
+        argv=(*launcher, script.path, *arguments),
+        environment={name: render(text, values) for name, text in script.environment.items()},
+        template=render(script.template.text, values) if script.template else "",
+    )
+
+
+def script_launch(
+    question: "Question", settings: Settings, configuration: str, files: Mapping[str, str]
+) -> dict[str, Any]:
+    """``argv`` and ``files`` of a suggestion.
+
+    Args:
+        question: one with a script.
+        settings: the answer's.
+        configuration: path of accelerate's file, where that is what the launcher reads.
+        files: text by path, beside that of the rendered template.
+    """
+    script = question.script
+    assert script is not None
+    name = tuned_name(script)
+    command = command_of(question, settings, template=name, configuration=configuration)
+    own = {name: command.template} if name else {}
+    return {"argv": list(command.typed), "files": {**files, **own}}
+
+
+def tuned_name(script: Script | None) -> str:
+    """The name of a script's template with an answer filled in, which is never the template's own;
+    empty where it has none."""
+    if script is None or script.template is None:
+        return ""
+    path = PurePath(script.template.name)
+    return f"{path.stem}.tuned{path.suffix}"

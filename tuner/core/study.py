@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import PurePath
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import KNOBS, Settings, knob_value
+from tuner.core.configuration import KNOBS, Settings, knob_value, no_knob
 from tuner.core.framework import (
     OF_WORKLOADS,
     Framework,
@@ -27,7 +27,7 @@ from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
-from tuner.model.shape import is_named
+from tuner.plain import Plain, plain
 
 if TYPE_CHECKING:
     from tuner.cost.calibration import Calibration
@@ -217,7 +217,7 @@ class Question:
     def __post_init__(self) -> None:
         for name, values in self.knobs.items():
             if name not in KNOBS:
-                raise UsageError("knob", name, f"no such knob; the knobs are {', '.join(KNOBS)}")
+                raise UsageError("knob", name, no_knob(name))
             if not values:
                 raise UsageError(name, "nothing", "at least one value must be allowed")
         checked = {
@@ -225,7 +225,7 @@ class Question:
             for name in sorted(self.knobs)
         }
         object.__setattr__(self, "knobs", checked)
-        if self.script is None and not is_named(self.workload.model):
+        if self.script is None and not self.workload.model.is_named:
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
         task = self.workload.model.task
@@ -245,7 +245,7 @@ class Question:
             "workload": self.workload.as_dict(),
             "cluster": self.cluster.as_dict(),
             "framework": self.framework.as_dict(),
-            "knobs": {name: [_json(v) for v in values] for name, values in self.knobs.items()},
+            "knobs": plain(self.knobs),
             **({"script": self.script.as_dict()} if self.script is not None else {}),
         }
 
@@ -268,7 +268,7 @@ class Question:
         if self.script is None:
             return model.name
         file = PurePath(self.script.path).name
-        return f"{file} ({model.name})" if is_named(model) else file
+        return f"{file} ({model.name})" if model.is_named else file
 
     @property
     def identity(self) -> str:
@@ -305,7 +305,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(Plain):
     """Within which limits the question is answered; asking again may change them."""
 
     fidelity: Fidelity = Fidelity.MEASURED  # how probes are run
@@ -347,7 +347,7 @@ class Limits:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; without the usual sampler, so that older limits keep their ``id``."""
-        values = {**asdict(self), "fidelity": str(self.fidelity), "sampler": str(self.sampler)}
+        values = Plain.as_dict(self)
         if self.sampler is SamplerName.COST_MODEL:
             del values["sampler"]
         return values
@@ -357,11 +357,6 @@ class Limits:
         """12 hexadecimal digits that other limits do not have."""
         values = self.as_dict().items()
         return _hash({name: float(v) if isinstance(v, int) else v for name, v in values})[:12]
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Limits":
-        sampler = SamplerName(values.get("sampler", SamplerName.COST_MODEL))
-        return cls(**{**values, "fidelity": Fidelity(values["fidelity"]), "sampler": sampler})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,7 +462,3 @@ def _hash(values: Mapping[str, Any]) -> str:
 
 def _when_done(probe: Probe) -> tuple[bool, str, int]:
     return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
-
-
-def _json(value: object) -> object:
-    return str(value) if isinstance(value, StrEnum) else value

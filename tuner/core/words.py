@@ -8,7 +8,7 @@ from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Question
-from tuner.text import size_text
+from tuner.text import size_number, size_text, size_unit
 
 # Probes, or studies, that one sentence names.
 MOST_NAMED = 3
@@ -107,18 +107,32 @@ def range_text(quantity: Quantity) -> str:
     return f"{speed_text(quantity.low)} to {speed_text(quantity.high)}"
 
 
-def speed_range_text(candidate: Evaluation, per: str) -> str:
+def rate_text(speed: Quantity, per: str) -> str:
     """``1,243 tokens/s per GPU (1,201 to 1,260)``."""
-    speed = candidate.tokens_per_s_per_gpu
     return f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)})"
 
 
 def memory_range_text(candidate: Evaluation, per: str) -> str:
-    """``1.61 GiB needed per GPU, of 1.90 GiB (1.20 GiB of it allocated)``."""
-    needed = size_text((candidate.needed_gib.value or 0.0) * GIB)
-    allocated = size_text((candidate.allocated_gib.value or 0.0) * GIB)
-    told = f"{needed} needed per {per}, of {size_text(candidate.limit_gib * GIB)}"
-    return told if allocated == needed else f"{told} ({allocated} of it allocated)"
+    """``1.61 GiB (1.60 to 1.70) needed per GPU, of 1.90 GiB``: the one figure of memory."""
+    limit = size_text(candidate.limit_gib * GIB)
+    return f"{sizes_text(candidate.needed_gib)} needed per {per}, of {limit}"
+
+
+def sizes_text(quantity_gib: Quantity) -> str:
+    """``12.5 GiB``, or ``12.5 GiB (12.1 to 12.9)`` where the interval is wider than the digits.
+
+    ``up to 12.5 GiB (at least 12.1)`` where the value is the upper end: there is no more.
+    """
+    value, low, high = quantity_gib.value, quantity_gib.low, quantity_gib.high
+    if value is None or low is None or high is None:
+        return "unknown"
+    unit, divisor = size_unit(high * GIB)
+    texts = [size_number(size * GIB, divisor) for size in (value, low, high)]
+    if len(set(texts)) == 1:
+        return f"{texts[0]} {unit}"
+    if value >= high:
+        return f"up to {texts[0]} {unit} (at least {texts[1]})"
+    return f"{texts[0]} {unit} ({texts[1]} to {texts[2]})"
 
 
 def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> str:

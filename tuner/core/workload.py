@@ -12,7 +12,6 @@ from tuner.core.bounds import Whole, check_bounds, choice
 from tuner.core.packing import Packing
 from tuner.errors import UsageError
 from tuner.model import ModelConfig, read_model_config
-from tuner.model.shape import is_named
 
 # Sequences in a global batch; more is a mistake in units.
 LARGEST_BATCH = 2**20
@@ -155,7 +154,7 @@ class Workload:
     @property
     def has_arithmetic(self) -> bool:
         """Tells whether needs and times are computed; else rules of thumb stand for them."""
-        return is_named(self.model) and not self.is_traced
+        return self.model.is_named and not self.is_traced
 
     @property
     def freezes_layers(self) -> bool:

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import median
 from typing import Any
@@ -17,12 +17,13 @@ from typing import Any
 from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Cluster, Device, Link, on_machine
 from tuner.core.configuration import Settings
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Quantity
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs
 from tuner.model import read_model_config
+from tuner.plain import Plain
 
-# Of :meth:`Calibration.as_dict`, and of what is timed and how rates are made of it; one of another
+# Of a calibration that is kept, and of what is timed and how rates are made of it; one of another
 # format is not read.
 FORMAT = 3
 
@@ -54,8 +55,10 @@ class LinkRates:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibration:
+class Calibration(Plain):
     """Rates of one run of ``tuner calibrate``; the key of what is computed with them and kept."""
+
+    form = FORMAT
 
     hardware: str  # which kind of device: :func:`hardware_key`
     cluster: str  # the short spelling of the cluster that was measured
@@ -79,35 +82,6 @@ class Calibration:
     @property
     def torch(self) -> str:
         return self.versions.get("torch", "").partition("+")[0]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"format": FORMAT, **asdict(self), "readings": list(self.readings)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Calibration":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: it is of another format.
-            KeyError, TypeError: it is none.
-        """
-        known = dict(values)
-        if (form := known.pop("format")) != FORMAT:
-            raise ValueError(f"format {form}")
-
-        def quantity(of: Mapping[str, Any]) -> Quantity:
-            return Quantity(**{**of, "provenance": Provenance(of["provenance"])})
-
-        known["memory_bytes_per_s"] = quantity(known["memory_bytes_per_s"])
-        known["compute"] = {
-            dtype: ComputeRates(**{**rates, "flops_per_s": quantity(rates["flops_per_s"])})
-            for dtype, rates in known["compute"].items()
-        }
-        known["links"] = {
-            name: LinkRates(**{**rates, "bytes_per_s": quantity(rates["bytes_per_s"])})
-            for name, rates in known["links"].items()
-        }
-        return cls(**{**known, "readings": tuple(known["readings"])})
 
 
 def hardware_key(cluster: Cluster) -> str:
@@ -135,7 +109,7 @@ def calibrated(
     ring holds for the kind of link that it was measured on. Mixed precision computes in bf16, and
     updates in fp32.
     """
-    time: dict[str, float] = {}  # of the constants, those that are measured
+    time: dict[str, Any] = {}  # of the constants, those that are measured
     torch: dict[str, float] = {}
     gpu = replace(cluster.gpu, memory_bytes_per_s=calibration.memory_bytes_per_s.value)
     computes = "fp32" if precision is Precision.FP32 else "bf16"
@@ -154,12 +128,13 @@ def calibrated(
         time["overlap_cost"] = calibration.overlap_cost
     links = _links(calibration, cluster)
     time |= {f"{name}_efficiency": 1.0 for name in links}
-    low = costs.time.low_unfitted
-    if cluster.gpu.device is Device.CPU:
-        low, time["high_unfitted"] = costs.time.low_cpu, costs.time.high_cpu
-    # alone, devices are as much faster
-    time["low_unfitted"] = low / calibration.disturbance
-    time["low_torch_other"] = costs.time.low_torch_other / calibration.disturbance
+    is_cpu = cluster.gpu.device is Device.CPU
+    widths = {
+        "unfitted": costs.time.cpu if is_cpu else costs.time.unfitted,
+        "torch_other": costs.time.torch_other,
+    }
+    for name, width in widths.items():  # alone, devices are as much faster
+        time[name] = width._replace(low=width.low / calibration.disturbance)
     where = replace(
         cluster,
         gpu=gpu,
@@ -210,7 +185,7 @@ PRECISIONS: Mapping[str, Precision] = {"bf16": Precision.BF16, "fp32": Precision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Reading(Plain):
     """One case, and what a call of it took where it took longest."""
 
     case: Mapping[str, Any]  # ``kind``, ``dtype`` and sizes, as they were asked for
@@ -236,11 +211,6 @@ class Reading:
             precision=PRECISIONS[case["dtype"]],
         )
         return workload, Settings(micro_batch_size=case["micro_batch_size"])
-
-    def as_dict(self) -> dict[str, Any]:
-        names = ("seconds", "median_s", "low_s", "high_s")
-        times = {name: getattr(self, name) for name in names}
-        return {"case": dict(self.case), **times}
 
 
 def merged(cases: Sequence[Mapping[str, Any]], ranks: Iterable[Any]) -> tuple[Reading, ...]:

@@ -25,10 +25,8 @@ from tuner.cost.calibration import (
 )
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.optimizers import update_bytes
-from tuner.cost.memory.pipeline import Stage
 from tuner.cost.time.communication import Group, ring_s
-from tuner.cost.time.compute import stage_compute_s
-from tuner.cost.time.step import ENDS, LAYER
+from tuner.cost.time.compute import ends_compute_s, layer_compute_s
 
 # Of one number.
 BYTES = {"bf16": 2, "fp32": 4}
@@ -117,13 +115,13 @@ def _compute(
     beside = host_s if cluster.gpu.device is Device.CPU else 0.0
     busy = [t for t in timed if t.layer_s > HOST_BOUND * host_s]
     found: dict[str, float] = {}
-    for name, stage in (("traffic_factor", LAYER), ("logit_traffic", ENDS)):
+    for name, of_layer in (("traffic_factor", True), ("logit_traffic", False)):
         rows = []  # seconds that one unit makes, those that are left for it, and all of them
         for t in busy:
-            matrices_s = t.stage_s(stage, here, _costs(small_dim))
-            unit_s = t.stage_s(stage, here, _costs(small_dim, **{name: 1.0})) - matrices_s
-            whole_s = t.layer_s if stage is LAYER else t.ends_s
-            left_s = whole_s - matrices_s - (beside if stage is LAYER else 0.0)
+            matrices_s = t.modelled_s(of_layer, here, _costs(small_dim))
+            unit_s = t.modelled_s(of_layer, here, _costs(small_dim, **{name: 1.0})) - matrices_s
+            whole_s = t.layer_s if of_layer else t.ends_s
+            left_s = whole_s - matrices_s - (beside if of_layer else 0.0)
             rows.append((unit_s, left_s, max(whole_s, unit_s)))
         found[name] = _slope(rows) if rows else getattr(usual, name)
     costs = _costs(small_dim, **found)
@@ -133,7 +131,7 @@ def _compute(
         moved = update_bytes(Optimizer.ADAMW, PRECISIONS[dtype], largest.case["elements"])
         assert copied.value is not None
         update_factor = largest.seconds * copied.value / moved
-    errors = [abs(t.stage_s(LAYER, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
+    errors = [abs(t.modelled_s(True, here, costs) + beside - t.layer_s) / t.layer_s for t in busy]
     return ComputeRates(
         flops_per_s=flops_per_s,
         small_dim=small_dim,
@@ -157,9 +155,10 @@ class _Timed:
     layer_s: float  # what one more layer takes, forward and backward
     ends_s: float  # what the model takes beside its layers: embedding, head, loss
 
-    def stage_s(self, stage: Stage, cluster: Cluster, costs: Costs) -> float:
-        """Seconds of a part of it by the cost model."""
-        return stage_compute_s(self.workload, self.settings, cluster, costs, stage)
+    def modelled_s(self, of_layer: bool, cluster: Cluster, costs: Costs) -> float:
+        """Seconds of a layer, or of the ends, by the cost model."""
+        compute_s = layer_compute_s if of_layer else ends_compute_s
+        return compute_s(self.workload, self.settings, cluster, costs)
 
 
 def _layers(readings: Iterable[Reading]) -> list[_Timed]:

@@ -8,7 +8,7 @@ is counted; the file says to which runs, and why.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -47,22 +47,9 @@ class MemoryCosts:
     gathered_bytes: float
     in_flight_bytes: float
     in_flight_sharded_bytes: float
-    low: float
-    high: float
-    dry_run_low: float
-    dry_run_high: float
-    arithmetic_low: float
-    arithmetic_high: float
-
-    @property
-    def dry_run(self) -> Width:
-        """Interval of a dry run."""
-        return Width(self.dry_run_low, self.dry_run_high)
-
-    @property
-    def arithmetic(self) -> Width:
-        """Interval of arithmetic, and of a dry run of other code."""
-        return Width(self.arithmetic_low, self.arithmetic_high)
+    nanotron: Width  # interval of its step
+    dry_run: Width  # interval of a dry run
+    arithmetic: Width  # interval of arithmetic, and of a dry run of other code
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +62,6 @@ class DeviceCosts:
     reserved_fsdp1: Range
     reserved_several: Range
     reserved_checkpointed: Range
-
-    def __post_init__(self) -> None:
-        for constant in fields(self):
-            object.__setattr__(self, constant.name, Range(*getattr(self, constant.name)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,43 +89,12 @@ class TimeCosts:
     stall_memory: float
     stall_memory_error: float
     stall_replicated: float
-    low: float
-    high: float
-    low_pipelined: float
-    high_pipelined: float
-    low_torch: float
-    high_torch: float
-    low_torch_other: float
-    high_torch_other: float
-    low_unfitted: float
-    high_unfitted: float
-    low_cpu: float
-    high_cpu: float
-
-    @property
-    def within_nodes(self) -> Width:
-        """Interval of all but pipelines over nodes."""
-        return Width(self.low, self.high)
-
-    @property
-    def pipelined(self) -> Width:
-        """Interval of pipelines over nodes."""
-        return Width(self.low_pipelined, self.high_pipelined)
-
-    @property
-    def torch(self) -> Width:
-        """Interval of torch, accelerate and trainer where fitted runs were alike."""
-        return Width(self.low_torch, self.high_torch)
-
-    @property
-    def torch_other(self) -> Width:
-        """The same elsewhere, on GPUs whose matrix rates were measured."""
-        return Width(self.low_torch_other, self.high_torch_other)
-
-    @property
-    def unfitted(self) -> Width:
-        """Interval of stacks and GPUs that nothing was measured of, and of CPU ranks."""
-        return Width(self.low_unfitted, self.high_unfitted)
+    within_nodes: Width  # interval of all but pipelines over nodes
+    pipelined: Width  # interval of pipelines over nodes
+    torch: Width  # interval of torch, accelerate and trainer where fitted runs were alike
+    torch_other: Width  # the same elsewhere, on GPUs whose matrix rates were measured
+    unfitted: Width  # interval of stacks and GPUs that nothing was measured of
+    cpu: Width  # interval of calibrated CPU ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +142,9 @@ class Costs:
         for name, kind in _TABLES.items():
             given = getattr(self, name)
             if not isinstance(given, kind):  # as read from the file, or as a fit changed it
-                object.__setattr__(self, name, kind(**given))
+                sizes = {2: Width, 3: Range}
+                row = {n: sizes[len(v)](*v) if isinstance(v, list) else v for n, v in given.items()}
+                object.__setattr__(self, name, kind(**row))
 
 
 _TABLES = {"memory": MemoryCosts, "device": DeviceCosts, "time": TimeCosts, "torch": TorchCosts}

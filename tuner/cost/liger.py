@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
-from tuner.core.framework import Framework, FrameworkName, usual_loss_kernel
+from tuner.core.framework import Framework, usual_loss_kernel
 from tuner.core.workload import LossKernel, Precision, Workload
 from tuner.cost.constants import TorchCosts
 from tuner.cost.memory.attention import AMPERE
@@ -31,10 +31,9 @@ IN_PLACE_BF16 = Version("0.8.3")
 MORE_BYTES_OFF = 0.05
 
 
-def runs_liger(settings: Settings, framework: Framework | FrameworkName, script: Script) -> bool:
+def runs_liger(settings: Settings, framework: Framework, script: Script) -> bool:
     """Tells whether Liger's kernels compute the loss."""
-    name = framework if isinstance(framework, FrameworkName) else framework.name
-    kernel = script.loss_kernel or usual_loss_kernel(name)
+    kernel = script.loss_kernel or usual_loss_kernel(framework.name)
     return settings.fused_loss and kernel is LossKernel.LIGER
 
 
@@ -51,7 +50,7 @@ def more_bytes(
     workload: Workload,
     settings: Settings,
     cluster: Cluster,
-    framework: Framework | FrameworkName,
+    framework: Framework,
 ) -> float:
     """Bytes that it has at the loss's highest moment beyond the chunked loss; may be negative."""
     model, compute = workload.model, COMPUTE_BYTES[workload.precision]
@@ -92,14 +91,13 @@ def more_seconds(
 
 
 def _adds_in_place(
-    workload: Workload, cluster: Cluster, framework: Framework | FrameworkName, gradient: int
+    workload: Workload, cluster: Cluster, framework: Framework, gradient: int
 ) -> bool:
     """Tells whether a part's product is added to the weight's gradient without a copy.
 
     A release that is not stated means the newest; in fp32 no release does.
     """
-    versions = {} if isinstance(framework, FrameworkName) else framework.versions
-    stated = versions.get("liger-kernel")
+    stated = framework.versions.get("liger-kernel")
     needed = IN_PLACE_FP32 if gradient == 4 else IN_PLACE_BF16
     return (
         workload.precision is not Precision.FP32

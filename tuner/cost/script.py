@@ -23,7 +23,7 @@ from typing import Any
 from tuner.catalog.versions import meets
 from tuner.core.bounds import choice
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
-from tuner.core.framework import Framework, FrameworkName, by_script
+from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Loss, LossKernel, Workload
 from tuner.cost.memory.shards import COMPUTE_BYTES, logit_ranks
@@ -106,7 +106,7 @@ def script_bytes(
     workload: Workload,
     settings: Settings,
     tp: int,
-    framework: Framework | FrameworkName,
+    framework: Framework,
     script: Script,
 ) -> dict[Phase, dict[Category, float]]:
     """Bytes to add to each phase of a rank's step, by category; all phases are there.
@@ -118,8 +118,7 @@ def script_bytes(
     nothing.
     """
     compute = COMPUTE_BYTES[workload.precision]
-    releases = {} if isinstance(framework, FrameworkName) else framework.versions
-    release = releases.get("transformers") if workload.loss is Loss.HF else None
+    release = framework.versions.get("transformers") if workload.loss is Loss.HF else None
     wide = release is not None and meets(release, FP32_IN_MODEL)
     shifted = release is not None and meets(release, SHIFTED_COPY)
     model, tokens = workload.model, settings.micro_batch_size * workload.sequence_length
@@ -163,9 +162,9 @@ def script_bytes(
     }
 
 
-def _ends_in_root(settings: Settings, framework: Framework | FrameworkName) -> bool:
+def _ends_in_root(settings: Settings, framework: Framework) -> bool:
     """Tells whether the stated release of accelerate leaves embedding and head to the root."""
-    if isinstance(framework, FrameworkName) or settings.sharding not in FSDP:
+    if settings.sharding not in FSDP:
         return False
     built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
     release = framework.versions.get("accelerate")
@@ -174,15 +173,13 @@ def _ends_in_root(settings: Settings, framework: Framework | FrameworkName) -> b
 
 
 def _parts_kept(
-    workload: Workload, settings: Settings, framework: Framework | FrameworkName, script: Script
+    workload: Workload, settings: Settings, framework: Framework, script: Script
 ) -> int:
     """Channels of a token that all layers keep together because their parts are checkpointed."""
     full = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
     if not (script.fsdp_checkpointing and full and settings.sharding in FSDP):
         return 0
-    if isinstance(framework, FrameworkName) or not by_script(
-        framework, "activation_checkpointing", {framework.family(replicated=False)}
-    ):
+    if not flag_differs(framework):
         return 0
     model = workload.model
     kept = KEPT_OF_PARTS.get(model.model_type, USUALLY_KEPT_OF_PARTS)

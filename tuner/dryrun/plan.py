@@ -20,10 +20,10 @@ from tuner.core.framework import (
 )
 from tuner.core.workload import Workload
 from tuner.cost.memory.attention import attention_of
-from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, is_fsdp
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.model import ModelConfig
 from tuner.model.checks import LAYER_NAMES, first_of, text_of
-from tuner.model.shape import SLIDING, LayerKind, layer_indices, layer_kinds
+from tuner.model.shape import SLIDING, LayerKind, layer_indices
 
 # Layers of the shallowest copy. The first and the last layer differ from those between them in what
 # is gathered and kept around them; with two at each end, one at each is like the others.
@@ -59,7 +59,7 @@ def depths_of(
     in whether they are checkpointed, and the last ones. The model's own depth is taken where it
     costs no more than the two, or where its layers follow no such pattern.
     """
-    pattern = _pattern(layer_kinds(model), checkpointing)
+    pattern = _pattern(model.layer_kinds, checkpointing)
     if pattern is None:
         return (model.layers,)
     low = pattern.shallowest
@@ -79,7 +79,7 @@ def at_depth(
     config = model.as_config()
     if depth == model.layers:
         return config
-    kinds = layer_kinds(model)
+    kinds = model.layer_kinds
     pattern = _pattern(kinds, checkpointing)
     assert pattern is not None, "only models with a pattern have shallow copies"
     kept = kinds[: pattern.lead] + kinds[pattern.lead + model.layers - depth :]
@@ -139,6 +139,10 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
 
     How, and for how long, it is looked at is for who asks to add.
     """
+    packing: dict[str, Any] = {}
+    if workload.packing is not None:
+        row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
+        packing = {"packing": row}
     return {
         "format": SPEC_FORMAT,
         "model": workload.model.as_config(),
@@ -147,11 +151,11 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "global_batch_size": workload.global_batch_size,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduced_in(sharded=is_fsdp(settings, cluster))),
+        "reduce_dtype": str(workload.reduced_in(sharded=axis_sizes(settings, cluster).is_fsdp)),
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
-        **_packing_spec(workload),
+        **packing,
         **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         "world_size": cluster.world_size,
@@ -159,13 +163,6 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "device": str(cluster.gpu.device),
         "attention_backends": attention_backends(workload, cluster),
     }
-
-
-def _packing_spec(workload: Workload) -> dict[str, Any]:
-    if workload.packing is None:
-        return {}
-    row = {"variant": str(workload.packing.variant), "documents": [*workload.row]}
-    return {"packing": row}
 
 
 def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
@@ -343,7 +340,7 @@ def _key(
         "sequence_length": workload.sequence_length,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduced_in(sharded=is_fsdp(settings, cluster))),
+        "reduce_dtype": str(workload.reduced_in(sharded=axis_sizes(settings, cluster).is_fsdp)),
         **added,
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node if hybrid else None,

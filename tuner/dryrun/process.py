@@ -16,7 +16,9 @@ from typing import IO, Any, Self
 
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.profile import LIMIT_S, DryRun
+from tuner.environment import passed
 from tuner.errors import ProbeError
+from tuner.machine import end_first_for_memory
 
 # Wall seconds for each second of the limit, after which a class is ended and tried once more: it
 # hangs, or the machine is busy. For the first one they count from the program's start: torch is
@@ -28,13 +30,6 @@ GRACE_S = 10.0
 POLL_S = 0.1
 # Characters of the program's stderr that an error tells.
 LAST_WORDS = 600
-# Environment variables that the program does not inherit: ours, and those that would change what
-# accelerate does.
-DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_")
-# More of them.
-DROPPED = frozenset(
-    {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
-)
 OWN = {
     # a model is built from its configuration; nothing is ever fetched
     "HF_HUB_OFFLINE": "1",
@@ -163,11 +158,6 @@ class DryRunner:
                     yield answer
 
     def _start(self) -> None:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
-        }
         self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in _end)
         try:
             self._process = subprocess.Popen(
@@ -175,12 +165,13 @@ class DryRunner:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._words,
-                env=kept | OWN,
+                env=passed(os.environ) | OWN,
                 start_new_session=True,
             )
         except OSError as error:
             self._end()
             raise ProbeError(f"the dry-run program cannot be started: {error}") from error
+        end_first_for_memory(self._process.pid)
         assert self._process.stdin is not None
         os.set_blocking(self._process.stdin.fileno(), False)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective
-from tuner.cost.allocated import Peak
+from tuner.cost.prediction import Peak
 from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
@@ -30,6 +30,7 @@ from tuner.dryrun.trace import (
     by_sizes,
     matched_steps,
 )
+from tuner.plain import Plain
 
 # Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
 # whatever the model: they are of four to eight layers.
@@ -237,8 +238,10 @@ ENDED = (TIME_LIMIT, "Crashed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DryRun:
+class DryRun(Plain):
     """The dry runs of one layout, or why there are none."""
+
+    form = FORMAT
 
     key: str  # what decides the result, hashed: :attr:`tuner.dryrun.DryRunPlan.key`
     class_settings: Settings  # the class
@@ -272,18 +275,15 @@ class DryRun:
         """Tells whether it is worth keeping for other askings: accidents are not."""
         return not self.error or self.is_refusal
 
-    def holds_here(self, limit_s: float = LIMIT_S) -> bool:
+    @property
+    def holds_here(self) -> bool:
         """Tells whether this machine need not make it again.
 
-        What took too long does on the machine that it took too long on, for askings that give
-        it no more time; on others, which may be faster, it is made again.
-
-        Args:
-            limit_s: seconds of CPU time that this asking gives the dry runs of a class.
+        What took too long does on the machine that it took too long on, unless it is given more
+        time now; on others, which may be faster, it is made again.
         """
-        if self.limit_s and (limit_s > self.limit_s or self.machine != platform.node()):
-            return False
-        return self.is_kept
+        is_late = self.limit_s and (self.limit_s < LIMIT_S or self.machine != platform.node())
+        return self.is_kept and not is_late
 
     @classmethod
     def from_answers(
@@ -323,32 +323,6 @@ class DryRun:
             versions=traces[-1].versions if traces else {},
             created_at=created_at,
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values."""
-        return {
-            "format": FORMAT,
-            **{name: getattr(self, name) for name in self.__slots__},
-            "class_settings": self.class_settings.as_dict(),
-            "depths": list(self.depths),
-            "traces": [trace.as_dict() for trace in self.traces],
-            "versions": dict(self.versions),
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "DryRun":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            ValueError: another format.
-        """
-        known = dict(values)
-        if (form := known.pop("format", None)) != FORMAT:
-            raise ValueError(f"format: got {form!r}; dry runs of format {FORMAT} are read")
-        known["class_settings"] = Settings.from_dict(known["class_settings"])
-        known["depths"] = tuple(known["depths"])
-        known["traces"] = tuple(Trace.from_dict(trace) for trace in known["traces"])
-        return cls(**known)
 
 
 @lru_cache(maxsize=256)

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any, get_args, get_origin, get_type_hints
 
 from tuner.cost.time.traced import AMOUNTS
+from tuner.plain import Plain
 
 # The form of a trace that is read here.
 FORMAT = 2
@@ -67,12 +68,14 @@ class PartWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class Trace(Plain):
     """A dry run of one model at one depth.
 
     Raises:
         ValueError: sizes that are not one or two, ascending, or a figure without one for each.
     """
+
+    form = FORMAT
 
     device: str  # cpu or cuda: whose allocator's rounding, and whose optimizer, was followed
     layers: int  # decoder layers of the model that was run
@@ -124,11 +127,11 @@ class Trace:
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as the program gives them."""
-        plain = _plain(self)
+        values = Plain.as_dict(self)
         if not self.work:
             for name in ("work", "trained_elements", "updated_elements"):
-                del plain[name]
-        return {"format": FORMAT, **plain}
+                del values[name]
+        return values
 
 
 def _read(kind: Any, name: str, value: Any) -> Any:
@@ -155,15 +158,8 @@ def _read(kind: Any, name: str, value: Any) -> Any:
 
 @lru_cache
 def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _plain(value: Any) -> Any:
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, Mapping):
-        return {name: _plain(one) for name, one in value.items()}
-    return [_plain(one) for one in value] if isinstance(value, tuple) else value
+    hints = get_type_hints(kind)
+    return {one.name: hints[one.name] for one in fields(kind)}
 
 
 # Parts of a model that are no decoder layers.

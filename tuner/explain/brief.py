@@ -14,24 +14,29 @@ from tuner.core.configuration import ACCUMULATION, Settings
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import Question, Study
+from tuner.core.study import OPEN, Question, Study
 from tuner.core.words import (
     change_text,
     describe,
+    memory_range_text,
     probes_text,
-    range_text,
     rank_word,
+    rate_text,
     rough_duration_text,
     seconds_text,
     share_text,
     speed_text,
 )
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.compute import peak_flops_per_s
 from tuner.explain.english import CATEGORY_WORDS, OF_KNOBS, PHASE_WORDS, change_cell, effect_cells
 from tuner.space.rules import show
 from tuner.text import count_text, size_text, time_text
 
 PlainFact = Mapping[str, Any]
+
+# Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
+IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
 
 DAY_S = 86_400.0
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
@@ -84,7 +89,7 @@ def scale(question: Question, best: Evaluation, tokens: float | None = None) -> 
         # its causal half.
         looked_up = 0 if model.tied_embeddings else model.vocab_size * model.hidden_size
         scores = model.layers * model.heads * model.head_dim * workload.sequence_length
-        each = 6 * (model.active_parameters - looked_up) + 12 * scores
+        each = 6 * (counts(model).active_parameters - looked_up) + 12 * scores
         mfu = speed.scaled(each / peak)
     return Scale(devices=devices, tokens_per_s=total, mfu=mfu, tokens=tokens, days=days)
 
@@ -110,8 +115,9 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         by_kind.setdefault(fact["kind"], fact)
     asked = str(study.limits.fidelity)
     forecasts = best.basis is not None and asked != "predicted"
+    so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
-        title=f"Predicted, not {asked}" if forecasts else "Answer",
+        title=f"Predicted, not {asked}" if forecasts else so_far,
         answer=tuple(_answer(study.question, best, tokens)),
         why=tuple(_why(by_kind, best)),
         changes=tuple(_changes(suggestion, best)),
@@ -120,9 +126,14 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
 
 
 def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
-    """Names the knobs in which a configuration differs from the answer: ``tp_size=2``."""
-    mine, theirs = best.all_values(), Settings.from_dict(settings).all_values()
-    names = [name for name in theirs if name != ACCUMULATION and theirs[name] != mine[name]]
+    """Names the knobs in which a configuration differs from the answer, but for those that do not
+    act in it: ``tp_size=2``."""
+    other = Settings.from_dict(settings)
+    mine, theirs = best.all_values(), other.all_values()
+    inactive = {ACCUMULATION}
+    inactive |= {"sync_each_batch", "defer_all_reduce"} if theirs[ACCUMULATION] == 1 else set()
+    inactive |= {"tp_recompute_allgather"} if other.tp_size == 1 else set()
+    names = [name for name in theirs if name not in inactive and theirs[name] != mine[name]]
     return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
 
 
@@ -134,30 +145,19 @@ def _answer(question: Question, best: Evaluation, tokens: float | None) -> Itera
     yield describe(best.settings).replace(",", ", ")
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     step_text = f"{time_text(step.value)} s a step"
-    yield f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)}), {step_text}"
-    yield f"{needed_text(best)} needed per {per}, of {size_text(best.limit_gib * GIB)}"
+    yield f"{rate_text(speed, per)}, {step_text}"
+    yield memory_range_text(best, per)
     yield _provenance(best)
     if found.devices > 1 or found.mfu.value:
         line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
         line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
         yield line
     if found.days.value is not None:
-        ends = (found.days.value, found.days.low or 0.0, found.days.high or 0.0)
-        took = _with_range(*(rough_duration_text(one * DAY_S) for one in ends))
-        yield f"{tokens_text(tokens or 0.0)} tokens take {took}"
-
-
-def needed_text(best: Evaluation) -> str:
-    """``70.6 GiB``, or ``70.6 GiB (70.4 to 71.3)`` where the interval is wider than the digits."""
-    needed = best.needed_gib
-    ends = [size_text((one or 0.0) * GIB) for one in (needed.value, needed.low, needed.high)]
-    return ends[0] if len({*ends}) == 1 else _with_range(*ends)
-
-
-def _with_range(value: str, low: str, high: str) -> str:
-    """``155 days (119 to 217)`` of three texts with their units."""
-    (start, unit), (_, same) = low.split(" "), high.split(" ")
-    return f"{value} ({start if unit == same else low} to {high.removesuffix(f' {unit}')})"
+        low, high = (
+            rough_duration_text((one or 0.0) * DAY_S) for one in (found.days.low, found.days.high)
+        )
+        took = rough_duration_text(found.days.value * DAY_S)
+        yield f"{tokens_text(tokens or 0.0)} tokens take {took} ({low} to {high})"
 
 
 def tokens_text(tokens: float) -> str:
@@ -270,6 +270,11 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
+    if fact := facts.get("awkward_batch"):
+        batch = fact["batch"]
+        others = " or ".join(map(str, batch["instead"]))
+        lost = share_text(batch["cost"])
+        yield f"Batch {batch['global_batch_size']} costs {lost} of the speed: {others} would not."
     if fact := facts.get("unverified"):
         leader = _other(fact["leader"], best, fact["ratio"])
         yield f"Not dry-run: {leader}; --max-probes {study.limits.max_probes + 3} looks."

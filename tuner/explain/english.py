@@ -76,6 +76,10 @@ TEMPLATES: Mapping[type[Fact], str] = {
         " step the time from one report to the next, with loading data."
     ),
     facts.NoOther: ("No other settings that fit were timed."),
+    facts.AwkwardBatch: (
+        "A global batch of {batch.global_batch_size} on {batch.gpus} GPUs costs {batch.cost:.0%} of"
+        " the speed, by arithmetic: {batch.instead:or} would not."
+    ),
     facts.Extrapolated: (
         "Its step time is extrapolated from steps of {ran:and} micro-batches to {count} (probe"
         " {probes:probes})."
@@ -158,6 +162,7 @@ _SAID: Mapping[str, Callable[[Any], str]] = {
     "change": change_text,
     "grounds": lambda grounds: grounds_text(grounds),
     "list": ", ".join,
+    "or": lambda items: " or ".join(map(str, items)),
     "need": lambda one: _need(one),
     "probes": probes_text,
     "ran": lambda fact: ran_text(fact.days, fact.versions),
@@ -461,7 +466,7 @@ def _(fact: facts.ProbesAgainstPrediction) -> str:
 @say.register
 def _(fact: facts.NothingProbed) -> str:
     if fact.is_done:
-        return "No probe has given a result."
+        return f"No probe has given a result{fact.last and f'; the last: {fact.last}'}."
     return f"Nothing was {fact.fidelity} yet: no probe is done."
 
 
@@ -651,13 +656,14 @@ PlainFact = Mapping[str, Any]
 
 
 def shown(
-    found: Sequence[PlainFact], sentences: Sequence[str]
+    found: Sequence[PlainFact], sentences: Sequence[str], but: Collection[str] = ()
 ) -> Iterator[tuple[str, Collection[int]]]:
-    """The sentences that stand beside the table of knobs, each with the probes that it names."""
+    """The sentences that stand beside the table of knobs, each with the probes that it names; those
+    of some kinds left out."""
     if not found:
         yield from ((text, ()) for text in sentences)
     for fact, text in zip(found, sentences, strict=False):
-        if fact["kind"] not in OF_KNOBS:
+        if fact["kind"] not in OF_KNOBS and fact["kind"] not in but:
             yield text, probes_in(fact)
 
 

@@ -10,13 +10,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any, dataclass_transform
 
-from tuner.core.answer import Grounds, Reason
+from tuner.core.answer import Awkward, Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis, Fidelity
 from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Change, Quantity
 from tuner.core.study import Probe
+from tuner.plain import plain
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -41,12 +42,10 @@ def _plain(value: object) -> Any:
             "needed_gib": value.needed_gib.as_dict(),
             "probes": list(value.probe_ids),
         }
-    if isinstance(value, Settings | Quantity):
-        return value.as_dict()
+    if isinstance(value, Settings | Quantity | Enum):
+        return plain(value)
     if isinstance(value, Probe):
         return value.id
-    if isinstance(value, Enum):
-        return value.value
     if isinstance(value, Mapping):
         return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, tuple):
@@ -113,6 +112,12 @@ class NextBest(Fact):
 
 class NoOther(Fact):
     """Nothing else that fits was timed."""
+
+
+class AwkwardBatch(Fact):
+    """The global batch costs speed that one near it would not, by arithmetic."""
+
+    batch: Awkward
 
 
 class Extrapolated(Fact):
@@ -316,6 +321,7 @@ class ProbesAgainstPrediction(Fact):
 class NothingProbed(Fact):
     fidelity: Fidelity
     is_done: bool
+    last: str = ""  # how the last probe failed, with its detail
 
 
 class ProbedTrainsWrongly(Fact):

@@ -15,7 +15,7 @@ from tuner.errors import (
     TunerError,
 )
 from tuner.explain.english import say
-from tuner.explain.facts import Fact, WhatFollows
+from tuner.explain.facts import AwkwardBatch, Fact, WhatFollows
 from tuner.explain.predicted import grounds_of, how_it_stands, predicted_facts
 from tuner.explain.probed import (
     failures,
@@ -30,6 +30,7 @@ from tuner.planner.answer import what_trained_wrongly
 from tuner.planner.dry_runs import as_predicted
 from tuner.planner.forecast import forecast
 from tuner.planner.knowledge import learned
+from tuner.planner.sizing import awkward_batch
 from tuner.planner.spending import TRAINS_WRONGLY
 
 
@@ -66,6 +67,11 @@ def answer(study: Study) -> Suggestion:
             facts += not_suggested(known.wrong, study)
         facts += what_is_left(known)
         facts += of_other_fidelities(study, known, None)
+    if found.suggestion.best is not None:
+        batch = awkward_batch(
+            study.question, study.limits, lambda _: (study.calibration, study.guards)
+        )
+        facts += [AwkwardBatch(batch=batch)] if batch else []
     return replace(
         found.suggestion,
         facts=tuple(fact.as_dict() for fact in facts),

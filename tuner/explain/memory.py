@@ -13,18 +13,17 @@ from tuner.core.framework import Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
-from tuner.cost.allocated import Profile
 from tuner.cost.memory.optimizers import state_bytes
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     WEIGHT_BYTES,
+    axis_sizes,
     host_inputs,
-    is_fsdp,
     pinned_bytes,
     shard_ranks,
     shards,
 )
-from tuner.cost.prediction import Prediction, predict, uncovered_settings
+from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
 from tuner.explain.facts import (
@@ -110,7 +109,7 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
     holds room for whole ones.
     """
     experts = workload.model.experts
-    if not experts or not is_fsdp(settings, cluster):
+    if not experts or not axis_sizes(settings, cluster).is_fsdp:
         return
     units = [layer.unit for layer in shards(workload, settings, cluster).layers]
     padded = [unit.padded - unit.whole for unit in units]

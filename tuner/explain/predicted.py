@@ -21,7 +21,7 @@ from tuner.explain.probed import earlier, not_suggested
 from tuner.planner.dry_runs import leading
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished
-from tuner.planner.next import next_run
+from tuner.planner.next import last_failure, next_run
 from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
@@ -62,7 +62,7 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
         yield facts.NothingProbedFits(limit_bytes=known.limit_bytes)
         yield facts.SmallestNeed(smallest=least, limit_bytes=known.limit_bytes)
     else:
-        yield facts.NothingProbed(fidelity=fidelity, is_done=True)
+        yield facts.NothingProbed(fidelity=fidelity, is_done=True, last=last_failure(known))
     if study.state in OPEN or not study.reason:
         return
     plan = next_run(study)

@@ -15,7 +15,6 @@ from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
 from tuner.explain.memory import documents, on_host
 from tuner.guard.faults import Wrong
-from tuner.model.shape import is_named
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
 from tuner.planner.outlook import Outlook
@@ -49,7 +48,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     best, fastest = timed[choice.best.settings], timed[choice.fastest.settings]
     yield facts.Chosen(best=best, limit_bytes=known.limit_bytes)
     question, last = known.study.question, best.probes[-1].measurement
-    if is_named(question.workload.model):
+    if question.workload.model.is_named:
         yield from on_host(question.workload, question.cluster, best.settings)
     if question.script is None:  # whose batches are its own
         yield from documents(question.workload, best)

@@ -65,8 +65,11 @@ def ways_out(question: Question, limits: Limits) -> tuple[WayOut, ...]:
     return _found(str(sorted(question.knobs.items())), question, limits)
 
 
-def _least(question: Question, limits: Limits, option: str) -> WayOut | None:
-    """The lightest configuration of a question; ``None`` where none is legal, or known."""
+def least_need(question: Question, limits: Limits, option: str = "") -> WayOut | None:
+    """The lightest configuration of a question, by arithmetic; ``None`` where none is legal, or
+    nothing is known."""
+    if question.workload.model.is_traced:
+        return None
     if "micro_batch_size" not in question.knobs:  # a larger one needs no less
         question = replace(question, knobs={**question.knobs, "micro_batch_size": (1,)})
     try:
@@ -89,7 +92,7 @@ def _more_devices(question: Question, limits: Limits) -> WayOut | None:
     if cluster.gpu.device is Device.CPU:  # whose ranks share one machine's memory
         return None
     while (cluster := _doubled(cluster)).nodes <= MOST_NODES:
-        found = _least(replace(question, cluster=cluster), limits, f"--cluster {cluster.name}")
+        found = least_need(replace(question, cluster=cluster), limits, f"--cluster {cluster.name}")
         if found is None or found.fits:
             return found
     return None
@@ -127,6 +130,6 @@ def _of(question: Question, limits: Limits, option: str, **changed: Any) -> WayO
     try:
         if not changed.keys() & {"knobs", "workload"}:
             changed = {"workload": replace(question.workload, **changed)}
-        return _least(replace(question, **changed), limits, option)
+        return least_need(replace(question, **changed), limits, option)
     except UsageError:
         return None

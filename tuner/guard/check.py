@@ -1,7 +1,7 @@
 """Checks whether a configuration trains what one process trains, and keeps the result."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from math import inf, isfinite
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.workload import Precision
 from tuner.guard.counts import caused, counted, difference, inactive_knob
 from tuner.guard.replica import GUARD_FORMAT, STEPS, Replica
+from tuner.plain import Plain
 from tuner.space.rules import show
 
 
@@ -53,8 +54,10 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GuardCheck:
+class GuardCheck(Plain):
     """Result of training a replica."""
+
+    form = GUARD_FORMAT
 
     key: str  # of the replica in these versions (:meth:`tuner.guard.replica.Replica.key`)
     family: str  # of the model's structure and versions (:func:`tuner.guard.replica.family_of`)
@@ -78,19 +81,6 @@ class GuardCheck:
     versions: Mapping[str, str] = field(default_factory=dict)  # of the stack that trained
     notes: tuple[str, ...] = ()  # what the replica leaves out
     date: str | None = None  # when it was kept, UTC in ISO 8601
-
-    def as_dict(self) -> dict[str, Any]:
-        values = asdict(self)
-        named = {"ruling": str(self.ruling), "outcome": str(self.outcome)}
-        return {"format": GUARD_FORMAT, **values, **named, "notes": list(self.notes)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "GuardCheck":
-        known = dict(values)
-        if known.pop("format", None) != GUARD_FORMAT:
-            raise ValueError("a check of another format")
-        known["ruling"], known["outcome"] = CheckState(known["ruling"]), Outcome(known["outcome"])
-        return cls(**{**known, "notes": tuple(known["notes"])})
 
 
 class Judgement(NamedTuple):

@@ -265,13 +265,13 @@ def replica_of(
         left_out.append("on a CPU cpu_offload is not seen to act, only to train the same")
     if settings.fused_loss and usual_loss_kernel(question.framework.name) is LossKernel.LIGER:
         left_out.append("on a CPU the loss was computed part by part by torch, not by Liger")
-    packing = _replica_packing(question.workload, model)
+    packing, own_packing = _replica_packing(question.workload, model), question.workload.packing
     if packing is not None and packing.variant is PackingVariant.VARLEN:
         left_out.append(
             "FlashAttention's library was not run: on a CPU documents were attended to by torch's"
             " kernel, one by one"
         )
-    elif packing is not None and packing.variant is not _variant(question.workload):
+    elif packing and own_packing and packing.variant is not own_packing.variant:
         left_out.append("in the small model's windows documents were kept apart by position_ids")
     # in fp32 nothing is rounded more
     rounds = precision is question.workload.precision and precision is not Precision.FP32
@@ -361,10 +361,6 @@ def _replica_adapter(workload: Workload) -> Adapter | None:
 def _replica_frozen(workload: Workload) -> tuple[str, ...]:
     """The workload's frozen parts; of layers the first stands for any, for a replica has few."""
     return tuple({re.sub(r"\.\d+(-\d+)?\b", ".0", part) for part in workload.frozen})
-
-
-def _variant(workload: Workload) -> PackingVariant | None:
-    return workload.packing.variant if workload.packing is not None else None
 
 
 def _replica_packing(workload: Workload, model: ModelConfig) -> Packing | None:

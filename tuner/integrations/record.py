@@ -55,14 +55,20 @@ class ScriptMemory:
 
     def values(self) -> dict[str, Any]:
         """Returns the values as a record of the probe program has them."""
-        device, overhead = _device_bytes()
+        cuda = cuda_here()
+        if cuda is None:
+            device, overhead, retries = resident_bytes(), 0, 0
+        else:  # what the device's own tool shows, and what of it is outside of the allocator
+            free, total = cuda.mem_get_info()
+            device, overhead = total - free, max(0, total - free - cuda.memory_reserved())
+            retries = int(cuda.memory_stats().get("num_alloc_retries", 0))
         return {
             "peak_allocated_bytes": self._peak,
             "low_peak_bytes": self._peak if self._lowest is None else self._lowest,
             "peak_reserved_bytes": self._reserved,
             "device_bytes": device,
             "overhead_bytes": overhead,
-            "allocation_retries": _retries(),
+            "allocation_retries": retries,
             "by_phase": {},
             "by_category": {},
         }
@@ -107,20 +113,6 @@ def resident_bytes() -> int:
         pass
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _device_bytes() -> tuple[int, int]:
-    """Bytes that the device's own tool shows, and those of them outside of the allocator."""
-    cuda = cuda_here()
-    if cuda is None:
-        return resident_bytes(), 0
-    free, total = cuda.mem_get_info()
-    return total - free, max(0, total - free - cuda.memory_reserved())
-
-
-def _retries() -> int:
-    cuda = cuda_here()
-    return 0 if cuda is None else int(cuda.memory_stats().get("num_alloc_retries", 0))
 
 
 FORMAT = 1

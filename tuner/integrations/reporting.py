@@ -27,7 +27,7 @@ class Counts:
 
     def __init__(self) -> None:
         self._depth = 0
-        self._started = False
+        self.started = False  # whether anything is counted
         self.backwards = 0
         """Backward passes since the last call of :meth:`take_step`."""
         self._optimizers: Counter[int] = Counter()
@@ -35,17 +35,12 @@ class Counts:
     def start(self) -> None:
         """Count from here on, once torch is imported."""
         torch = torch_here()
-        if torch is None or self._started:
+        if torch is None or self.started:
             return
-        self._started = True
+        self.started = True
         torch.autograd.backward = self._counted(torch.autograd.backward)
         optimizer = sys.modules["torch.optim.optimizer"]  # the package hides it
         optimizer.register_optimizer_step_post_hook(self._after_optimizer)
-
-    @property
-    def started(self) -> bool:
-        """Tells whether anything is counted."""
-        return self._started
 
     @property
     def optimizer_steps(self) -> int:
@@ -188,7 +183,8 @@ class ScriptProbe:
         else:
             self._counts.start()  # what was before is not counted
         if loss is not None:
-            self._record.losses.append(_number(loss))
+            # a tensor on a device is waited for, between two steps
+            self._record.losses.append(float(loss.detach() if hasattr(loss, "detach") else loss))
         if sequences is not None:
             self._sequences.append(int(sequences))
 
@@ -268,11 +264,6 @@ def _end_with(parent: int) -> None:
 
 # What ``accelerate launch`` does not set for a single process.
 _ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
-
-
-def _number(loss: Any) -> float:
-    """A loss as a number; a tensor on a device is waited for, between two steps."""
-    return float(loss.detach() if hasattr(loss, "detach") else loss)
 
 
 def _this_probe() -> ScriptProbe | None:

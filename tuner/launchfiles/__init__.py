@@ -19,7 +19,6 @@ from tuner.launchfiles import (
 )
 from tuner.launchfiles.contract import About, Format, Stack, other_stack
 from tuner.launchfiles.fsdp import layer_class
-from tuner.model.shape import is_named
 
 __all__ = ["FORMATS", "About", "Format", "Stack", "export", "other_stack", "why_not"]
 
@@ -68,7 +67,7 @@ def why_not(format_name: str, question: Question, settings: Settings) -> str | N
     """
     if format_name not in FORMATS:
         raise UnknownNameError("format", format_name, FORMATS)
-    if format_name in NAMES_LAYERS and not is_named(question.workload.model):
+    if format_name in NAMES_LAYERS and not question.workload.model.is_named:
         return "it names the model's layers, and no model is named; ask again with --model"
     if format_name in NAMES_LAYERS and not layer_class(question.workload.model):
         kind = question.workload.model.model_type

@@ -18,8 +18,8 @@ from packaging.version import Version
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
-from tuner.core.framework import FrameworkName
-from tuner.core.script import Launch, checkpoints_in_script, is_sharded, why_no_flag
+from tuner.core.framework import FrameworkName, flag_differs
+from tuner.core.script import Launch, checkpoints_in_script, is_sharded, loses_random_state
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.launchfiles import contract as refusals
@@ -36,7 +36,6 @@ from tuner.launchfiles.fsdp import (
 from tuner.launchfiles.header import code, comment, header, provenance
 from tuner.launchfiles.model_code import adapter_needs, packing_needs, use_loss
 from tuner.launchfiles.shell import in_force
-from tuner.model.shape import is_named
 from tuner.space.rules import (
     FROZEN_DTYPE_IS_FREE,
     FROZEN_STAYS_NARROW,
@@ -69,7 +68,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     }
     if is_sharded(question, settings):
         found = options(question, settings)
-        if not is_named(question.workload.model) or not found["transformer_layer_cls_to_wrap"]:
+        if not question.workload.model.is_named or not found["transformer_layer_cls_to_wrap"]:
             # accelerate takes what transformers says of it
             del found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {f"fsdp_{name}": value for name, value in found.items()}
@@ -237,9 +236,9 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
             " fsdp_activation_checkpointing must stay off."
         )
     if how is Checkpointing.FULL and sharded:
+        why = flag_differs(question.framework) or loses_random_state(question)
         yield from comment(
-            f"fsdp_activation_checkpointing must stay off: {why_no_flag(question)}."
-            " The script checkpoints instead."
+            f"fsdp_activation_checkpointing must stay off: {why}. The script checkpoints instead."
             if checkpoints_in_script(question, settings)
             else "fsdp_activation_checkpointing checkpoints the layers: the script must not do it"
             " again with gradient_checkpointing_enable."
@@ -269,6 +268,11 @@ FORMAT = Format(
 
 
 NAME = "accelerate"
+# What the file can say otherwise.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
+    "activation_checkpointing": ("none", "full"),
+}
 # Fields that other files do not have.
 MARKS = frozenset({"compute_environment", "distributed_type"})
 KNOWN = frozenset({
@@ -333,6 +337,7 @@ def read(values: Mapping[str, Any]) -> Found:
         knobs |= {"sharding": str(kind), "cpu_offload": False}
     return Found(
         format_name=NAME,
+        free=FREE,
         knobs=knobs,
         may={
             "framework": ("accelerate", "trainer", "torch"),
@@ -361,3 +366,8 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
     replicas, shards = (size or 1 for size in sizes)
     return replicas, shards
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    return configuration(question, settings)

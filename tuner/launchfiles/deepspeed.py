@@ -165,6 +165,11 @@ FORMAT = Format(
 
 
 NAME = "deepspeed"
+# What the file can say otherwise.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "micro_batch_size": (),
+    "gradient_accumulation_steps": (),
+}
 # Fields that other files do not have.
 MARKS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
@@ -239,7 +244,7 @@ def read(values: Mapping[str, Any]) -> Found:
         may["optimizer"] = (str(fields.part("optimizer").choice("type", OPTIMIZERS)),)
     if "communication_data_type" in fields:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
-    return Found(format_name=NAME, knobs=knobs, may=may, notes=NOTES)
+    return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=NOTES)
 
 
 def _whole(fields: Fields, name: str) -> int | None:
@@ -262,3 +267,8 @@ def _read_precision(fields: Fields) -> str:
         if not bf16.flag(name):
             raise bf16.error(name, MASTERS)
     return "bf16"
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    return configuration(question, settings)

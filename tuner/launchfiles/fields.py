@@ -64,6 +64,32 @@ class Fields:
             raise self.error(name, "must be true or false")
         return word == "true"
 
+    def number(self, name: str, default: float) -> float:
+        """A number of any kind."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.error(name, "must be a number")
+        return value
+
+    def text(self, name: str) -> str:
+        """A word or a path, which must be there."""
+        value = self.values.get(name)
+        if not isinstance(value, str) or not value.strip():
+            raise self.error(name, "is required: a name, or a path")
+        return value.strip()
+
+    def words(self, name: str) -> list[str]:
+        """A list of words, or a text of them with commas between."""
+        value = self.values.get(name)
+        if value in ABSENT:
+            return []
+        listed = value.split(",") if isinstance(value, str) else value
+        if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+            raise self.error(name, "must be a list of words")
+        return [one.strip() for one in listed]
+
     def choice(self, name: str, known: Mapping[str, T], default: str | None = None) -> T:
         """Reads a word into its value; upper and lower case are one."""
         value = self.values.get(name)
@@ -115,6 +141,22 @@ def _is_same(one: object, other: object) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Uncounted:
+    """A field of a file that no figure takes into account."""
+
+    key: str
+    value: object
+    effect: str
+    """What it may change, such as ``frees memory: the figures are an upper bound``."""
+    rules_out: bool = False
+    """Whether nothing that is predicted is like what the file then asks for."""
+
+    def __str__(self) -> str:
+        shown = repr(str(self.value)[:60])[1:-1]
+        return f"{self.key}: {shown}: {self.effect}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Contents of a configuration file; the rest comes from the caller."""
 
@@ -139,3 +181,10 @@ class Found:
     """Whether FSDP's own option turns activation checkpointing on."""
     notes: tuple[str, ...] = ()
     """What is taken for granted, and what to know of the figures."""
+    strict: bool = True
+    """Whether what does not go with the model is a mistake; else it is taken as near as it is
+    predicted, and told."""
+    free: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    """Knobs that the file can say otherwise, with the values it can say; none for any."""
+    uncounted: tuple[Uncounted, ...] = ()
+    """Fields that no figure takes into account."""

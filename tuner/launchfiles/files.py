@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,12 +13,25 @@ from typing import Any
 import yaml
 
 from tuner.errors import UnknownNameError, UsageError
-from tuner.launchfiles import accelerate, deepspeed, nanotron, plain, trainer
+from tuner.launchfiles import (
+    accelerate,
+    axolotl,
+    deepspeed,
+    llama_factory,
+    nanotron,
+    plain,
+    torchtitan,
+    trainer,
+    trl,
+)
 from tuner.launchfiles.fields import Found
+from tuner.launchfiles.syntax import FLAGS, PYTHON, TOML, YAML, syntax_of
 
+_PROGRAMS = (axolotl, llama_factory, trl)
 # The reader of each format.
 READERS: Mapping[str, ModuleType] = {
-    module.NAME: module for module in (accelerate, trainer, deepspeed, nanotron, plain)
+    module.NAME: module
+    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, plain)
 }
 # Of a file; configurations have some kilobytes.
 LARGEST_BYTES = 2**20
@@ -28,13 +43,27 @@ class _TwiceError(ValueError):
     """A name that an object has twice, of which launchers take the last one, or none."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A configuration file."""
+
+    text: str
+    values: Mapping[str, Any]
+    found: Found
+
+
 def read_file(path: str, format_name: str | None = None) -> Found:
-    """Reads the file at ``path``; whose it is is told by its content, unless it is said.
+    """What the file at ``path`` says; whose it is is told by its content, unless it is said.
 
     Raises:
         UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
         UnknownNameError: there is no such format.
     """
+    return open_file(path, format_name).found
+
+
+def open_file(path: str, format_name: str | None = None) -> Opened:
+    """The same, with the file's text and content."""
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
     where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
@@ -45,14 +74,39 @@ def read_file(path: str, format_name: str | None = None) -> Found:
             raise UsageError("file", path, "must be a file, and is a folder or a device")
         if where.stat().st_size > LARGEST_BYTES:
             raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
-        text = where.read_text(encoding="utf-8-sig")
+        text = where.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
         reason = getattr(error, "strerror", None) or str(error)
         raise UsageError("file", path, f"cannot be read: {reason}") from error
-    values = parse(text, path)
+    return read_text(text, path, format_name)
+
+
+def read_text(text: str, path: str, format_name: str | None = None) -> Opened:
+    """The same of the text of a file at ``path``."""
+    syntax = syntax_of(path)
+    if syntax is YAML:
+        values = parse(text, path)
+    else:
+        try:
+            values = syntax.parse(text)
+        except (ValueError, SyntaxError, yaml.YAMLError) as error:
+            why = " ".join(str(error).split())[:200]
+            raise UsageError("file", path, f"is not {syntax.name}: {why}") from error
+    if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
+        format_name = torchtitan.NAME
+    elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
+        format_name = trl.NAME
     name = format_name or format_of(values, path)
-    found: Found = READERS[name].read(values)
-    return found
+    engine = values.get("deepspeed")
+    if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:
+        values = {**values, "deepspeed": parse(there.read_text(encoding="utf-8"), engine)}
+    return Opened(text=text, values=values, found=READERS[name].read(values))
+
+
+def _beside(file: Path, name: str) -> Path | None:
+    """A file that another names, from its own folder or from here."""
+    near = (file.parent / name, Path(name))
+    return next((one for one in near if one.is_file()), None)
 
 
 def parse(text: str, path: str) -> Mapping[str, Any]:
@@ -139,7 +193,8 @@ def format_of(values: Mapping[str, Any], path: str) -> str:
         UsageError: it is like none of them, or like several.
     """
     like = [name for name, reader in READERS.items() if reader.MARKS & values.keys()]
-    if len(like) == 1:
+    # programs hand the Trainer its arguments, and some have each other's
+    if len(like) == 1 or (like and READERS[like[0]] in _PROGRAMS):
         return like[0]
     what = f"could be of {' or '.join(like)}" if like else "is like none of the formats"
     raise UsageError("file", path, f"{what}: say --format {'|'.join(like or READERS)}")

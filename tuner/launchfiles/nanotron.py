@@ -134,6 +134,12 @@ FORMAT = Format(
 
 
 NAME = "nanotron"
+# What the file can say otherwise.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "zero1"), "tp_size": (), "pp_size": (), "tp_recompute_allgather": (),
+    "micro_batch_size": (), "gradient_accumulation_steps": (),
+    "activation_checkpointing": ("none", "full"),
+}  # fmt: skip
 # Fields that other files do not have.
 MARKS = frozenset({"parallelism", "tokens"})
 OPTIMIZERS = {"adamw": Optimizer.ADAMW, "sgd": Optimizer.SGD}
@@ -189,6 +195,7 @@ def read(values: Mapping[str, Any]) -> Found:
         del knobs["sync_each_batch"]
     return Found(
         format_name=NAME,
+        free=FREE,
         knobs=knobs,
         may=_may(fields, micro * steps * sizes["dp"]),
         ranks=sizes["dp"] * sizes["tp"] * sizes["pp"],
@@ -234,3 +241,8 @@ def _required(fields: Fields, name: str) -> int:
     if size is None:
         raise fields.error(name, "is required")
     return size
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    return configuration(question, settings)

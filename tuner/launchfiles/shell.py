@@ -18,6 +18,7 @@ from tuner.launchfiles.contract import (
     variables,
 )
 from tuner.launchfiles.header import comments, header, printable, provenance
+from tuner.model.shape import ANONYMOUS
 
 MEDIA_TYPE = "text/x-shellscript"
 
@@ -72,6 +73,8 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "model": question.workload.model.name,
         "cluster": question.cluster.name,
     }
+    if question.workload.model.name == ANONYMOUS:
+        del origin["model"]
     told = {f"{PREFIX}{name.upper()}": printable(value) for name, value in origin.items()}
     lines = exports({**variables(question, settings), **told})
     return "\n".join([header(provenance(question, settings, about), use), *lines, ""])

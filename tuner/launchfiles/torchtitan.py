@@ -26,6 +26,7 @@ from tuner.launchfiles.contract import (
     sync_acts,
     torchrun,
 )
+from tuner.launchfiles.fields import Fields, Found, Uncounted
 from tuner.launchfiles.fsdp import reshards, weights
 from tuner.launchfiles.header import code, comments, header, provenance
 from tuner.model import ModelConfig
@@ -284,3 +285,124 @@ FORMAT = Format(
         torchrun(question, "-m", "torchtitan.train", "--job.config_file", path)
     ),
 )
+
+
+NAME = "torchtitan"
+MARKS: frozenset[str] = frozenset()  # it alone is TOML, or Python
+_CATALOGUE = {
+    ("llama3", "8B"): "llama-3.1-8b",
+    ("llama3", "70B"): "llama-3.1-70b",
+    ("llama3", "405B"): "llama-3.1-405b",
+    **{("qwen3", flavor): f"qwen3-{flavor.lower()}"
+       for flavor in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+}  # fmt: skip
+_FREE: Mapping[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "shard_grad_op", "full_shard"), "tp_size": (), "micro_batch_size": (),
+    "gradient_accumulation_steps": (), "activation_checkpointing": ("none", "full"),
+}  # fmt: skip
+_LATER = "num_tokens_per_microbatch_per_dp_rank"  # the batch, in versions that are Python
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file: TOML of 0.2, or what a function of later versions says.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    training, parallel = fields.part("training"), fields.part("parallelism")
+    uncounted = []
+    for name in ("pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
+        if (size := parallel.whole(name, 1) or 1) > 1:
+            effect = "this parallelism of torchtitan's is not predicted"
+            uncounted.append(Uncounted(key=name, value=size, effect=effect, rules_out=True))
+    if fields.part("compile").flag("enable"):
+        effect = "compiled models are not predicted: mostly faster, with less memory"
+        uncounted.append(Uncounted(key="compile.enable", value=True, effect=effect))
+    later = _LATER in training
+    length = training.whole("max_context_length" if later else "seq_len", 2048) or 2048
+    micro, batch = training.whole("local_batch_size", 8) or 8, None
+    if later:
+        micro = max(1, (training.whole(_LATER) or length) // length)
+    given = training.values.get("num_tokens_per_train_step" if later else "global_batch_size", -1)
+    if given != -1:
+        batch = given // length if later else given
+    copies = parallel.whole("data_parallel_replicate_degree", 1) or 1
+    shards = parallel.values.get("data_parallel_shard_degree", -1)
+    keeps = str(parallel.values.get("fsdp_reshard_after_forward", "default")) == "never"
+    kind = Sharding.SHARD_GRAD_OP if keeps else Sharding.FULL_SHARD
+    if copies > 1:
+        kind = Sharding.DDP if shards == 1 else Sharding.HYBRID_SHARD
+    knobs: dict[str, Any] = {
+        "sharding": str(kind),
+        "tp_size": parallel.whole("tensor_parallel_degree", 1),
+        "pp_size": 1,
+        "micro_batch_size": micro,
+        "sync_each_batch": True,
+        "activation_checkpointing": str(_read_checkpointing(fields, uncounted)),
+        "cpu_offload": training.flag("enable_cpu_offload"),
+    }
+    if batch is None:
+        knobs["gradient_accumulation_steps"] = 1
+    wide = str(training.values.get("dtype", "float32")) == "float32"
+    half = str(training.values.get("mixed_precision_param", "bfloat16")) == "bfloat16"
+    precision = "bf16" if not wide else "bf16_mixed" if half else "fp32"
+    own = kind is Sharding.DDP and not wide  # DDP reduces gradients as they are
+    optimizer = fields.part("optimizer")
+    fused = str(optimizer.values.get("implementation", "fused")) == "fused"
+    in_groups = kind is Sharding.HYBRID_SHARD
+    may: dict[str, tuple[Any, ...]] = {
+        "framework": ("torch", "accelerate", "trainer"),
+        "precision": (precision,),
+        # of one rank nothing is reduced
+        "reduce_dtype": ("bf16", "fp32") if own else ("fp32", "bf16"),
+        "sequence_length": (length,),
+        "optimizer": (str(Optimizer.ADAMW_FUSED if fused else Optimizer.ADAMW),),
+        "loss": ("fp32", "hf"),  # which is the same where transformers makes fp32 of logits
+    }
+    if batch is not None:
+        may["global_batch_size"] = (batch,)
+    model = fields.part("model")
+    named = (str(model.values.get("name")), str(model.values.get("flavor")))
+    if named in _CATALOGUE:
+        may["model"] = (_CATALOGUE[named],)
+    return Found(
+        format_name=NAME,
+        knobs=knobs,
+        may=may,
+        free=_FREE,
+        strict=False,
+        groups=(copies, shards * knobs["tp_size"]) if in_groups and shards != -1 else None,
+        uncounted=tuple(uncounted),
+    )
+
+
+def _read_checkpointing(fields: Fields, uncounted: list[Uncounted]) -> Checkpointing:
+    part = fields.part("activation_checkpoint")
+    mode = str(part.values.get("mode", "selective")).lower()
+    option = str(part.values.get("selective_ac_option", "2"))
+    if mode == "selective" and option == "2":
+        return Checkpointing.EVERY_2
+    if mode in ("none", "full"):
+        return Checkpointing(mode)
+    effect = "keeps every second matrix product, and is counted as if it kept all: less memory"
+    uncounted.append(
+        Uncounted(key="activation_checkpoint", value=f"{mode} {option}", effect=effect)
+    )
+    return Checkpointing.SELECTIVE
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    found: dict[str, Any] = configuration(question, settings)
+    training = values.get("training") or {}
+    if _LATER in training:
+        tokens = question.workload.sequence_length
+        found["training"] = {
+            _LATER: settings.micro_batch_size * tokens,
+            "num_tokens_per_train_step": question.workload.global_batch_size * tokens,
+            "enable_cpu_offload": settings.cpu_offload,
+        }
+        full = settings.activation_checkpointing is Checkpointing.FULL
+        found["activation_checkpoint"] = {"mode": "full" if full else "none"}
+    return found

@@ -18,6 +18,7 @@ from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.packing import PackingVariant
+from tuner.core.quantity import Provenance
 from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
@@ -425,6 +426,12 @@ FLAGS = Format(
 
 
 NAME = "trainer"
+# What the Trainer's arguments can say otherwise.
+FREE: Mapping[str, tuple[Any, ...]] = {
+    "sharding": ("ddp", "shard_grad_op", "full_shard"), "micro_batch_size": (),
+    "gradient_accumulation_steps": (), "sync_each_batch": (),
+    "activation_checkpointing": ("none", "every_2", "full"), "fused_loss": (),
+}  # fmt: skip
 # Fields that other files do not have.
 MARKS = frozenset({"per_device_train_batch_size", "accelerator_config", "fsdp", "output_dir"})
 # The Trainer's ``adamw_8bit`` is bitsandbytes', by another name, in all those releases.
@@ -494,6 +501,11 @@ def read(values: Mapping[str, Any]) -> Found:
         "gradient_accumulation_steps": fields.whole(sizes["gradient_accumulation_steps"], 1),
         "sync_each_batch": kept.flag("sync_each_batch"),
     }
+    beside: dict[str, tuple[Any, ...]] = {}  # of scripts that train causal language models
+    if "model_name_or_path" in fields:
+        beside["model"] = (fields.text("model_name_or_path"),)
+    if (length := fields.whole("block_size")) is not None:
+        beside["sequence_length"] = (length,)
     fused, notes = _read_liger(fields)
     if fused:
         knobs["fused_loss"] = True
@@ -506,7 +518,9 @@ def read(values: Mapping[str, Any]) -> Found:
             "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
             "optimizer": (str(optimizer),),
+            **beside,
         },
+        free=FREE,
         layer_classes=classes,
         fsdp_checkpointing=by_plugin,
         notes=notes,
@@ -540,3 +554,24 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     if told and (sharding, "offload" in given) != (found["sharding"], found["cpu_offload"]):
         raise fields.error("fsdp", "does not say what fsdp_config says")
     return found, classes
+
+
+# What an answer says of them.
+_TUNED = (
+    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config",
+    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
+    "activation_checkpointing_kwargs", "use_liger_kernel", "liger_kernel_config", "fsdp",
+    "fsdp_config",
+)  # fmt: skip
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    about = About(study_id="", date="", provenance=Provenance.PREDICTED)
+    found = arguments(question, settings, about)
+    words = values.get("fsdp")
+    if isinstance(words, str | list) and found.get("fsdp") is True:  # as the file has it
+        said = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
+        said += ["offload"] if settings.cpu_offload else []
+        found["fsdp"] = said if isinstance(words, list) else " ".join(said)
+    return {name: found[name] for name in _TUNED if name in found}

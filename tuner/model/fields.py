@@ -256,13 +256,13 @@ def _decoder(
 
 
 def _grouped(
-    kv_heads: int | None, *, head_dim: int | None = None, eps: float = 1e-6, act: str = "silu"
+    kv_heads: int | None, *, head_dim: int | None = None, eps: float = 1e-6
 ) -> dict[str, Field]:
     """Fields of types with grouped-query attention and RMSNorm."""
     return {
         "num_key_value_heads": Field(whole(1, HEADS), kv_heads, nullable=True),
         "head_dim": Field(whole(1, HIDDEN), head_dim, nullable=True),
-        "hidden_act": _act(act),
+        "hidden_act": _act("silu"),
         "rms_norm_eps": Field(_EPSILON, eps),
     }
 

@@ -9,9 +9,9 @@ import json
 import os
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -30,7 +30,7 @@ from tuner.model.checks import (
     sparse_layers,
     text_of,
 )
-from tuner.model.fields import ARCHITECTURES, POSITIONS, Architecture
+from tuner.model.fields import ARCHITECTURES, POSITIONS
 
 # Published ``config.json`` files have a few kB; no more than this is read.
 LARGEST_FILE_BYTES = 2**20
@@ -38,12 +38,26 @@ LARGEST_FILE_BYTES = 2**20
 LONGEST_NAME = 200
 
 
+# Attention that sees a window only.
+SLIDING = "sliding_attention"
+FULL = "full_attention"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Holds what makes two layers of one model need different memory."""
+
+    attention: str = FULL  # or :data:`SLIDING`
+    rotates: bool = True  # whether its attention has rotary position embeddings
+    sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
+    told: tuple[object, ...] = ()  # of a type that only dry runs know, what its fields tell apart
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """A model's shape. Equal configurations build equal models.
 
     Making one checks it: see :func:`tuner.model.checks.check_fields` for what is refused.
-    All parameter counts are exact: what transformers 5 builds, tied weights counted once.
     """
 
     name: str  # what people call it; not part of the fingerprint
@@ -51,6 +65,8 @@ class ModelConfig:
     fields: Mapping[str, Any] = field(compare=False, repr=False)
     """Allow-listed fields of ``config.json``, complete and immutable (lists become tuples)."""
     task: Task = Task.CAUSAL_LM  # what it is trained for
+    layer_kinds: tuple[LayerKind, ...] = field(init=False, compare=False, repr=False)
+    """The kind of every layer, as transformers 5 builds it."""
     fingerprint: str = field(init=False)
     """SHA-256 of the canonical JSON of ``model_type``, ``fields``, and a ``task`` that is not the
     default, in hexadecimal."""
@@ -74,6 +90,7 @@ class ModelConfig:
         decides = [self.model_type, fields, *[str(self.task)] * (not self.is_causal_lm)]
         text = json.dumps(decides, sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "fields", _freeze(fields))
+        object.__setattr__(self, "layer_kinds", _layer_kinds(self))
         object.__setattr__(self, "fingerprint", hashlib.sha256(text.encode()).hexdigest())
 
     def as_config(self) -> dict[str, Any]:
@@ -88,6 +105,11 @@ class ModelConfig:
         sequence are known, all else is as of a model that has nothing of it.
         """
         return not self.is_causal_lm or self.model_type not in ARCHITECTURES
+
+    @property
+    def is_named(self) -> bool:
+        """Tells whether something is known of it; else it is :func:`unnamed_model`'s."""
+        return self.fingerprint != unnamed_model().fingerprint
 
     @property
     def is_causal_lm(self) -> bool:
@@ -160,6 +182,11 @@ class ModelConfig:
         return int(self.fields.get("moe_intermediate_size") or self.intermediate_size)
 
     @property
+    def mlp_width(self) -> int:
+        """Inner channels of the MLP that one token goes through; of all its experts together."""
+        return self.experts_per_token * self.expert_intermediate_size or self.intermediate_size
+
+    @property
     def tied_embeddings(self) -> bool:
         """Tells whether the output head is the token embedding."""
         return bool(self.fields["tie_word_embeddings"])
@@ -180,77 +207,6 @@ class ModelConfig:
     def sparse_layers(self) -> int:
         """Layers with experts; the others have a dense MLP."""
         return sparse_layers(self.fields) if self.experts else 0
-
-    @property
-    def parameters(self) -> int:
-        if self.is_traced:
-            return 0
-        sparse = self.sparse_layers
-        layers = sparse * self._sparse_layer() + (self.layers - sparse) * self._dense_layer()
-        return layers + self._norm() + self.embedding_parameters
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that one token uses: all but the experts that it does not go through."""
-        idle = self.experts - self.experts_per_token
-        return self.parameters - self.sparse_layers * idle * self._expert()
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of one decoder layer; where layers differ, of the largest."""
-        sparse = self.sparse_layers
-        largest_dense = self._dense_layer() if sparse < self.layers else 0
-        return max(largest_dense, self._sparse_layer() if sparse else 0)
-
-    @property
-    def embedding_parameters(self) -> int:
-        """Token and position embeddings, and the output head where it is not tied to them.
-
-        With the layers and the final norm this is the whole model.
-        """
-        head = 0 if self.tied_embeddings else self.vocab_size * self.hidden_size
-        bias = self.vocab_size if self._architecture.head_bias else 0
-        learned = self.max_sequence_length if self._architecture.learned_positions else 0
-        return (self.vocab_size + learned) * self.hidden_size + head + bias
-
-    @property
-    def _architecture(self) -> Architecture:
-        return ARCHITECTURES[self.model_type]
-
-    def _has(self, condition: bool | str) -> bool:
-        """A property of the architecture, or the flag of the configuration that decides it."""
-        return bool(self.fields[condition]) if isinstance(condition, str) else condition
-
-    def _norm(self) -> int:
-        return self._architecture.norm_weights * self.hidden_size
-
-    def _attention(self) -> int:
-        a, width = self._architecture, self.heads * self.head_dim
-        qkv = width + 2 * self.kv_heads * self.head_dim
-        count = qkv * self.hidden_size + width * self.hidden_size
-        count += qkv * self._has(a.qkv_bias) + self.hidden_size * self._has(a.output_bias)
-        count += 2 * a.norm_weights * self.head_dim * self._has(a.head_norms)
-        return count + (width + self.kv_heads * self.head_dim) * a.wide_norms
-
-    def _mlp(self, width: int) -> int:
-        a, into = self._architecture, 2 if self._architecture.gated else 1
-        bias = (into * width + self.hidden_size) * self._has(a.mlp_bias)
-        return (into + 1) * self.hidden_size * width + bias
-
-    def _expert(self) -> int:
-        return self._mlp(self.expert_intermediate_size)
-
-    def _dense_layer(self) -> int:
-        norms = self._architecture.norms * self._norm()
-        return self._attention() + self._mlp(self.intermediate_size) + norms
-
-    def _sparse_layer(self) -> int:
-        """Attention, router, experts, and the shared expert with its gate where there is one."""
-        norms = self._architecture.norms * self._norm()
-        router = self.experts * self.hidden_size
-        shared = self.fields.get("shared_expert_intermediate_size")
-        always = self._mlp(shared) + self.hidden_size if shared else 0
-        return self._attention() + norms + router + self.experts * self._expert() + always
 
 
 def known_types(task: Task) -> tuple[str, ...]:
@@ -302,7 +258,12 @@ def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     name = whole.parent.name if whole.name == "config.json" else whole.stem
     shown = "".join(c if c.isprintable() else "?" for c in name)
     data = _read_bounded(path, spec)
-    return read_model_config(data, name=shown[:LONGEST_NAME] or "model", task=task)
+    try:
+        return named(read_model_config(data, shown[:LONGEST_NAME] or "model", task))
+    except ModelConfigError as error:  # of a field, or of the whole: say of which file
+        is_whole = error.field == "model"
+        given, where = (spec, "") if is_whole else (error.given, f", in {spec}")
+        raise ModelConfigError(error.field, given, f"{error.allowed}{where}") from error
 
 
 def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
@@ -318,6 +279,31 @@ def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
             "model", shown, models.names(), "(or give the path of a config.json)"
         )
     return read_model_config(models.entry(name)["config"], name=name, task=task)
+
+
+# The name of a model of which nobody told one.
+ANONYMOUS = "the model"
+
+
+def published_as(model: ModelConfig) -> str:
+    """The catalogue's name of a configuration; empty where it is not there."""
+    return _published().get((model.model_type, model.fingerprint), "")
+
+
+@cache
+def _published() -> Mapping[tuple[str, str], str]:
+    """Names by type and fingerprint; of two names of one configuration the first."""
+    found: dict[tuple[str, str], str] = {}
+    for name in models.names():
+        model = published_model(name)
+        found.setdefault((model.model_type, model.fingerprint), name)
+    return found
+
+
+def named(model: ModelConfig, name: str = "") -> ModelConfig:
+    """The model by the catalogue's name, if it is there, else by another one: names are no part of
+    a question, so others may see whatever it is called by who asks first."""
+    return replace(model, name=published_as(model) or name or model.name)
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:
@@ -378,21 +364,6 @@ def _thaw(value: Any) -> Any:
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-# Attention that sees a window only.
-SLIDING = "sliding_attention"
-FULL = "full_attention"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LayerKind:
-    """Holds what makes two layers of one model need different memory."""
-
-    attention: str = FULL  # or :data:`SLIDING`
-    rotates: bool = True  # whether its attention has rotary position embeddings
-    sparse: bool = False  # whether it has experts, where the model has some; else a dense MLP
-    told: tuple[object, ...] = ()  # of a type that only dry runs know, what its fields tell apart
-
-
 def has_capped_scores(model: ModelConfig) -> bool:
     """Tells whether scores of attention are capped (Gemma 2)."""
     return bool(model.fields.get("attn_logit_softcapping"))
@@ -403,15 +374,55 @@ def has_biased_scores(model: ModelConfig) -> bool:
     return model.model_type == "mpt"
 
 
-@lru_cache(maxsize=256)
-def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
-    """The kind of every layer, as transformers 5 builds it.
+# Fields by which every so many layers are of another kind, and by which the first few are:
+# ``full_attention_interval``, ``attn_layer_period``, ``moe_layer_freq``; ``first_k_dense_replace``,
+# ``num_dense_layers``.
+_PERIODS = ("period", "interval", "pattern", "freq", "every", "step")
+_LEADS = ("first_k", "num_dense", "dense_layers", "start_index")
+# Of fields without "layer" in their name, those whose numbers are layers': ``full_attn_idxs``.
+_INDICES = ("_idxs", "_indices", "_indexes")
 
-    The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
-    ``transformers/models``. A window slides also where it is longer than the sequence.
+
+def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset[int]]:
+    """The fields of a configuration that name some of its layers by their numbers, from 0:
+    ``mlp_only_layers``, ``attn_layer_indices``, ``hybrid_layer_ids``."""
+    return {
+        name: frozenset(given)
+        for name, given in fields.items()
+        if isinstance(given, list | tuple) and ("layer" in name or name.endswith(_INDICES))
+        if all(type(one) is int and 0 <= one < layers for one in given)
+        if given and len(set(given)) == len(given)
+    }
+
+
+def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
+    """The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
+    ``transformers/models``. A window slides also where it is longer than the sequence. A type that
+    only dry runs know may say something of each layer by a list with an entry for each, by the
+    numbers of some, by a period, or by a number of first ones.
     """
     if model.is_traced:
-        return _traced_kinds(model)
+        own, count = text_of(model.fields), model.layers
+        named = layer_indices(own, count)
+        lists = [
+            v for n, v in own.items() if isinstance(v, tuple) and len(v) == count and n not in named
+        ]
+        whole = {n: v for n, v in own.items() if isinstance(v, int) and not isinstance(v, bool)}
+        periods = [v for n, v in whole.items() if any(w in n for w in _PERIODS) and 1 < v <= count]
+        leads = [v for n, v in whole.items() if any(w in n for w in _LEADS) and 0 < v < count]
+        if not lists and isinstance(own.get("block_types"), tuple):
+            periods.append(len(own["block_types"]))
+        return tuple(
+            LayerKind(
+                told=(
+                    *(repr(one[i]) for one in lists),
+                    *(i in some for some in named.values()),
+                    *(i % period for period in periods),
+                    *(i < lead for lead in leads),
+                )
+            )
+            for i in range(count)
+        )
     fields, layers = model.fields, range(model.layers)
     step = int(fields.get("decoder_sparse_step") or 1)
     dense = fields.get("mlp_only_layers") or ()
@@ -445,53 +456,6 @@ def layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     )
 
 
-# Fields by which every so many layers are of another kind, and by which the first few are:
-# ``full_attention_interval``, ``attn_layer_period``, ``moe_layer_freq``; ``first_k_dense_replace``,
-# ``num_dense_layers``.
-_PERIODS = ("period", "interval", "pattern", "freq", "every", "step")
-_LEADS = ("first_k", "num_dense", "dense_layers", "start_index")
-# Of fields without "layer" in their name, those whose numbers are layers': ``full_attn_idxs``.
-_INDICES = ("_idxs", "_indices", "_indexes")
-
-
-def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset[int]]:
-    """The fields of a configuration that name some of its layers by their numbers, from 0:
-    ``mlp_only_layers``, ``attn_layer_indices``, ``hybrid_layer_ids``."""
-    return {
-        name: frozenset(given)
-        for name, given in fields.items()
-        if isinstance(given, list | tuple) and ("layer" in name or name.endswith(_INDICES))
-        if all(type(one) is int and 0 <= one < layers for one in given)
-        if given and len(set(given)) == len(given)
-    }
-
-
-def _traced_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
-    """What a configuration of an unknown type says of each layer: by a list with an entry for each,
-    by the numbers of some, by a period, or by a number of first ones."""
-    own, count = text_of(model.fields), model.layers
-    named = layer_indices(own, count)
-    lists = [
-        v for n, v in own.items() if isinstance(v, tuple) and len(v) == count and n not in named
-    ]
-    whole = {n: v for n, v in own.items() if isinstance(v, int) and not isinstance(v, bool)}
-    periods = [v for n, v in whole.items() if any(w in n for w in _PERIODS) and 1 < v <= count]
-    leads = [v for n, v in whole.items() if any(w in n for w in _LEADS) and 0 < v < count]
-    if not lists and "block_types" in own and isinstance(own["block_types"], tuple):
-        periods.append(len(own["block_types"]))
-    return tuple(
-        LayerKind(
-            told=(
-                *(repr(one[i]) for one in lists),
-                *(i in some for some in named.values()),
-                *(i % period for period in periods),
-                *(i < lead for lead in leads),
-            )
-        )
-        for i in range(count)
-    )
-
-
 # What people see in the place of a model's name.
 NAME = "a model that is not named"
 # In the place of a configuration, such as no model has: its sizes rule out no parallel size up to
@@ -512,11 +476,6 @@ FIELDS: Mapping[str, Any] = {
 def unnamed_model() -> ModelConfig:
     """Makes the model that stands for one that is not named."""
     return read_model_config(FIELDS, name=NAME)
-
-
-def is_named(model: ModelConfig) -> bool:
-    """Tells whether something is known of a model."""
-    return model.fingerprint != unnamed_model().fingerprint
 
 
 def shown_workload(workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -357,7 +357,7 @@ class Forecast:
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
         settings = next(iter(self.estimates))
         traced = self.profiles.get(settings.settings_class, ())
-        found = _estimate(self.asked, 2**62, settings, *traced)
+        found = estimate(self.asked, 2**62, settings, *traced)
         return "" if found.step_time_s.value is not None else found.why
 
     def is_settled(self, settings: Settings) -> bool:
@@ -407,7 +407,7 @@ def forecast(study: Study) -> Forecast:
 
     def with_dry_run(found: Evaluation) -> Evaluation:
         profile = known.profiles.get(found.settings.settings_class)
-        return _estimate(asked, limit, found.settings, *profile) if profile else found
+        return estimate(asked, limit, found.settings, *profile) if profile else found
 
     estimates = {s: e for s, e in _by_traces(asked, limit, known).items() if s not in wrong}
     estimates |= {
@@ -450,7 +450,7 @@ def _by_traces(asked: "Asked", limit: int, known: DryRuns) -> dict[Settings, Eva
     if not asked.question.workload.is_traced:
         return {}
     return {
-        settings: _estimate(asked, limit, settings, *known.profiles[settings.settings_class])
+        settings: estimate(asked, limit, settings, *known.profiles[settings.settings_class])
         for settings in enumerate_space(asked.question).legal
         if settings.settings_class in known.profiles
     }
@@ -489,7 +489,7 @@ def _by_arithmetic(
     covered: list[Evaluation] = []
     others: dict[str, tuple[Settings, ...]] = {}
     for settings in legal:
-        found = _estimate(asked, limit_bytes, settings)
+        found = estimate(asked, limit_bytes, settings)
         if found.needed_bytes.value is not None:
             covered.append(found)
         else:
@@ -514,7 +514,7 @@ def _planned(asked: Asked, settings: Settings) -> int | str:
     return len(plan.requests)
 
 
-def _estimate(
+def estimate(
     asked: Asked,
     limit_bytes: int,
     settings: Settings,

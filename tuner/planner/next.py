@@ -102,8 +102,20 @@ def _nothing(known: Knowledge, reason: str) -> Stop:
     least = memory.smallest()
     otherwise = (s for s in (*known.tried, *known.closed) if not known.is_infeasible(s))
     if least is None or any(otherwise) or Search(known, confirms=True).propose() is not None:
-        return Stop(reason=f"{reason}; none of the settings probed gave a result that fits")
+        why = f"{reason}; none of the settings probed gave a result that fits"
+        failed = last_failure(known)
+        return Stop(reason=f"{why}; the last: {failed}" if failed else why)
     return Stop(reason="no settings fit", nothing_fits=need_text(least, known.limit_bytes))
+
+
+def last_failure(known: Knowledge) -> str:
+    """How the probe failed that ended last, if none has run: its outcome and detail."""
+    done = [p for p in known.study.probes if p.measurement]
+    if not done or any(outcome_of(probe) in RAN for probe in done):
+        return ""
+    found = max(done, key=lambda probe: (probe.finished_at or "", probe.id)).measurement
+    assert found is not None
+    return f"{found.outcome}: {found.detail}" if found.detail else str(found.outcome)
 
 
 # Configurations that end in the same accident, while none runs, after which a request is ended.

@@ -12,11 +12,10 @@ from tuner.core.cluster import Cluster, Device, Link
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Question
-from tuner.cost.allocated import Profile
 from tuner.cost.calibration import Calibration
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import Prediction, Profile, predict
 from tuner.cost.time.step import step_time
 from tuner.planner.forecast import Asked
 from tuner.planner.ranking import complexity

@@ -114,7 +114,7 @@ def found_in(study: Study) -> tuple[Found, ...]:
 # size differs by a little more than two doublings.
 NEAR = 0.5
 # What predictions are off by before anything was measured, as a standard deviation of their
-# logarithm: the interval of those that nothing was fitted on (``low_unfitted`` in costs.toml).
+# logarithm: the interval of those that nothing was fitted on (``unfitted`` in costs.toml).
 LEVEL = 0.35
 # What predictions at assumed rates are off by, all of them alike, beside that: a factor of 4.5 is
 # one standard deviation. One study tells most of it.

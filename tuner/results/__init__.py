@@ -4,7 +4,6 @@ Everything here is a pure function of a study, or of an :class:`Evidence` of it 
 share. Quantities keep their interval and where they come from.
 """
 
-from tuner.results.effects import KnobEffect, KnobValue, knob_effects
 from tuner.results.evidence import Evidence
 from tuner.results.points import BestSoFar, Point, PointKind, points, progress
 from tuner.results.summary import Cell, Compared, Difference, Headline, Part, differences, headline
@@ -19,8 +18,6 @@ __all__ = [
     "Evidence",
     "Headline",
     "KnobChoice",
-    "KnobEffect",
-    "KnobValue",
     "Option",
     "Part",
     "Point",
@@ -30,7 +27,6 @@ __all__ = [
     "choices",
     "differences",
     "headline",
-    "knob_effects",
     "points",
     "progress",
     "what_if",

@@ -190,6 +190,7 @@ class _Fastest:
         settings = probe.request.settings
         self._told.append(probe)
         self._found[settings].append(found)
+        closed = len(self._closed), len(self._closed_layouts), self._wrong
         if found.outcome in TRAINS_WRONGLY or self._wrong:  # another layout may open it again
             known = replace(self.study, probes=tuple(self._told), guards={})
             tried = {probe.request.settings for probe in self.study.probes}
@@ -201,11 +202,13 @@ class _Fastest:
             self._closed.add(settings)
         self._speeds.pop(settings, None)
         speed = self._speed_of(settings, own)
-        if speed is not None:
+        if speed is not None and not self._is_closed(settings):
             self._speeds[settings] = speed
-        open_ = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
-        self._speeds, self.speed = open_, max(open_.values(), default=None)
-        return settings in open_ and speed == self.speed
+        # All are looked at only where something was closed: there may be hundreds.
+        if closed != (len(self._closed), len(self._closed_layouts), self._wrong):
+            self._speeds = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
+        self.speed = max(self._speeds.values(), default=None)
+        return settings in self._speeds and speed == self.speed
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong

@@ -1,7 +1,7 @@
 """The answer of a study in one line; and a few studies side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -21,8 +21,9 @@ from tuner.core.words import (
     share_text,
     speed_text,
 )
-from tuner.errors import UsageError
+from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.known import is_forecast, why_none
+from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 from tuner.space.rules import show, show_all
@@ -32,7 +33,7 @@ _QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_g
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline:
+class Headline(Plain):
     """The answer in one line, as lists of studies show it; of none, quantities are unknown."""
 
     study_id: str
@@ -58,33 +59,23 @@ class Headline:
     device_s: float
     trains: tuple[str, ...] = ()
     """How the workload is not all of a model that is trained on whole texts."""
+    nothing_fits: bool = False
+    """Whether there is no answer because nothing fits in memory."""
 
-    def as_dict(self) -> dict[str, Any]:
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        quantities = {name: values[name].as_dict() for name in _QUANTITIES}
-        settings = self.settings and self.settings.as_dict()
-        return {**values, **quantities, "settings": settings, "provenance": str(self.provenance)}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Headline":
-        settings = values["settings"]
-        quantities = {name: Quantity.from_dict(values[name]) for name in _QUANTITIES}
-        read = {
-            **quantities,
-            "settings": None if settings is None else Settings.from_dict(settings),
-            "provenance": Provenance(values["provenance"]),
-            "trains": tuple(values.get("trains", ())),
-        }
-        return cls(**{**values, **read})
+    @property
+    def needed_share(self) -> float | None:
+        """Part of the limit that the answer needs."""
+        needed = self.needed_gib.value
+        return None if needed is None else needed / self.limit_gib
 
 
 def headline(study: Study, suggestion: Suggestion | None) -> Headline:
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
-    forecasts, why = suggestion is not None and is_forecast(study, suggestion), ""
+    forecasts, why = suggestion is not None and is_forecast(study, suggestion), None
     if suggestion and study.state not in OPEN and (best is None or forecasts):
-        why = str(why_none(study, suggestion, shown=True))
+        why = why_none(study, suggestion, shown=True)
     return Headline(
         study_id=study.id,
         state=str(study.state),
@@ -99,12 +90,42 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
         is_forecast=forecasts,
         is_pending=suggestion is None and study.state in OPEN,
-        why_none=why,
+        why_none=str(why or ""),
+        nothing_fits=isinstance(why, NothingFitsError),
         probes=sum(outcomes(same.probes).values()),
         wall_s=spent.wall_s,
         device_s=spent.device_s,
         trains=study.question.workload.unlike_usual,
     )
+
+
+def rounded(value: float | None) -> float | None:
+    """A number with four digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
+    """A study's JSON object in brief: what was chosen, its figures, and how it is launched."""
+    found, none = study["suggestion"] or {}, study.get("no_answer")
+    best = found.get("best") or {}
+    memory = best.get("memory", {})
+
+    def figure(values: Mapping[str, Any], name: str) -> float | None:
+        return rounded(values[name]["value"]) if name in values else None
+
+    return {
+        "study_id": study["study_id"],
+        "state": study["state"],
+        "pending": study.get("pending", False),
+        "settings": best.get("settings"),
+        "provenance": best.get("provenance"),
+        "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),
+        "step_time_s": figure(best, "step_time_s"),
+        "needed_gib": figure(memory, "needed_gib"),
+        "limit_gib": rounded(memory.get("limit_gib")),
+        "launch": found.get("launch", {}).get("argv", []),
+        "no_answer": none and none["kind"],
+    }
 
 
 # Studies side by side.

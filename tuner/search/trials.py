@@ -20,7 +20,7 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import Loss, Optimizer, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import axis_sizes
-from tuner.cost.memory.tensors import trained_elements
+from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
 
@@ -202,7 +202,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
     model, adapter = workload.model, workload.adapter
     sizes = (
         cluster.world_size,
-        max(1, model.parameters),
+        1 if model.is_traced else counts(model).parameters,
         workload.sequence_length,
         workload.global_batch_size,
     )
@@ -215,7 +215,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *_one_hot(workload.tensor_parallel, TensorParallel),
             *_one_hot(adapter and adapter.method, (None, *AdapterMethod)),
             # how many times fewer elements are trained than the model has, where that is known
-            log2(model.parameters / trained_elements(model, adapter)) / WORKLOAD_DOUBLINGS
+            log2(counts(model).parameters / trained_elements(model, adapter)) / WORKLOAD_DOUBLINGS
             if adapter and not model.is_traced
             else 0.0,
             bool(adapter and adapter.dropout) / CHOICES,

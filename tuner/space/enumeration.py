@@ -159,13 +159,6 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
     return tuple(passed)
 
 
-def _deferrals(question: Question) -> tuple[bool, ...]:
-    """Values of ``defer_all_reduce`` where none are asked for: the Trainer has no argument for it,
-    and would need a callback."""
-    told = question.script is not None or question.framework.name is not FrameworkName.TRAINER
-    return (False, True) if told else (False,)
-
-
 def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:
     """The legal settings of a class: micro-batch sizes, and when gradients are synchronized."""
     batch = question.workload.global_batch_size
@@ -174,6 +167,9 @@ def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterat
         return
     micros = question.knobs.get("micro_batch_size")
     counts = question.knobs.get("gradient_accumulation_steps")
+    # the Trainer has no argument for it, and would need a callback
+    told = question.script is not None or question.framework.name is not FrameworkName.TRAINER
+    deferrals = (False, True) if told else (False,)
     for micro in divisors(batch // ranks):
         count = batch // ranks // micro
         wanted = (micros is None or micro in micros) and (counts is None or count in counts)
@@ -188,7 +184,7 @@ def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterat
             wanted_syncs = (fixed.value,) if keep else ()
         for sync in wanted_syncs:
             synced = replace(one, sync_each_batch=sync)
-            deferring = question.knobs.get("defer_all_reduce", _deferrals(question))
+            deferring = question.knobs.get("defer_all_reduce", deferrals)
             if all_reduce := fixed_all_reduce(question, synced):
                 ledger.setdefault(all_reduce, Counter())[one.sharding] += 1
                 deferring = (all_reduce.value,)

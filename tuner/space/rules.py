@@ -3,7 +3,6 @@ combinations are refused."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from tuner.catalog.versions import meets
@@ -12,13 +11,12 @@ from tuner.core.configuration import FSDP, Checkpointing, InactiveKnob, Settings
 from tuner.core.framework import (
     Condition,
     Effect,
-    Framework,
     FrameworkName,
-    KnobEffect,
+    flag_differs,
     knob_effect,
     no_dtensors,
 )
-from tuner.core.script import pinned
+from tuner.core.script import IN_FILE, Launch, checkpoints_in_script
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
 from tuner.errors import UsageError
@@ -59,7 +57,7 @@ class Fixed:
 
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
     """Finds what the framework, or the user's script, does with a knob in all configurations."""
-    effect = _effect(question.framework, knob, frozenset())
+    effect = knob_effect(question.framework, knob)
     if effect.effect is not Effect.DEAD:
         return None if knob == "sync_each_batch" else fixed_by_script(question, knob)
     return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
@@ -68,9 +66,39 @@ def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
 def fixed_by_script(
     question: Question, knob: str, settings: Settings | None = None
 ) -> Fixed | None:
-    """The one value of a knob that the user's script is not told, in these settings or in all."""
-    value, why = pinned(question, knob, settings)
-    return Fixed(knob=knob, value=value, why=why, by_versions=True) if why else None
+    """The one value of a knob that the user's script is not told, in these settings or in all.
+
+    The knob is not of :data:`BATCH`; ``settings`` have it, where it depends on the others.
+    """
+    script = question.script
+    if script is None or knob in script.knobs:
+        return None
+    why = f"{{{knob}}} is used nowhere in the script's command"
+    if script.launch is Launch.ACCELERATE and knob in IN_FILE:
+        by_file = settings is None or knob != "activation_checkpointing"
+        if not by_file and settings is not None:
+            full = replace(settings, activation_checkpointing=Checkpointing.FULL)
+            by_file = not checkpoints_in_script(question, full)
+        if question.cluster.gpu.device is Device.CPU:
+            why = f"accelerate ignores FSDP on a CPU, and {{{knob}}} is used nowhere in the command"
+        elif by_file:
+            return None
+        else:
+            only = (
+                "accelerate's file checkpoints only what it shards and what draws no random numbers"
+            )
+            named = "{activation_checkpointing} is used nowhere in the command"
+            why = f"{flag_differs(question.framework) or only}, and {named}"
+    asked = question.knobs.get(knob, ())
+    if len(asked) == 1:
+        why = f"{why}, so it is as stated"
+        return Fixed(knob=knob, value=asked[0], why=why, by_versions=True)
+    # the plain value, and what accelerate does by itself
+    name = question.framework.name
+    deferred = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    usual = False if knob == "sync_each_batch" and deferred else getattr(Settings(), knob)
+    why = f"{why}, so it is taken to be that"
+    return Fixed(knob=knob, value=usual, why=why, by_versions=True)
 
 
 def fixed_tp_size(question: Question) -> Fixed | None:
@@ -220,7 +248,7 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
     offload = {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
     conditions = {question.framework.family(replicated=replicated)} | offload
-    effect = _effect(question.framework, knob, frozenset(conditions))
+    effect = knob_effect(question.framework, knob, frozenset(conditions))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
     refused = effect.effect is Effect.REFUSED
@@ -247,17 +275,11 @@ def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
     if not settings.sync_each_batch:
         why = "with sync_each_batch false all reductions are put off"
         return Fixed(knob=knob, value=False, why=why)
-    effect = _effect(
-        question.framework, knob, frozenset({question.framework.family(replicated=False)})
-    )
+    family = question.framework.family(replicated=False)
+    effect = knob_effect(question.framework, knob, frozenset({family}))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
     return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
-
-
-@lru_cache(maxsize=256)
-def _effect(framework: Framework, knob: str, conditions: frozenset[Condition]) -> KnobEffect:
-    return knob_effect(framework, knob, conditions)
 
 
 def sentence(

@@ -51,6 +51,7 @@ class Action(StrEnum):
     SUBMIT = "tune.submit"  # {"address"}; {"replaced": 1} where an open study got other limits
     JOIN = "tune.join"  # {"address"}; joined, or was answered from the store
     CANCEL = "tune.cancel"  # {"address"}
+    LABEL = "study.label"  # {"address"}; its name, tags or notes were changed
     DELETE = "tune.delete"  # {"address"}, or {"before"} where it was deleted for its age
     PRUNE = "audit.prune"  # {"before"}; what was noted before that moment is deleted
 

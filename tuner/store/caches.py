@@ -123,10 +123,19 @@ class Caches:
                 for row in session.scalars(wanted)
             }
 
-    def keep_summary(self, study_id: str, content: Mapping[str, Any], newest_event: int) -> bool:
+    def keep_summary(
+        self,
+        study_id: str,
+        content: Mapping[str, Any],
+        newest_event: int,
+        *,
+        tokens_per_s: float | None = None,
+        needed_share: float | None = None,
+    ) -> bool:
         """Keeps a study's answer in one line in the place of an earlier one.
 
-        ``newest_event`` is of before the answer was computed. ``False``, and nothing is written,
+        ``newest_event`` is of before the answer was computed; lists are sorted by the tokens per
+        second and rank, and by the needed share of the limit. ``False``, and nothing is written,
         where the same is kept already, or one that is made of more, or the study is gone.
         """
 
@@ -140,13 +149,20 @@ class Caches:
                 return False
         # Not durable: an answer that is lost in a power cut is computed again.
         with self.transactions.write_if_free() as session:
-            row, now = session.get(SummaryRow, study_id, with_for_update=True), clock(session)
-            if row is None:
-                values = {"newest_event": newest_event, "content": dict(content), "made_at": now}
-                return _add_first(session, SummaryRow(study_id=study_id, **values))
+            row = session.get(SummaryRow, study_id, with_for_update=True)
             if not is_news(row):
                 return False
-            row.newest_event, row.content, row.made_at = newest_event, dict(content), now
+            new = SummaryRow(
+                study_id=study_id,
+                newest_event=newest_event,
+                content=dict(content),
+                made_at=clock(session),
+                tokens_per_s=tokens_per_s,
+                needed_share=needed_share,
+            )
+            if row is None:
+                return _add_first(session, new)
+            session.merge(new)
             return True
 
 

@@ -11,7 +11,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
 from tuner.core import lease
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import ProbeState, StudyState
 from tuner.store.engine import Transactions
 from tuner.store.tables import (
@@ -43,6 +43,20 @@ class Figures:
     hold a probe; 0 when none does."""
     devices_held: int
     workers_living: int  # workers that wait for studies or are at one
+
+
+def usual_probe_s(transactions: Transactions, fidelity: Fidelity, most: int = 50) -> float | None:
+    """Seconds that the latest probes of a fidelity took on average; ``None`` before the first."""
+    latest = (
+        select(MeasurementRow.wall_s)
+        .join(ProbeRow, ProbeRow.id == MeasurementRow.probe_id)
+        .where(ProbeRow.fidelity == fidelity, ProbeRow.state == ProbeState.DONE)
+        .order_by(ProbeRow.id.desc())
+        .limit(most)
+        .subquery()
+    )
+    with transactions.read() as session:
+        return session.scalar(select(func.avg(latest.c.wall_s)))
 
 
 def read_figures(transactions: Transactions) -> Figures:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 # All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`.
-REVISIONS = ("0011",)
+REVISIONS = ("0012",)
 
 HEAD = REVISIONS[-1]
 
@@ -155,7 +155,9 @@ def make_file(path: str) -> None:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         what = "cannot be written"
         if not Path(path).exists():
-            Path(path).touch()
+            # hashes of keys, and everybody's questions, are nobody else's to read; the files that
+            # SQLite makes beside it have the same rights
+            Path(path).touch(mode=0o600)
     except OSError as error:
         raise UsageError("db", path, f"{what}: {error.strerror}") from error
 

@@ -102,9 +102,12 @@ class Queue:
             session.add(probe)
             study.revision += 1
             session.flush()
+            data: dict[str, Any] = {}
             if measurement:
-                session.add(measurement_row(study, probe, None, measurement, now))
-            _tell(session, probe, now, {"outcome": str(measurement.outcome)} if measurement else {})
+                row = measurement_row(study, probe, None, measurement, now)
+                session.add(row)
+                data = {"outcome": str(measurement.outcome), **_figures(row)}
+            _tell(session, probe, now, data)
             return probe_of(probe, measurement and believable(measurement))
 
     def claim(
@@ -344,9 +347,16 @@ def _tell(
         "probe": probe.id,
         "settings": probe.settings,
         "repetition": probe.repetition,
+        "fidelity": str(probe.fidelity),
         "state": str(probe.state),
     }
     add_event(session, probe.study_id, EventKind.PROBE, now, {**which, **data})
+
+
+def _figures(row: MeasurementRow) -> dict[str, float]:
+    """The figures of a result, as far as it has any; those of a dry run are predicted."""
+    names = ("allocated_bytes", "step_time_s", "tokens_per_s")
+    return {name: value for name in names if (value := getattr(row, name)) is not None}
 
 
 def _move_probe(
@@ -388,8 +398,9 @@ def _finish(
     """Ends a probe with its result, which names the attempt that it comes from."""
     probe.outcome, probe.finished_at = found.outcome, now
     source = attempt.id if attempt and is_its_result else None
-    session.add(measurement_row(study, probe, source, found, now))
-    data = {"outcome": str(found.outcome), "detail": one_line(found.detail)}
+    row = measurement_row(study, probe, source, found, now)
+    session.add(row)
+    data = {"outcome": str(found.outcome), "detail": one_line(found.detail), **_figures(row)}
     _move_probe(session, probe, ProbeState.DONE, now, data, attempt)
 
 

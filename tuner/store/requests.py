@@ -50,7 +50,7 @@ def ask_question(
     study = session.get(StudyRow, named, with_for_update=True)
     again = study is not None
     if study is None:
-        now, identity = clock(session), question.identity
+        now, identity, workload = clock(session), question.identity, question.workload
         new = StudyRow(
             id=named,
             identity=identity,
@@ -71,6 +71,12 @@ def ask_question(
             guard_before_s=0.0,
             created_at=now,
             asked_at=now,
+            method=workload.adapter.method if workload.adapter else "full",
+            global_batch_size=workload.global_batch_size,
+            sequence_length=workload.sequence_length,
+            framework=question.framework.name,
+            fidelity=limits.fidelity,
+            notes="",
         )
         try:
             with session.begin_nested():
@@ -108,6 +114,7 @@ def _renew(
     study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
     study.question, study.model_name = question.as_dict(), question.trained
     study.limits, study.pool, study.asked_at = limits.as_dict(), limits.pool, now
+    study.fidelity = limits.fidelity
     if study.state is StudyState.QUEUED:
         study.reason = ""
 

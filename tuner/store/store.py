@@ -6,7 +6,21 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 from typing import Any, Self
 
-from sqlalchemy import Engine, Row, bindparam, delete, exists, func, or_, select, tuple_
+from sqlalchemy import (
+    ColumnElement,
+    Engine,
+    Row,
+    SQLColumnExpression,
+    Text,
+    bindparam,
+    cast,
+    delete,
+    exists,
+    func,
+    or_,
+    select,
+    tuple_,
+)
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Outcome
@@ -37,7 +51,16 @@ from tuner.store.rows import (
     similar_studies,
     unknown_study,
 )
-from tuner.store.tables import AuditRow, EventKind, EventRow, ProbeRow, StudyRow, clock, iso
+from tuner.store.tables import (
+    AuditRow,
+    EventKind,
+    EventRow,
+    ProbeRow,
+    StudyRow,
+    SummaryRow,
+    clock,
+    iso,
+)
 from tuner.store.workers import WorkerIdentity
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
@@ -47,6 +70,24 @@ DELETED = 100
 
 
 _NEWEST_EVENT = select(func.max(EventRow.id)).where(EventRow.study_id == StudyRow.id)
+# What a list of studies can be sorted by. The answer's figures are unknown of some.
+ORDERS: Mapping[str, SQLColumnExpression[Any]] = {
+    "asked": StudyRow.asked_at,
+    "model": StudyRow.model_name,
+    "method": StudyRow.method,
+    "batch": StudyRow.global_batch_size,
+    "sequence": StudyRow.sequence_length,
+    "cluster": StudyRow.cluster_name,
+    "framework": StudyRow.framework,
+    "fidelity": StudyRow.fidelity,
+    "speed": SummaryRow.tokens_per_s,
+    "memory": SummaryRow.needed_share,
+    "state": StudyRow.state,
+    "labels": cast(StudyRow.labels, Text),
+}
+# Characters of what people note about a study.
+LONGEST_NOTES = 4000
+
 # Made once: the poller asks it several times a second, and to build it takes longer than to run it.
 _STATUSES = select(
     StudyRow.id,
@@ -82,6 +123,11 @@ class StudySummary:
     revision: int
     created_at: str
     asked_at: str
+    method: str  # `full`, or an adapter's
+    global_batch_size: int
+    sequence_length: int
+    framework: str
+    fidelity: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,37 +227,41 @@ class Store(Queue, Caches):
         limit: int = 50,
         *,
         before: Position | None = None,
+        offset: int = 0,
+        order: str = "-asked",
         state: StudyState | None = None,
         query: str = "",
-        model: str = "",
         labels: Mapping[str, str | None] = MappingProxyType({}),
     ) -> list[StudySummary]:
-        """Studies, those asked last first.
+        """Studies, those asked last first, or in another of :data:`ORDERS`.
 
-        A page is read along an index, however far back it is. Only words that few studies have
-        make it look at many rows.
+        Those asked last are read along an index, however far back the page is. Only words that few
+        studies have, and other orders, make it look at many rows.
 
         Args:
             before: the place after which to go on: that of the last study of the page before.
-            query: only studies with this in their id, or in the name of their model or cluster.
+            order: a key, after ``-`` from the largest first; what is unknown goes last.
+            query: only studies with this in their id, in the name of their model or cluster, in
+                their labels, or in what people noted.
             labels: only studies with all of these labels; of ``None``, whatever the value.
         """
         place = (StudyRow.asked_at, StudyRow.id)
-        wanted = [StudyRow.state == state] if state else []
+        found = select(StudyRow).where(*_wanted(state, query, labels))
         if before is not None:
             asked_at, last_id = before
-            wanted.append(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
-        if query:
-            names = (StudyRow.id, StudyRow.model_name, StudyRow.cluster_name)
-            wanted.append(or_(*(name.icontains(query, autoescape=True) for name in names)))
-        if model:
-            wanted.append(StudyRow.model_name == model)
-        for name, text in labels.items():
-            kept = StudyRow.labels[name].as_string()
-            wanted.append(kept.is_not(None) if text is None else kept == text)
-        newest = select(StudyRow).where(*wanted).order_by(*(column.desc() for column in place))
+            found = found.where(tuple_(*place) < (datetime.fromisoformat(asked_at), last_id))
+        by = ORDERS[order.removeprefix("-")]
+        is_figure = order.removeprefix("-") in ("speed", "memory")
+        if is_figure:
+            found = found.outerjoin(SummaryRow, SummaryRow.study_id == StudyRow.id)
+        is_falling = order.startswith("-")
+        first = by.desc() if is_falling else by.asc()
+        # The newest index serves one direction for both columns.
+        last = StudyRow.id.asc() if order == "asked" else StudyRow.id.desc()
+        ordering = [first.nulls_last() if is_figure else first]
+        ordering += [last] if order.endswith("asked") else [StudyRow.asked_at.desc(), last]
         with self.transactions.read() as session:
-            rows = session.scalars(newest.limit(limit)).all()
+            rows = session.scalars(found.order_by(*ordering).offset(offset).limit(limit)).all()
             outcomes = (
                 select(ProbeRow.study_id, ProbeRow.outcome, func.count())
                 .where(ProbeRow.study_id.in_([row.id for row in rows]))
@@ -236,9 +286,25 @@ class Store(Queue, Caches):
                     revision=row.revision,
                     created_at=iso(row.created_at),
                     asked_at=iso(row.asked_at),
+                    method=row.method,
+                    global_batch_size=row.global_batch_size,
+                    sequence_length=row.sequence_length,
+                    framework=row.framework,
+                    fidelity=row.fidelity,
                 )
                 for row in rows
             ]
+
+    def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
+        """The number of studies that :meth:`studies` would list."""
+        wanted = _wanted(state, query, {})
+        with self.transactions.read() as session:
+            return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
+
+    def notes(self, study_id: str) -> str:
+        """What people noted about a study."""
+        with self.transactions.read() as session:
+            return session.scalar(select(StudyRow.notes).where(StudyRow.id == study_id)) or ""
 
     def open_studies(self, pools: Collection[str] = ()) -> list[StudyStatus]:
         """Studies not at their end, of no pool or one of ``pools``, those asked first first."""
@@ -300,10 +366,15 @@ class Store(Queue, Caches):
             return True
 
     def label(
-        self, study_id: str, changes: Mapping[str, str | None], note: AuditNote | None = None
+        self,
+        study_id: str,
+        changes: Mapping[str, str | None],
+        note: AuditNote | None = None,
+        *,
+        notes: str | None = None,
     ) -> None:
         """Puts labels on a study beside those it has, in whatever state it is; ``None`` takes one
-        off.
+        off. ``notes`` are written in the place of the earlier ones.
 
         Raises:
             UsageError: there is no such study, or a label is not allowed, or there are too many.
@@ -312,9 +383,14 @@ class Store(Queue, Caches):
             study = locked_study(session, study_id)
             both = {**study.labels, **changes}
             kept = {name: text for name, text in both.items() if text is not None}
-            if (labels := read_labels("labels", kept)) == study.labels:
+            labels = read_labels("labels", kept)
+            notes = study.notes if notes is None else notes
+            if len(notes) > LONGEST_NOTES:
+                allowed = f"must have {LONGEST_NOTES} characters at most"
+                raise UsageError("notes", notes, allowed)
+            if (labels, notes) == (study.labels, study.notes):
                 return
-            study.labels = labels
+            study.labels, study.notes = labels, notes
             add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
             if note is not None:
                 add_audit(session, note, study_id)
@@ -352,9 +428,29 @@ class Store(Queue, Caches):
                 return deleted, Audit(self.transactions).prune(before, by)
 
     def add_guard_time(self, study_id: str, seconds: float) -> None:
-        """Counts seconds in which replicas were trained for a study."""
+        """Counts seconds in which replicas were trained for a study, while it is open: what a
+        worker did after its end is not part of what the answer cost."""
         with self.transactions.write() as session:
-            locked_study(session, study_id).guard_s += seconds
+            study = locked_study(session, study_id)
+            study.guard_s += seconds if study.state in OPEN else 0.0
+
+    def tell(self, study_id: str, doing: str) -> None:
+        """Says what a running study is at, beside its probes, for whoever follows it: its reason
+        while it runs. Its plans stay what they are."""
+        with self.transactions.write() as session:
+            study = locked_study(session, study_id)
+            if study.state is StudyState.RUNNING and study.reason != doing:
+                move_study(session, study, StudyState.RUNNING, doing, clock(session))
+
+    def neighbours(self, study_id: str, host: str) -> list[str]:
+        """The ids of other studies whose probes run on a machine now."""
+        running = exists().where(
+            ProbeRow.study_id == StudyRow.id, ProbeRow.state == ProbeState.RUNNING
+        )
+        wanted = select(StudyRow.id, StudyRow.worker).where(running, StudyRow.id != study_id)
+        with self.transactions.read() as session:
+            found = session.execute(wanted.order_by(StudyRow.id)).all()
+        return [one.id for one in found if one.worker and one.worker.get("host") == host]
 
     def statuses(self, study_ids: Collection[str]) -> dict[str, StudyStatus]:
         """The statuses of studies, by id; those that do not exist are left out.
@@ -394,6 +490,20 @@ class Store(Queue, Caches):
         """
         with self.transactions.read() as session:
             return read_events(session, study_id, after, limit, last=last)
+
+
+def _wanted(
+    state: StudyState | None, query: str, labels: Mapping[str, str | None]
+) -> list[ColumnElement[bool]]:
+    wanted = [StudyRow.state == state] if state else []
+    if query:
+        of = StudyRow
+        texts = (of.id, of.model_name, of.cluster_name, cast(of.labels, Text), of.notes)
+        wanted.append(or_(*(text.icontains(query, autoescape=True) for text in texts)))
+    for name, text in labels.items():
+        kept = StudyRow.labels[name].as_string()
+        wanted.append(kept.is_not(None) if text is None else kept == text)
+    return wanted
 
 
 def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:

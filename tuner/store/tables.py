@@ -205,6 +205,14 @@ class StudyRow(Base):
     worker_seen_at: Mapped[datetime | None] = mapped_column(UtcTime)
     created_at: Mapped[datetime] = mapped_column(UtcTime)
     asked_at: Mapped[datetime] = mapped_column(UtcTime)
+    # Of the question and the limits, for lists that are sorted by them.
+    method: Mapped[str] = mapped_column(String(32))  # `full`, or an adapter's
+    global_batch_size: Mapped[int]
+    sequence_length: Mapped[int]
+    framework: Mapped[str] = mapped_column(String(32))
+    fidelity: Mapped[str] = mapped_column(String(32))
+    # What people note about it.
+    notes: Mapped[str] = mapped_column(Text)
 
 
 class ProbeRow(Base):
@@ -354,6 +362,9 @@ class SummaryRow(Base):
     newest_event: Mapped[int] = mapped_column(BigInteger)
     content: Mapped[dict[str, Any]] = mapped_column(JsonText)
     made_at: Mapped[datetime] = mapped_column(UtcTime)
+    # Of the content, for lists that are sorted by them; empty where there is no answer.
+    tokens_per_s: Mapped[float | None] = mapped_column(Double)
+    needed_share: Mapped[float | None] = mapped_column(Double)
 
 
 class RequestRow(Base):

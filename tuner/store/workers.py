@@ -4,15 +4,16 @@ import os
 import platform
 import socket
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import delete, select
+from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from tuner.core import lease
+from tuner.plain import Plain
 from tuner.store.engine import Transactions
 from tuner.store.tables import WorkerRow, clock, iso
 
@@ -25,7 +26,7 @@ START_TOLERANCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerIdentity:
+class WorkerIdentity(Plain):
     """A process that runs probes, told apart from every other one, later ones included."""
 
     host: str
@@ -60,13 +61,6 @@ class WorkerIdentity:
                     return False
             return False
         return abs(started - self.started) < START_TOLERANCE_S
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "WorkerIdentity":
-        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +118,15 @@ class Workers:
         """Notes that a worker takes no more; ``False`` when it was forgotten."""
         return self._note(worker_id, stopped=True)
 
+    def silent_here(self) -> list[RegisteredWorker]:
+        """Workers whose processes are there on this machine, and have given no sign for a lease's
+        time: they are stopped, or cannot reach the database."""
+        with self._transactions.read() as session:
+            since = clock(session) - timedelta(seconds=lease.LEASE_S)
+            silent = (WorkerRow.seen_at <= since, WorkerRow.stopped_at.is_(None))
+            found = _read(session, *silent)
+        return [one for one in found if one.identity.is_alive()]
+
     def living(self, pool: str = "") -> list[RegisteredWorker]:
         """The living workers that serve studies of a pool, or of none; see :func:`read_living`."""
         with self._transactions.read() as session:
@@ -145,7 +148,12 @@ def read_living(session: Session) -> list[RegisteredWorker]:
     machine whose process is gone."""
     since = clock(session) - timedelta(seconds=lease.LEASE_S)
     signed = (WorkerRow.seen_at > since, WorkerRow.stopped_at.is_(None))
-    found = [
+    found = _read(session, *signed)
+    return [worker for worker in found if worker.identity.is_alive() is not False]
+
+
+def _read(session: Session, *where: ColumnElement[bool]) -> list[RegisteredWorker]:
+    return [
         RegisteredWorker(
             id=row.id,
             identity=WorkerIdentity.from_dict(row.identity),
@@ -155,9 +163,8 @@ def read_living(session: Session) -> list[RegisteredWorker]:
             started_at=iso(row.started_at),
             seen_at=iso(row.seen_at),
         )
-        for row in session.scalars(select(WorkerRow).where(*signed).order_by(WorkerRow.id))
+        for row in session.scalars(select(WorkerRow).where(*where).order_by(WorkerRow.id))
     ]
-    return [worker for worker in found if worker.identity.is_alive() is not False]
 
 
 def _process_start_s(pid: int) -> float | None:

@@ -2,6 +2,7 @@
 
 import ipaddress
 import os
+import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tuner.core import lease
-from tuner.machine import usable_cores
+from tuner.environment import passed
+from tuner.machine import end_first_for_memory, usable_cores
 from workers.measuring.records import log_path, log_tail, record_path
 
 # In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor.
@@ -132,26 +134,10 @@ class Launcher(Protocol):
         """
 
 
-# Of environment variables that ranks do not inherit: ours (a database's password may be in one),
-# those by which another launcher's settings would leak into the probe's, and Ray's token.
-DROPPED_PREFIXES = ("TUNER_", "ACCELERATE_", "FSDP_", "TORCHELASTIC_", "MASTER_", "RAY_")
-# More of them: a probe needs no access to anything.
-DROPPED = frozenset({"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "GROUP_RANK", "ROLE_RANK"})
-
-
-def kept_environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """The part that may pass to ranks, and to whatever starts them: no secrets, no settings."""
-    return {
-        name: value
-        for name, value in inherited.items()
-        if not name.startswith(DROPPED_PREFIXES) and name not in DROPPED
-    }
-
-
 def rank_environment(
     job: Job, rank: int, inherited: Mapping[str, str], *, address: str = ""
 ) -> dict[str, str]:
-    """The environment of one rank: ours without what must not leak, and its place."""
+    """The environment of one rank: what may pass to it, and its place."""
     on_node = job.ranks_per_node
     own = {
         "RANK": str(rank),
@@ -181,7 +167,39 @@ def rank_environment(
             own["GLOO_SOCKET_IFNAME"] = "lo"  # the host's name may not resolve
     elif job.visible:
         own["CUDA_VISIBLE_DEVICES"] = ",".join(job.visible)
-    return kept_environment(inherited) | own
+    return passed(inherited) | own
+
+
+def start_process(
+    job: Job, rank: int, environment: Mapping[str, str], group: int = 0
+) -> tuple["subprocess.Popen[bytes]", int]:
+    """Starts a rank; its process, and our end of the pipe by which it knows that we are there.
+
+    Its output is its log. It is in the process group of a number, or one of its own.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    read, feed = os.pipe()  # neither end survives an exec, but for pass_fds
+    os.set_blocking(feed, False)
+    try:
+        with log_path(job.directory, rank).open("wb") as log:
+            process = subprocess.Popen(
+                job.command(read),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                pass_fds=(read,),
+                process_group=group,
+            )
+        end_first_for_memory(process.pid)
+    except BaseException:
+        os.close(feed)
+        raise
+    finally:
+        os.close(read)
+    return process, feed
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

@@ -20,8 +20,8 @@ from workers.launchers.base import (
     exit_code,
     oom_kills,
     rank_environment,
+    start_process,
 )
-from workers.measuring.records import log_path
 from workers.probe.orders import SPEC
 
 # Seconds that a killed rank may take to be gone; longer means that a driver holds it.
@@ -93,22 +93,10 @@ class LocalRun(SupervisedRun):
 
     def start_rank(self, rank: int) -> None:
         """Starts a rank: the first before all others."""
-        read, write = os.pipe()  # neither end survives an exec, but for pass_fds
-        self._feeds.append(write)
-        os.set_blocking(write, False)
-        try:
-            with log_path(self._job.directory, rank).open("wb") as log:
-                process = subprocess.Popen(
-                    self._job.command(read),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=rank_environment(self._job, rank, os.environ),
-                    pass_fds=(read,),
-                    process_group=self._ranks[0].pid if self._ranks else 0,
-                )
-        finally:
-            os.close(read)
+        environment = rank_environment(self._job, rank, os.environ)
+        group = self._ranks[0].pid if self._ranks else 0
+        process, feed = start_process(self._job, rank, environment, group)
+        self._feeds.append(feed)
         self._ranks.append(process)
 
     def _signal(self, number: signal.Signals) -> None:

@@ -11,14 +11,15 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tuner.core.launcher import LauncherName
 from tuner.machine import Machine, this_machine
+from tuner.plain import Plain
 from workers.devices import Device, cores_name, devices_here
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher
@@ -107,7 +108,7 @@ def open_site(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class Facts(Plain):
     """A node's devices, and its view of the probes' folder."""
 
     machine: Machine
@@ -118,17 +119,6 @@ class Facts:
     def devices(self) -> tuple[str, ...]:
         """The names of all of its devices (:class:`workers.devices.Device`)."""
         return (*(gpu.uuid for gpu in self.machine.gpus), self.cores)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "machine": self.machine.as_dict(),
-            "cores": self.cores,
-            "sees_folder": self.sees_folder,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Facts":
-        return cls(**{**values, "machine": Machine.from_dict(values["machine"])})
 
 
 def facts_here(folder: Path | None = None) -> Facts:

@@ -16,10 +16,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tuner.environment import passed
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine
 from workers.devices import Device
-from workers.launchers.base import Job, RankEnd, SupervisedRun, Why, kept_environment
+from workers.launchers.base import Job, RankEnd, SupervisedRun, Why
 from workers.launchers.site import Facts, devices_of
 from workers.launchers.slurm_watch import POLL_S, NodeState, NoJobError, Watch
 from workers.launchers.task import ALIVE, STOP, read_end
@@ -233,7 +234,7 @@ def step_environment() -> dict[str, str]:
     kept = ("SLURM_CONF", "SLURM_JOB_ID", "SLURM_JOBID")
     return {
         name: value
-        for name, value in kept_environment(os.environ).items()
+        for name, value in passed(os.environ).items()
         if name in kept or not name.startswith(("SLURM_", "SRUN_", "SBATCH_", "PMI", "OMPI_"))
     }
 

@@ -18,7 +18,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from workers.launchers.base import Job, RankEnd, exit_code, oom_kills, rank_environment
+from workers.launchers.base import (
+    Job,
+    RankEnd,
+    exit_code,
+    oom_kills,
+    rank_environment,
+    start_process,
+)
 from workers.measuring.records import end_path, log_path, write_json
 
 # From the supervisor: it is there.
@@ -56,25 +63,11 @@ class RankTask:
         if job.device == "cuda" and not job.visible:
             own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), job.ranks_per_node)
             environment["CUDA_VISIBLE_DEVICES"] = own
-        read, self._feed = os.pipe()
-        os.set_blocking(self._feed, False)
         try:
-            with log_path(job.directory, self._rank).open("wb") as log:
-                try:
-                    self._process = subprocess.Popen(
-                        job.command(read),
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                        env=environment,
-                        pass_fds=(read,),
-                        process_group=0,
-                    )
-                except OSError as error:
-                    log.write(f"{error}\n".encode())
-                    self._close(stopped=False)
-        finally:
-            os.close(read)
+            self._process, self._feed = start_process(job, self._rank, environment)
+        except OSError as error:
+            log_path(job.directory, self._rank).write_text(f"{error}\n", encoding="utf-8")
+            self._close(stopped=False)
 
     def feed(self) -> None:
         """Has the rank hear that its supervisor is there."""

@@ -15,13 +15,13 @@ import yaml
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
-from tuner.core.script import RESERVED, Launch
+from tuner.core.script import CONFIGURATION, RESERVED, Command, Launch, command_of
 from tuner.core.study import Question, Study
+from tuner.environment import without_secrets
 from tuner.errors import ProbeError
 from tuner.integrations.reporting import PLAN, PROBE, seen_path
 from tuner.launchfiles import why_not
 from tuner.launchfiles.accelerate import configuration
-from tuner.script import CONFIGURATION, Command, command_of
 from workers.launchers.base import SILENCE_S, WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
 from workers.measuring.measure import MEASURED_STEPS, MINIMUM_STEPS, TIME_BUDGET_S, WARMUP_STEPS
 from workers.measuring.merge import merge
@@ -68,7 +68,7 @@ class ScriptRun:
     visible: tuple[str, ...]  # GPUs that ranks see; empty for all
     deadline_s: float
     argv: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
-    """The launcher's command, as of :meth:`tuner.script.Command.as_run`."""
+    """The launcher's command, as of :meth:`tuner.core.script.Command.as_run`."""
     peer_grace_s: float = PEER_GRACE_S
     """Seconds that the other ranks get for their own records when one has failed."""
 
@@ -150,7 +150,7 @@ class ScriptRun:
         # the user's environment, without what is tuner's or another launcher's, and the probe's
         kept = {
             name: value
-            for name, value in os.environ.items()
+            for name, value in without_secrets(os.environ).items()
             if not RESERVED.fullmatch(name) or name == "CUDA_VISIBLE_DEVICES"
         }
         if question.cluster.gpu.device is Device.CPU:

@@ -1,4 +1,4 @@
-// Buttons that copy: data-copy names the element whose text is copied.
+// Buttons that copy: data-copy names the element whose text is copied, or what is marked in it.
 "use strict";
 
 document.addEventListener("click", async (event) => {
@@ -14,13 +14,14 @@ document.addEventListener("click", async (event) => {
 });
 
 async function copied(source) {
+  const marked = [...source.querySelectorAll("[data-copied]")];
   try {
-    await navigator.clipboard.writeText(source.textContent);
+    await navigator.clipboard.writeText((marked.length ? marked : [source]).map((one) => one.textContent).join(""));
     return true;
   } catch {
     // No clipboard without https, or it was refused: the older way, which needs a selection.
     const selection = document.getSelection();
-    selection.selectAllChildren(source);
+    selection.selectAllChildren(marked.at(-1) ?? source);
     const worked = document.execCommand("copy");
     if (worked) selection.removeAllRanges();
     return worked;

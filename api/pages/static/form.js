@@ -1,4 +1,4 @@
-// The form: errors get the focus, a config.json can be chosen, and the cluster's size is said.
+// The form: errors get the focus, a config.json can be chosen, and how much there is to try is said.
 "use strict";
 
 const form = document.getElementById("question");
@@ -34,23 +34,34 @@ function offerFile() {
   config.after(pick);
 }
 
-function whole(id) {
-  const text = at(id).value.trim();
-  return /^[0-9]{1,9}$/.test(text) ? Number(text) : NaN;
-}
+// The service counts what is legal, once nobody types for a moment.
+const QUIET_MS = 600;
+const NEEDED = ["f-cluster-gpu", "f-workload-sequence-length", "f-workload-global-batch-size"];
+let waiting = 0;
+let latest = 0;
 
-function saySize() {
-  const kind = at("f-cluster-gpu").value.trim().toLowerCase();
-  const ranks = whole("f-cluster-nodes") * whole("f-cluster-gpus-per-node");
-  const tokens = whole("f-workload-sequence-length") * whole("f-workload-global-batch-size");
-  const word = kind === "cpu" ? "CPU rank" : "GPU";
-  const parts = [];
-  if (ranks > 0 && !at("f-cluster").value.trim()) parts.push(`${ranks.toLocaleString("en")} ${word}${ranks === 1 ? "" : "s"}`);
-  if (tokens > 0) parts.push(`${tokens.toLocaleString("en")} tokens in each optimizer step`);
-  at("size").textContent = parts.join(", ");
+async function saySize() {
+  const mine = ++latest;
+  const size = at("size");
+  const isFilled = NEEDED.every((id) => at(id).value.trim() || (id === "f-cluster-gpu" && at("f-cluster").value.trim()));
+  if (!isFilled) return void (size.textContent = "");
+  const body = new URLSearchParams(new FormData(form));
+  body.set("check", "true");
+  try {
+    const answer = await fetch(form.action, { method: "POST", body, headers: { Accept: "text/html" } });
+    if (mine !== latest) return;
+    const page = answer.ok && !answer.redirected ? new DOMParser().parseFromString(await answer.text(), "text/html") : null;
+    size.textContent = page?.getElementById("size")?.textContent ?? "";
+  } catch {
+    size.textContent = "";
+  }
 }
 
 offerFile();
-form.addEventListener("input", saySize);
+at("check").hidden = true;
+form.addEventListener("input", () => {
+  clearTimeout(waiting);
+  waiting = setTimeout(saySize, QUIET_MS);
+});
 form.addEventListener("submit", () => { form.querySelector("button").disabled = true; });
 window.addEventListener("pageshow", () => { form.querySelector("button").disabled = false; saySize(); });

@@ -24,7 +24,7 @@ function replaced(fresh) {
     line.querySelector("input").checked = old.querySelector("input").checked;
     line.classList.add("is-new");
     old.replaceWith(document.adoptNode(line));
-    moved.push(line.querySelector("h2").textContent.trim());
+    moved.push(line.querySelector("th").textContent.trim());
   }
   const made = fresh.getElementById("made-at");
   if (made) document.getElementById("made-at").replaceWith(document.adoptNode(made));

@@ -87,11 +87,12 @@
 
   // What is read must not move when something above it grows.
   function held(change) {
-    const seen = [...root.children].find((part) => part.getBoundingClientRect().bottom > 0);
+    const seen = [...root.querySelectorAll("h2[id], details[id]")].find((one) => one.getBoundingClientRect().top >= 0);
     const before = seen?.getBoundingClientRect().top;
     change();
-    if (!seen || window.scrollY === 0) return;
-    const moved = seen.getBoundingClientRect().top - before;
+    const now = seen && document.getElementById(seen.id);
+    if (!now || window.scrollY === 0) return;
+    const moved = now.getBoundingClientRect().top - before;
     if (Math.abs(moved) > 1) window.scrollBy({ top: moved, behavior: "instant" });
   }
 
@@ -125,7 +126,8 @@
   function show(change) {
     ahead = Date.now() - Date.parse(change.now);
     held(() => {
-      for (const [name, html] of Object.entries(change.parts)) replace(name, html);
+      const fresh = new DOMParser().parseFromString(change.body, "text/html");
+      for (const part of fresh.querySelectorAll("[data-part]")) replace(part.dataset.part, part.innerHTML);
     });
     if (said.textContent !== change.said) said.textContent = change.said;
     tick();

@@ -41,6 +41,7 @@ def environment(options: Mapping[str, object], base: Mapping[str, str]) -> dict[
         libraries.append(built / "nvml")
     return {
         **{f"STANDIN_{name}": str(value) for name, value in options.items()},
+        "TUNER_PASS_ENV": "LD_PRELOAD,STANDIN_*",
         "LD_PRELOAD": str(built / "lib" / "libcuda.so.1"),
         "LD_LIBRARY_PATH": _before(libraries, base.get("LD_LIBRARY_PATH")),
         # a command that this environment has, such as tuner, is its own

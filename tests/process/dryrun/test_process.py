@@ -11,6 +11,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.workload import Workload
+from tuner.cost.memory.tensors import counts
 from tuner.dryrun import (
     DryRun,
     DryRunner,
@@ -110,6 +111,6 @@ def test_the_real_program_dry_runs_a_tiny_model():
         record = DryRun.from_answers(plan, known.ask(plan.requests))
     assert record.error == ""
     peak = record.profile.peak(1, 1)
-    weights = workload.model.parameters * 2 / 2  # bf16, a half on each of two ranks
+    weights = counts(workload.model).parameters * 2 / 2  # bf16, a half on each of two ranks
     assert peak.breakdown["parameters"] == pytest.approx(weights, rel=0.02)
     assert {c.op for c in record.profile.collectives(1, 1)} == {"all_gather", "reduce_scatter"}

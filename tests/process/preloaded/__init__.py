@@ -39,6 +39,7 @@ class Preloaded:
         return {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PRELOADED_PYTHON": str(self.address),
+            "TUNER_PASS_ENV": "PRELOADED_PYTHON",
         }
 
 

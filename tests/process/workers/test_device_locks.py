@@ -1,5 +1,6 @@
 """Locks of devices that processes hold or wait for which are killed."""
 
+import signal
 import subprocess
 import sys
 
@@ -19,15 +20,19 @@ time.sleep(60)
 WAIT = TAKE.replace("assert", "assert not").replace("taken", "waiting")
 
 
-def test_a_lock_ends_with_the_process_that_has_it(tmp_path):
+def test_a_lock_ends_with_the_process_that_has_it(tmp_path, eventually):
     argv = [sys.executable, "-P", "-c", TAKE, str(tmp_path / "lock")]
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as holder:
         assert holder.stdout.readline() == b"taken\n"
         lock = DeviceLocks(tmp_path / "lock", ONE)
         assert not lock.acquire()
+        assert lock.holder == f"the worker that is process {holder.pid}"
+        holder.send_signal(signal.SIGSTOP)
+        eventually(lambda: f"which is stopped: kill -CONT {holder.pid}" in lock.holder)
         holder.kill()
         holder.wait()
     assert lock.acquire()
+    assert lock.holder == ""
     lock.release()
 
 

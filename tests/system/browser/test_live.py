@@ -9,7 +9,7 @@ from tuner.core.study import OPEN
 
 BATCHES = iter(range(32, 4096, 32))
 PLACES = """() => {
-  const top = document.getElementById("why-title").getBoundingClientRect().top;
+  const top = document.getElementById("evidence-title").getBoundingClientRect().top;
   return { window: top, document: top + window.scrollY };
 }"""
 """Pixels from the top of the window, and of the page, to a heading."""
@@ -27,19 +27,19 @@ def test_a_page_follows_its_study_to_the_end(open_tab, service, study):
     tab = open_tab(f"/studies/{study}")
     page = tab.page
     expect(page.locator("#answer-title")).to_have_text("Best so far")
-    expect(page.locator("#status-title ~ .budgets label")).to_have_text("1 of 4 probes")
-    page.locator("#knobs-table summary").click()
+    expect(page.locator(".budgets label")).to_have_text("1 of 4 probes")
+    page.locator("#why > summary").click()
     page.locator("label[for=tab-settings]").click()
     page.locator("#probes-scroll").focus()
-    page.evaluate("document.getElementById('why-title').scrollIntoView()")
+    page.evaluate("document.getElementById('evidence-title').scrollIntoView()")
     before = page.evaluate(PLACES)
     page.evaluate("document.getSelection().selectAllChildren(document.querySelector('.settings'))")
     chosen = page.evaluate("document.getSelection().toString()")
 
     probe(service.store, study)
-    expect(page.locator("#status-title ~ .budgets label")).to_have_text("2 of 4 probes")
+    expect(page.locator(".budgets label")).to_have_text("2 of 4 probes")
     expect(page.locator("#probes-table tbody tr")).to_have_count(2)
-    expect(page.locator("#knobs-table")).to_have_attribute("open", "")
+    expect(page.locator("#why")).to_have_attribute("open", "")
     expect(page.locator("#text-settings")).to_be_visible()
     expect(page.locator("#probes-scroll")).to_be_focused()
     assert page.evaluate("document.getSelection().toString()") == chosen

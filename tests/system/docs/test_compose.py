@@ -58,6 +58,41 @@ def test_no_secret_has_a_default():
                 assert "${POSTGRES_PASSWORD:?" in value, f"{name}: {variable}"
 
 
+def test_what_is_installed_is_what_was_tested():
+    """Each file by its hash, from wherever; and images that are not another one tomorrow."""
+    locked = {}
+    for path in (ROOT / "requirements").glob("*.txt"):
+        said = path.read_text()
+        assert "://" not in said
+        for one in re.split(r"\n(?=\S)", said)[1:]:
+            assert "--hash=sha256:" in one, one
+            locked.update(re.findall(r"^([a-z0-9_.-]+)==([^\s+]+)", one, re.M | re.I))
+    stated = re.findall(r"^([^#\s]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.M)
+    stated = {re.sub("[._]", "-", name.lower()): version for name, version in stated}
+    assert locked.items() >= {n: v for n, v in stated.items() if n in locked}.items()
+    extras = PROJECT["project"]["optional-dependencies"]
+    needed = PROJECT["project"]["dependencies"] + [
+        one for extra in ("8bit", "peft", "postgres", "dev") for one in extras[extra]
+    ]
+    names = {re.sub("[._]", "-", re.split(r"[\[><=;]", one)[0].lower()) for one in needed}
+    assert names <= locked.keys(), "make lock"
+    backend = PROJECT["build-system"]["requires"]
+    assert backend == [f"hatchling=={locked['hatchling']}"]
+    installs = [line for line in of("RUN") if "pip install" in line]
+    assert all("--require-hashes" in line for line in installs)
+    assert re.search(r"^ARG PYTHON=3\.\d+\.\d+$", (ROOT / "Dockerfile").read_text(), re.M)
+    for service in SERVICES.values():
+        assert re.search(r":\d+\.\d+", service["image"]), service["image"]
+
+
+def test_what_a_container_may_take_is_limited():
+    for name, service in SERVICES.items():
+        assert service["mem_limit"], name
+        assert service["pids_limit"] > 0, name
+        assert service["logging"]["options"]["max-size"], name
+    assert {"LimitNOFILE", "MemoryMax", "TasksMax"} <= unit().keys()
+
+
 def test_every_setting_is_in_the_table_with_its_default():
     rows = dict(re.findall(r"^\| `(TUNER_\w+)` \| (.*?) \|", PAGE, flags=re.M))
     fields = {PREFIX + name.upper(): field for name, field in Settings.model_fields.items()}
@@ -124,7 +159,7 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
     assert options["require_keys"] is True
     for name in ours():
-        assert SERVICES[name]["image"] == "tuner"
+        assert SERVICES[name]["image"] == f"tuner:{PROJECT['project']['version']}"
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user
         assert set(SERVICES[name]["environment"]) <= known_variables()

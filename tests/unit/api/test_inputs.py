@@ -71,6 +71,11 @@ def summary(asked_at="2026-11-21T06:10:00.123456Z"):
         revision=0,
         created_at=asked_at,
         asked_at=asked_at,
+        method="full",
+        global_batch_size=8,
+        sequence_length=128,
+        framework="torch",
+        fidelity="measured",
     )
 
 

@@ -30,6 +30,8 @@ SCOPES = {
     ("GET", "/openapi.json"): Scope.READ,
     ("GET", "/metrics"): Scope.READ,
     ("GET", "/audit"): Scope.ADMIN,
+    **{("POST", path): Scope.READ for path in ("/size", "/predict", "/check")},
+    **{("GET", path): Scope.READ for path in ("/models", "/gpus", "/formats", "/workers")},
 }
 PAGES = {
     ("GET", "/"): Scope.READ,
@@ -41,6 +43,8 @@ PAGES = {
     ("GET", "/studies/{study_id}/probes/{probe_id}"): Scope.READ,
     ("GET", "/studies/{study_id}/settings"): Scope.READ,
     ("POST", "/studies/{study_id}/cancel"): Scope.SUBMIT,
+    ("POST", "/studies/{study_id}/labels"): Scope.SUBMIT,
+    ("POST", "/studies/{study_id}/delete"): Scope.ADMIN,
 }
 OPEN = {
     ("GET", "/sign-in"),

@@ -10,13 +10,16 @@ import yaml
 from sqlalchemy import update
 
 from api.app import tidy
-from api.schemas import Study, Submitted
+from api.schemas import Brief, Study, Submitted
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
+from tuner.launchfiles import FORMATS
+from tuner.model import load_model
 from tuner.planner import Stop, next_probe
+from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
 
 PROBLEM = "application/problem+json"
@@ -73,6 +76,51 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     Study.model_validate(ended)
     assert ended["reason"] == "enough"
     assert ask(client, other).json()["state"] != "cancelled"
+
+
+def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, store, keep_dry_runs):
+    other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).headers["location"]
+    pending = client.get(f"{other}?view=brief").json()
+    Brief.model_validate(pending)
+    assert (pending["pending"], pending["settings"], pending["launch"]) == (True, None, [])
+    keep_dry_runs(PREDICTED)
+    full = ask(client).json()
+    response = client.get(f"/tune/{full['study_id']}?view=brief")
+    assert len(response.content) < 1000
+    short, best = response.json(), full["suggestion"]["best"]
+    Brief.model_validate(short)
+    assert (short["state"], short["settings"]) == ("done", best["settings"])
+    assert short["launch"] == full["suggestion"]["launch"]["argv"]
+    speed = best["tokens_per_s_per_gpu"]["value"]
+    assert short["tokens_per_s_per_gpu"] == float(f"{speed:.4g}")
+    assert short["needed_gib"] == float(f"{best['memory']['needed_gib']['value']:.4g}")
+    assert client.get(f"/tune/{full['study_id']}?view=long").status_code == 422
+    listed, unknown = client.get("/tune").json()["studies"]
+    assert unknown["answer"]["settings"] is None
+    assert listed["answer"]["settings"].items() >= best["settings"].items()
+    assert listed["answer"]["tokens_per_s_per_gpu"] == best["tokens_per_s_per_gpu"]
+
+
+def test_a_probe_s_event_has_its_figures(client, store):
+    study_id = ask(client, MEASURED).json()["study_id"]
+    probe(store, study_id)
+    done = [one.data for one in store.events(study_id) if one.data.get("outcome")]
+    assert (done[0]["fidelity"], done[0]["outcome"], done[0]["step_time_s"]) == (
+        "measured",
+        "ok",
+        1.0,
+    )
+    assert done[0]["tokens_per_s"] == 32 * 16
+    assert done[0]["allocated_bytes"] == 3 * 10**8
+
+
+def test_no_address_is_called(client, store):
+    for name in ("callback_url", "webhook"):
+        refused = ask(client, {**PREDICTED, name: "http://169.254.169.254/"})
+        assert (refused.status_code, refused.json()["field"]) == (422, name)
+        assert "no address is called" in refused.json()["detail"]
+        assert "/tune/{id}?wait=30" in refused.json()["allowed"]
+    assert store.studies() == []
 
 
 def test_labels_are_kept_shown_and_listed_by(client, store):
@@ -330,6 +378,36 @@ def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkey
     assert "secret" not in response.text
     monkeypatch.undo()
     assert client.get("/tune").status_code == 200
+
+
+def test_no_ones_name_of_a_model_is_in_anothers_files(client, keep_dry_runs):
+    own = load_model("stories15m").as_config()
+    named = {**PREDICTED, "workload": {**WORKLOAD, "model": own, "model_name": "evil/repo"}}
+    published = {**PREDICTED, "workload": {**WORKLOAD, "model": "stories15m"}}
+    first, second = ask(client, named).json(), ask(client, published).json()
+    assert first["study_id"] == second["study_id"]
+    assert second["question"]["workload"]["model_name"] == "stories15m"
+    assert "evil" not in str(second)
+    mine = {**PREDICTED, "workload": {**WORKLOAD, "model_name": "evil/repo"}}
+    keep_dry_runs(mine)
+    path = ask(client, mine).headers["location"]
+    assert "evil" not in str(client.get(path).json()["suggestion"]["launch"])
+    for name in FORMATS:
+        found = client.get(f"{path}/export/{name}")
+        assert "evil" not in found.text, name
+    assert "TUNED_MODEL" not in client.get(f"{path}/export/env").text
+
+
+def test_why_all_probes_failed_is_said(client, store):
+    study_id = ask(client, MEASURED).json()["study_id"]
+    why = "the script ended with 3, and reported no step"
+    crashed = Measurement(outcome=Outcome.CRASHED, detail=why)
+    probe(store, study_id, crashed)
+    again = store.claim(study_id, WorkerIdentity.of_this_process())
+    assert store.record(again, crashed)
+    finish(store, study_id)
+    found = client.get(f"/tune/{study_id}").json()["no_answer"]
+    assert f"No probe has given a result; the last: crashed: {why}." in found["message"]
 
 
 def test_a_study_that_was_deleted_is_not_found_and_its_request_asks_anew(client, store):

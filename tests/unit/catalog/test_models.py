@@ -5,11 +5,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from tuner.catalog import models
+from tuner.cost.memory.tensors import counts
 from tuner.errors import UnknownNameError
 from tuner.model import published_model
 from tuner.model.fields import ARCHITECTURES
 
-WITHOUT_SDPA = {"gemma2", "gpt_oss", "mpt"}
+WITHOUT_SDPA = {"gemma2", "gpt_oss", "gptj", "mpt"}
 """Types whose attention, biased or with sinks, transformers runs in no fused kernel."""
 
 
@@ -35,12 +36,11 @@ def test_file_formula_and_built_model_have_the_same_parameters():
         built = build(model.as_config())
         assert count(built) == models.entry(name)["parameters"]
         layers = [m for m in built.modules() if type(m).__name__ in built._no_split_modules]
-        assert count(built) == model.parameters
+        assert count(built) == counts(model).parameters
         assert len(layers) == model.layers
-        assert max(count(layer) for layer in layers) == model.layer_parameters
-        outside = count(built) - sum(count(layer) for layer in layers)
+        of_layers = sum(count(layer) for layer in layers)
         norm = model.hidden_size * ARCHITECTURES[model.model_type].norm_weights
-        assert outside == model.embedding_parameters + norm
+        assert of_layers + norm == round(counts(model).layer * model.layers)
 
 
 @pytest.mark.slow
@@ -57,7 +57,7 @@ def test_active_parameters_leave_out_the_experts_not_chosen():
         ("qwen3-30b-a3b", 3_353_032_704),  # the model card says 3.3B
         ("llama-3.1-8b", 8_030_261_248),
     ]:
-        assert published_model(name).active_parameters == active
+        assert counts(published_model(name)).active_parameters == active
 
 
 def test_names_are_found_as_people_write_them():
@@ -75,6 +75,20 @@ def test_names_are_found_as_people_write_them():
         ("", None),
     ]:
         assert models.find(spec) == name
+
+
+def test_a_repository_is_as_large_as_one_that_is_known_by_its_name_or_the_list():
+    for spec, name in [
+        ("NousResearch/Llama-2-7b-chat-hf", "llama-2-7b"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama-3.1-8b"),
+        ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+        ("google/gemma-3-12b-it", "gemma-3-12b-text"),
+        ("mistralai/Devstral-Small-2507", "mistral-small-24b"),
+        ("me/my-llama-3.1-8b-with-more", None),
+        ("me/llama-3.1-9b", None),
+    ]:
+        assert models.alike(spec) == name, spec
+    assert set(models._same_shape().values()) <= set(models.names())
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_other_way():

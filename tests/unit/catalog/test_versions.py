@@ -3,7 +3,7 @@ from itertools import product
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from tuner.catalog.versions import Condition, Effect, meets_all, version_table
+from tuner.catalog.versions import Condition, Effect, version_table
 
 TABLE = version_table()
 
@@ -30,11 +30,7 @@ def test_rules_never_contradict_each_other():
         families = [Condition.DDP, Condition.FSDP1, Condition.FSDP2, Condition.DEEPSPEED]
         for chosen in product(*(_borders(package) for package in packages)):
             versions = dict(zip(packages, chosen, strict=True))
-            holding = [
-                entry.rule
-                for entry in TABLE.rules
-                if framework in entry.frameworks and meets_all(versions, entry.versions)
-            ]
+            holding = [entry.rule for entry in TABLE.rules if entry.holds(framework, versions)]
             for family in families:
                 dead: dict[str, set[bool | int]] = {}
                 for rule in holding:

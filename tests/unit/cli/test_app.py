@@ -4,11 +4,14 @@ import ast
 import json
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from tuner.catalog.gpus import gpu_kind
 from tuner.cli.commands import COMMANDS, GROUPS
+from tuner.cli.options import study_ids
 
 ALL = [[name] for name in COMMANDS] + [
     [group, name] for group, (_, commands) in GROUPS.items() for name in commands
@@ -21,8 +24,8 @@ def test_every_help_teaches(cli, monkeypatch):
         assert "Example" in text
         assert f"  tuner {' '.join(words)}" in text
         assert "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits" in text
-        assert "--json" in text
-        assert "--db URL" in text
+        assert "--json" in text or words[0] == "mcp"  # which says nothing else anyway
+        assert "--db URL" in text or words in (["models"], ["gpus"])
         assert max(map(len, text.splitlines())) <= 80
     monkeypatch.setenv("COLUMNS", "80")
     for group in ([], *([name] for name in GROUPS)):  # lists of commands are not cut off
@@ -64,3 +67,49 @@ def test_light_commands_import_little(
         cwd=tmp_path,
     )  # fmt: skip
     assert set(ast.literal_eval(done.stdout.splitlines()[-1])) <= allowed, done.stdout
+
+
+def test_the_version_is_shown(cli):
+    found = cli("--version")
+    assert (found.code, found.out) == (0, f"tuner {version('tuner')}\n")
+
+
+def test_the_catalogue_is_listed(cli):
+    shown = cli("models", "llama-3.1")
+    assert shown.code == 0
+    assert "llama-3.1-8b" in shown.out
+    assert "8.03" in shown.out
+    assert "gpt2" not in shown.out
+    (found,) = cli("models", "llama-3.1-8b", "--json").json["models"]
+    assert found["parameters"] == 8_030_261_248
+    assert "80gb-pcie" in cli("gpus", "h100").out
+    (found,) = cli("gpus", "l40s", "--json").json["gpus"]
+    assert (found["name"], found["memory_bytes"]) == ("l40s", gpu_kind("l40s").memory_bytes)
+    assert cli("gpus", "nonesuch").code == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("tuner sug", ["suggest"]),
+        ("tuner suggest --model llama-3.1-", ["llama-3.1-405b", "llama-3.1-70b", "llama-3.1-8b"]),
+        ("tuner predict --cluster 2x8xh100-n", ["2x8xh100-nvl"]),
+        ("tuner suggest --cluster loc", ["local"]),
+        ("tuner export st-1 acc", ["accelerate"]),
+    ],
+)
+def test_a_shell_completes(environment, words, completed):
+    asked = {"_TUNER_COMPLETE": "complete_bash", "COMP_WORDS": words}
+    asked["COMP_CWORD"] = str(len(words.split()) - 1)
+    code = "import sys; from tuner.cli import main; sys.exit(main([]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False,
+        env={**environment, **asked},
+    )  # fmt: skip
+    assert done.stdout.split() == completed, done.stderr
+
+
+def test_a_shell_completes_studies(answered, monkeypatch):
+    begun = answered.id[:6]
+    assert study_ids(begun) == [answered.id]
+    assert study_ids("st-x") == []

@@ -47,6 +47,12 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--knob", "tp_size=1", "--knob", "tp_size=2"], r"knob: .*tp_size is given twice"),
     (["--write", "accelerate.yaml"], r"write: got 'accelerate\.yaml'; must look"),
     (["--write", "accelerate=x.yaml"], r"write: got .*tp_size=2; ask again with --knob tp_size=1"),
+    (["--write", "accelrate=x"], r"write: got 'accelrate'; no such name; did you mean accelerate"),
+    (["--knob", "tp=1"], r"knob: got 'tp'; no such knob \(did you mean tp_size\?\); the knobs are"),
+    (["--knob", "sharding=fullshard"], r"sharding: got 'fullshard'; .*did you mean full_shard\?"),
+    (["--optimizer", "adamv"], r"optimizer: got 'adamv'; must be .*\(did you mean adamw\?\)"),
+    (["--sequence-length", "8kk"], r"sequence_length: got '8kk'; must be a positive whole number"),
+    (["--tokens", "1Q"], r"tokens: got '1Q'; must be a number of tokens, such as 300B or 1T"),
     (["--db", "mysql://x/y"], r"db: got 'mysql://x/y'; must be sqlite:///"),
     (["--bugdet", "10m"], r"No such option: --bugdet .*--budget.*'tuner suggest --help'"),
     (["extra"], r"extra.*'tuner suggest --help'"),
@@ -164,17 +170,17 @@ def test_wrong_words_are_one_line(cli, tiny):
     for words, message in (
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
         ("studies", r"Missing command; see 'tuner studies --help'"),
-        ("suggest", "'--global-batch-size' and '--sequence-length'; see 'tuner"),
-        (
-            f"probe --model {tiny}",
-            "Missing options '--global-batch-size', '--sequence-length' and '--settings'; see",
-        ),
+        (f"probe --model {tiny}", "Missing option '--settings'; see 'tuner probe --help'"),
         (
             f"suggest --model {tiny} --global-batch-size 8",
-            "Missing option '--sequence-length'; see 'tuner suggest --help'",
+            "sequence_length: got nothing; is required",
         ),
+        ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),
+        (f"suggest --model {tiny} --in-place", "in_place: got true; needs --from FILE"),
     ):
         assert_usage_error(cli(*words.split()), message)
     result = cli("suggest", "--json")
-    assert result.json["error"]["field"] == "global_batch_size"
-    assert result.err.count("\n") == 1
+    assert [one["field"] for one in result.json["error"]["errors"]] == [
+        "model", "sequence_length", "global_batch_size",
+    ]  # fmt: skip
+    assert result.err.count("\n") == 3

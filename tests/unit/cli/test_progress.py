@@ -8,7 +8,7 @@ from rich.console import Console
 
 from tuner.cli.progress import LiveTable, Terminal, to_stderr
 from tuner.client.answered import PlainLines
-from tuner.core.study import ProbeState
+from tuner.core.study import ProbeState, StudyState
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
 SECOND = "sharding=ddp,micro_batch_size=4"
@@ -81,3 +81,28 @@ def test_the_live_table_shows_probes_what_runs_and_the_budget(finished):
     assert re.search(r"2/5 probes +0\.\d s +probe #3 running for 0 s", text)
     assert "waiting for this machine" in frames(finished, without(finished, ProbeState.QUEUED))
     assert "choosing the next probe" in frames(finished, replace(finished, probes=()))
+
+
+def test_the_live_table_says_what_a_worker_is_at(finished):
+    checking = replace(
+        finished, state=StudyState.RUNNING, reason="checking the answer against one process"
+    )
+    assert "checking the answer against one process, 0 s" in frames(finished, checking, width=120)
+    waiting = replace(checking, reason="waiting for st-1 on this machine")
+    assert "waiting for st-1 on this machine, 0 s" in frames(
+        finished, without(waiting, ProbeState.QUEUED), width=120
+    )
+    # a probe that runs is what it is at
+    shown = frames(finished, without(waiting, ProbeState.RUNNING), width=120)
+    assert "running for" in shown
+    assert "waiting" not in shown
+    queued = replace(finished, state=StudyState.QUEUED, probes=())
+    assert "starting a worker" in frames(finished, queued)
+
+
+def test_quiet_shows_nothing_on_the_way(finished, capsys):
+    quiet = Terminal(quiet=True)
+    quiet.note("something")
+    with quiet.progress_of(replace(finished, probes=())) as lines:
+        lines.show(finished)
+    assert capsys.readouterr() == ("", "")

@@ -1,9 +1,14 @@
 """The workers that serve studies now."""
 
+import os
+from datetime import timedelta
+
 import pytest
+from sqlalchemy import update
 
 from tuner.machine import Machine, ReportedGpu
 from tuner.store import WorkerIdentity, open_store
+from tuner.store.tables import WorkerRow, clock
 from tuner.store.workers import Workers
 
 GPU = ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, uuid="GPU-1")
@@ -40,3 +45,14 @@ def test_those_that_live_are_listed(cli, workers):
     assert Machine.from_dict(there["machine"]) == THERE
     (mine,) = cli("workers", "--here", "--json").json["workers"]
     assert mine["id"] == workers["mine"]
+
+
+def test_one_that_is_frozen_is_named(cli, workers):
+    with open_store() as store, store.transactions.write() as session:
+        old = clock(session) - timedelta(minutes=5)
+        session.execute(update(WorkerRow).values(seen_at=old))
+    result = cli("workers")
+    assert result.code == 1
+    assert f"mine (process {os.getpid()}) has given no sign since" in result.err
+    assert f"kill -9 {os.getpid()}" in result.err
+    assert [one["pid"] for one in cli("workers", "--json").json["silent"]] == [os.getpid()]

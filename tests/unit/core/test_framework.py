@@ -9,19 +9,24 @@ from tuner.core.framework import (
     FrameworkName,
     framework,
     installed_versions,
+    knob_effect,
     parse_stated_versions,
-    sync_each_batch_effect,
 )
 from tuner.errors import UnknownNameError, UsageError
 
 NEWEST = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0", "nanotron": "0.4.0"}
 DDP, FSDP1, FSDP2 = Condition.DDP, Condition.FSDP1, Condition.FSDP2
+OFFLOAD = Condition.CPU_OFFLOAD
 LIVE, FIXED_ON, FIXED_OFF = (Effect.LIVE, ()), (Effect.DEAD, (True,)), (Effect.DEAD, (False,))
 MUST_BE_OFF = (Effect.REFUSED, (True,))
 
 
 def stack(name, **stated):
     return framework(name, stated, installed=NEWEST)
+
+
+def sync_effect(framework, *conditions):
+    return knob_effect(framework, "sync_each_batch", frozenset(conditions))
 
 
 # What sync_each_batch does: framework, family, stated versions.
@@ -63,7 +68,7 @@ SYNC: list[tuple[str, Condition, dict[str, str], tuple[Effect, tuple[bool, ...]]
 
 def test_sync_each_batch_by_release():
     for name, family, stated, expected in SYNC:
-        found = sync_each_batch_effect(stack(name, **stated), family)
+        found = sync_effect(stack(name, **stated), family)
         assert (found.effect, found.values) == expected, (name, family, stated)
 
 
@@ -86,14 +91,14 @@ def test_fsdp2_needs_its_releases():
 
 def test_fsdp1_with_cpu_offload_must_not_synchronize_each_batch():
     for name in ("accelerate", "trainer"):
-        refused = sync_each_batch_effect(stack(name, accelerate="1.5.2"), FSDP1, cpu_offload=True)
+        refused = sync_effect(stack(name, accelerate="1.5.2"), FSDP1, OFFLOAD)
         assert (refused.effect, refused.values) == MUST_BE_OFF
         assert "overwrites" in refused.why
         assert refused.source
-        live = sync_each_batch_effect(stack(name), FSDP2, cpu_offload=True)
+        live = sync_effect(stack(name), FSDP2, OFFLOAD)
         assert live.effect is Effect.LIVE
     # A knob that does not act is not refused for a value that it never takes.
-    old = sync_each_batch_effect(stack("accelerate", accelerate="0.27.2"), FSDP1, cpu_offload=True)
+    old = sync_effect(stack("accelerate", accelerate="0.27.2"), FSDP1, OFFLOAD)
     assert (old.effect, old.values) == FIXED_OFF
 
 

@@ -45,11 +45,16 @@ OF_A_PART = {
 """Options that are fields of the arguments ``adapter`` and ``packing``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""
+OF_A_FILE = {"from_file", "format_name", "in_place", "diff", "no_backup"}
+"""Options of a file in use that is asked about, and put in order."""
+OF_THE_TERMINAL = {"json", "why", "quiet", "tokens", "question_file"}
+"""Options that say what is shown, or where options are."""
 
 
 def test_what_the_command_takes_python_takes_too():
     taken = inspect.signature(tuner.suggest).parameters
-    options = {field.name for field in fields(SuggestAsked)} - {"json"} - OF_A_SCRIPT - OF_A_PART
+    options = {field.name for field in fields(SuggestAsked)} - OF_A_SCRIPT - OF_A_PART - OF_A_FILE
+    options -= OF_THE_TERMINAL
     assert {RENAMED.get(name, name) for name in options} == set(taken) - {"key", "progress"}
 
 

@@ -16,8 +16,8 @@ from tuner.model import load_model
 READ: list[tuple[Callable[[str, str], float], dict[str, float], str]] = [
     (
         units.read_duration,
-        {"90": 90, "90s": 90, "10m": 600, "1.5h": 5400, "1h30m": 5400, " 2M ": 120},
-        "|0|0s|-5m|10 minutes|m|1d|nan|9999999h",
+        {"90": 90, "90s": 90, "10m": 600, "1.5h": 5400, "1h30m": 5400, " 2M ": 120, "1d": 86_400},
+        "|0|0s|-5m|10 minutes|m|1w|nan|9999999h",
     ),
     (
         units.read_size,

@@ -7,11 +7,11 @@ from typing import Any
 from tuner.core.cluster import Cluster, Link
 from tuner.core.workload import Optimizer
 from tuner.cost.calibration import PRECISIONS, Calibration, Reading
-from tuner.cost.calibration_fit import BYTES, ENDS, LAYER, _costs, fitted
+from tuner.cost.calibration_fit import BYTES, _costs, fitted
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.optimizers import update_bytes
 from tuner.cost.time.communication import Group, ring_s
-from tuner.cost.time.compute import stage_compute_s
+from tuner.cost.time.compute import ends_compute_s, layer_compute_s
 
 FLOPS_PER_S, SMALL_DIM, COPY_BYTES_PER_S = 4e14, 200.0, 2e12
 TRAFFIC, LOGIT, HOST_S, UPDATE = 12.0, 40.0, 5e-4, 1.25
@@ -59,8 +59,8 @@ def model_s(case: dict[str, Any], cluster: Cluster) -> float:
     values = cluster.as_dict()
     where = Cluster.from_dict({**values, "gpu": {**values["gpu"], **gpu}})
     costs = _costs(SMALL_DIM, traffic_factor=TRAFFIC, logit_traffic=LOGIT)
-    layer = stage_compute_s(workload, settings, where, costs, LAYER)
-    ends = stage_compute_s(workload, settings, where, costs, ENDS)
+    layer = layer_compute_s(workload, settings, where, costs)
+    ends = ends_compute_s(workload, settings, where, costs)
     layer = layer + HOST_S if str(cluster.gpu.device) == "cpu" else max(layer, HOST_S)
     return float(case["layers"] * layer + ends)
 

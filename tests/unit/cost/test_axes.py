@@ -1,6 +1,6 @@
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.cost.memory.shards import Sizes, axis_sizes, is_fsdp
+from tuner.cost.memory.shards import Sizes, axis_sizes
 
 CLUSTER = parse_cluster("4x8xh100-80gb")
 
@@ -15,4 +15,4 @@ def test_ranks_of_each_axis() -> None:
     ]:
         found = axis_sizes(parse_settings(text), CLUSTER)
         assert found == sizes
-        assert is_fsdp(parse_settings(text), CLUSTER) is (sizes.shard > 1)
+        assert sizes.is_fsdp is (sizes.shard > 1)

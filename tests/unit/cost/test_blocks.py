@@ -3,10 +3,10 @@
 import pytest
 
 from tests.unit.cost.test_prediction import predicted
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.memory.device import MIB, UNSPLIT, beyond
 
-TORCH = FrameworkName.TORCH
+TORCH = Framework(name=FrameworkName.TORCH)
 
 
 def test_what_a_tensor_in_new_memory_gets_beyond_its_size() -> None:

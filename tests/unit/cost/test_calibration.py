@@ -9,7 +9,7 @@ from tests.unit.cost import calibrations as known
 from tuner import machine
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings, Sharding
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text, hardware_key
 from tuner.cost.constants import default_costs
@@ -18,6 +18,7 @@ from tuner.model import load_model
 from workers.calibrate import plan
 
 NODE = parse_cluster("8xh100-80gb")
+TORCH = Framework(name=FrameworkName.TORCH)
 WORKLOAD = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, global_batch_size=64)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=4)
 
@@ -28,8 +29,7 @@ def measured(text: str = "8xh100-80gb") -> Calibration:
 
 
 def step_s(cluster: Cluster, found: Calibration | None) -> float | None:
-    torch = FrameworkName.TORCH
-    return predict(WORKLOAD, cluster, torch, SHARDED, calibration=found).step_time_s.value
+    return predict(WORKLOAD, cluster, TORCH, SHARDED, calibration=found).step_time_s.value
 
 
 def test_a_calibration_survives_json() -> None:
@@ -72,7 +72,7 @@ def test_links_hold_for_nodes_of_the_same_size() -> None:
 
 def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:
     cluster = parse_cluster("cpu:2")
-    without = predict(WORKLOAD, cluster, FrameworkName.TORCH, SHARDED)
+    without = predict(WORKLOAD, cluster, TORCH, SHARDED)
     assert without.step_time_s.value is None
     assert "tuner calibrate --cluster cpu:2" in without.why
     assert (step_s(cluster, measured("cpu:2")) or 0) > 0

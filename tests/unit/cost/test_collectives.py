@@ -13,6 +13,7 @@ from tuner.core.cluster import Cluster, Gpu, Link, parse_cluster
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.workload import Precision, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.shards import Axis
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.collectives import Op, Overlap, reducing_passes, step_collectives
 from tuner.model import published_model as read
 from tuner.model import read_model_config
@@ -97,7 +98,7 @@ def test_ddp_reduces_in_the_reductions_format() -> None:
     wide = step_collectives(workload, Settings(), cluster)
     narrow = step_collectives(replace(workload, reduce_dtype=ReduceDtype.BF16), Settings(), cluster)
     reduced = [total(list(found), op=Op.ALL_REDUCE) for found in (wide, narrow)]
-    assert reduced[0][1] == 2 * reduced[1][1] == 4 * workload.model.parameters
+    assert reduced[0][1] == 2 * reduced[1][1] == 4 * counts(workload.model).parameters
     assert total(list(wide), op=Op.ALL_REDUCE, overlap=Overlap.EXPOSED)[0] == 1
     assert total(list(wide), op=Op.BROADCAST, axis=Axis.DP) == (1, 2 * 4 * 32)  # rotary
 

@@ -6,13 +6,12 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Loss, Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.memory.pipeline import Stage
-from tuner.cost.time.compute import attention_work, moved_bytes, stage_compute_s
+from tuner.cost.memory.tensors import counts
+from tuner.cost.time.compute import attention_work, ends_compute_s, layer_compute_s, moved_bytes
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 
 CLUSTER, COSTS = parse_cluster("h100-80gb"), default_costs()
-LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
 
 
 def of(model: str, tokens: int, precision: Precision = Precision.BF16) -> Workload:
@@ -79,14 +78,13 @@ def test_only_traffic_is_left_where_products_take_no_time() -> None:
     gpu = replace(CLUSTER.gpu, dense_bf16_flops_per_s=1e21, fp32_flops_per_s=1e21)
     cluster, asked = replace(CLUSTER, gpu=gpu), of("gpt2", 1024)
     narrow, mixed, wide = (
-        stage_compute_s(replace(asked, precision=precision), Settings(), cluster, COSTS, LAYER)
+        layer_compute_s(replace(asked, precision=precision), Settings(), cluster, COSTS)
         for precision in (Precision.BF16, Precision.BF16_MIXED, Precision.FP32)
     )
     assert narrow == mixed
     assert wide == pytest.approx(2 * narrow, rel=1e-4)
     assert gpu.memory_bytes_per_s is not None
-    parameters = asked.model.parameters - asked.model.embedding_parameters
-    weights = 3 * 2 * parameters / asked.model.layers  # twice read, gradients written
+    weights = 3 * 2 * counts(asked.model).layer  # read twice, written
     elements = 3 * 1024 * moved_bytes(asked.model, 2)
     moved = weights + COSTS.torch.traffic_factor * elements
     assert narrow == pytest.approx(moved / gpu.memory_bytes_per_s, rel=1e-3)
@@ -99,9 +97,8 @@ def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
     costs, reached = replace(COSTS, torch=quick), []
     for model in ("gpt2", "llama-3.1-8b", "llama-3.1-405b"):
         asked, one = of(model, 1024), Settings(micro_batch_size=16)
-        found = stage_compute_s(asked, one, fast, costs, LAYER)
-        parameters = asked.model.parameters - asked.model.embedding_parameters
-        reached.append(6 * parameters / asked.model.layers * 16 * 1024 / found / 794.5e12)
+        found = layer_compute_s(asked, one, fast, costs)
+        reached.append(6 * counts(asked.model).layer * 16 * 1024 / found / 794.5e12)
     assert reached[0] < 0.6 < 0.7 < reached[1] < 0.9 < reached[2] < 1
 
 
@@ -118,7 +115,7 @@ def test_capped_scores_pass_through_memory() -> None:
         (Settings(activation_checkpointing=Checkpointing.FULL), 2 * 44 + 62),
     ):
         with_cap, without = (
-            stage_compute_s(asked, one, at_once, COSTS, LAYER) for asked in (capped, plain)
+            layer_compute_s(asked, one, at_once, COSTS) for asked in (capped, plain)
         )
         scores = capped.model.heads * tokens**2
         assert with_cap - without == pytest.approx(moved * scores / rate, rel=1e-4)
@@ -126,7 +123,7 @@ def test_capped_scores_pass_through_memory() -> None:
 
 def test_autocast_takes_the_loss_in_fp32_whatever_comes_in() -> None:
     """And FSDP, which casts what it gathers, does not."""
-    cluster, head = parse_cluster("2xh100-80gb"), replace(LAYER, layers=0, head=True)
+    cluster = parse_cluster("2xh100-80gb")
     for precision, sharding, is_wide in (
         (Precision.BF16_MIXED, Sharding.DDP, True),
         (Precision.BF16_MIXED, Sharding.FULL_SHARD, False),
@@ -135,7 +132,7 @@ def test_autocast_takes_the_loss_in_fp32_whatever_comes_in() -> None:
         hf = of("llama-3.1-8b", 4096, precision)
         settings = Settings(sharding=sharding)
         own, fused = replace(hf, loss=Loss.OWN_DTYPE), replace(settings, fused_loss=True)
-        theirs, ours = (stage_compute_s(w, settings, cluster, COSTS, head) for w in (hf, own))
+        theirs, ours = (ends_compute_s(w, settings, cluster, COSTS) for w in (hf, own))
         assert ours == theirs if is_wide else ours < 0.95 * theirs
-        first, second = (stage_compute_s(w, fused, cluster, COSTS, head) for w in (hf, own))
+        first, second = (ends_compute_s(w, fused, cluster, COSTS) for w in (hf, own))
         assert first == second

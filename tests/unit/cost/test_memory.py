@@ -15,6 +15,7 @@ from tuner.core.measurement import Category, Phase
 from tuner.core.packing import Packing
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype, TensorParallel, Workload
 from tuner.cost.memory.step import StepMemory, memory_bound, step_memory
+from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig, read_model_config
 from tuner.model import published_model as read
 
@@ -37,6 +38,9 @@ DRY_RUNS = json.loads(Path(__file__).with_name("dry_runs.json").read_text(encodi
 
 def model(config: dict[str, object]) -> ModelConfig:
     return read_model_config(config, name="model")
+
+
+COUNT = counts(model(CODELLAMA_34B)).parameters
 
 
 def memory(
@@ -122,12 +126,11 @@ def test_an_adapter_leaves_the_model_without_gradients_and_state() -> None:
     )
     trained = 48 * 16 * (2 * (8192 + 8192) + 2 * (8192 + 1024) + 3 * (8192 + 22016))
     assert held(found, Category.OPTIMIZER_STATE) == 2 * 4 * trained / 8
-    whole = model(CODELLAMA_34B).parameters
-    parameters = (2 * whole + 4 * trained) / 8
-    assert held(found, Category.PARAMETERS) == pytest.approx(parameters, rel=1e-3)
+    expected = (2 * COUNT + 4 * trained) / 8
+    assert held(found, Category.PARAMETERS) == pytest.approx(expected, rel=1e-3)
     assert put_off.total_bytes - found.total_bytes < 2.5 * trained  # bf16 of all, not of a shard
     full = memory(f"{text},sync_each_batch=false", precision=Precision.BF16_MIXED)
-    assert full.total_bytes > found.total_bytes + 10 * whole / 8  # fp32: weights more, two moments
+    assert full.total_bytes > found.total_bytes + 10 * COUNT / 8  # fp32: weights more, two moments
 
 
 def test_quantized_weights_take_half_a_byte_in_whatever_they_are_packed() -> None:
@@ -168,7 +171,6 @@ def test_locals_of_a_checkpointed_forward() -> None:
 
 
 def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
-    parameters = model(CODELLAMA_34B).parameters
     text = "sharding=full_shard,gradient_accumulation_steps=2,sync_each_batch=false"
     waits = Category.GRADIENTS_UNSHARDED
     for fields, each in (
@@ -178,7 +180,7 @@ def test_gradients_that_wait_are_whole_and_in_the_reduction_format() -> None:
         ({"precision": Precision.FP32}, 4),
     ):
         found = memory(text, **fields)
-        assert held(found, waits, Phase.LOSS) == pytest.approx(each * parameters, rel=1e-6)
+        assert held(found, waits, Phase.LOSS) == pytest.approx(each * COUNT, rel=1e-6)
     once = memory(text.replace("steps=2", "steps=1"))
     assert held(once, waits, Phase.LOSS) == 0
 
@@ -191,7 +193,7 @@ def test_the_optimizers_step() -> None:
         (Optimizer.SGD, 0, 0, 0),
     ]:
         found = memory("sharding=full_shard", optimizer=optimizer)
-        own = model(CODELLAMA_34B).parameters / 8
+        own = COUNT / 8
         state = held(found, Category.OPTIMIZER_STATE, Phase.OPTIMIZER)
         assert state == pytest.approx(bytes_each * own, rel=1e-6)
         whole = (2 + 2 + bytes_each + 2 * copies) * own + of_one * 32000 * 8192 / 8
@@ -213,7 +215,7 @@ def test_a_window_brings_masks_that_every_layer_keeps() -> None:
 
 
 def test_the_floor_is_what_must_be_there_between_micro_batches() -> None:
-    parameters, cluster = model(CODELLAMA_34B).parameters, parse_cluster("8xa100-80gb")
+    cluster = parse_cluster("8xa100-80gb")
     workload = Workload(
         model=model(CODELLAMA_34B), sequence_length=16384, global_batch_size=64
     )  # so long that activations need more than any floor
@@ -225,7 +227,7 @@ def test_the_floor_is_what_must_be_there_between_micro_batches() -> None:
     ):
         one = parse_settings(text.format(sharding, sync))
         floor = memory_bound(workload, one, cluster).floor_bytes
-        assert floor == pytest.approx((own + 2 * own + waits) * parameters, rel=1e-6)
+        assert floor == pytest.approx((own + 2 * own + waits) * COUNT, rel=1e-6)
 
 
 # ------------------------------------------------------------------------------- properties

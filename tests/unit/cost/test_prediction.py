@@ -12,17 +12,17 @@ from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, FrameworkName, framework
 from tuner.core.measurement import Basis
 from tuner.core.workload import Workload
-from tuner.cost.allocated import Peak
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tuner.cost.memory.pipeline import refused, stage_memory
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import Peak, Prediction, predict
 from tuner.cost.script import Script
 from tuner.model import published_model as read
 
 GIB = 2**30
 EIGHT = parse_cluster("8xh100-80gb")
-NANOTRON, TORCH = FrameworkName.NANOTRON, FrameworkName.TORCH
+NANOTRON = Framework(name=FrameworkName.NANOTRON)
+TORCH = Framework(name=FrameworkName.TORCH)
 
 
 def workload(model: str = "llama-3.1-8b", sequence_length: int = 4096) -> Workload:
@@ -32,7 +32,7 @@ def workload(model: str = "llama-3.1-8b", sequence_length: int = 4096) -> Worklo
 def predicted(
     text: str,
     cluster: str = "8xh100-80gb",
-    framework: FrameworkName = NANOTRON,
+    framework: Framework = NANOTRON,
     model: str = "llama-3.1-8b",
     sequence_length: int = 4096,
 ) -> Prediction:
@@ -90,9 +90,7 @@ class FakeProfile:
         return PEAK
 
 
-def with_profile(
-    of: Framework | FrameworkName = TORCH, sharding: str = "full_shard", **more: Any
-) -> Prediction:
+def with_profile(of: Framework = TORCH, sharding: str = "full_shard", **more: Any) -> Prediction:
     text = f"sharding={sharding},micro_batch_size=3,gradient_accumulation_steps=5"
     profile = FakeProfile()
     found = predict(
@@ -126,10 +124,10 @@ def test_a_dry_run_of_another_release_is_no_surer_than_arithmetic() -> None:
         for package in sorted(STATED):
             figures = default_costs().memory
             ran = with_profile(framework("torch", STATED), sharding)
-            assert width(ran) == pytest.approx(1 - figures.dry_run_low)
+            assert width(ran) == pytest.approx(1 - figures.dry_run.low)
             older = {"torch": "2.12.0", "transformers": "5.22.0", "accelerate": "1.14.0"}
             other = with_profile(framework("torch", {**STATED, package: older[package]}), sharding)
-            assert width(other) == pytest.approx(1 - figures.arithmetic_low)
+            assert width(other) == pytest.approx(1 - figures.arithmetic.low)
             assert other.basis is Basis.DRY_RUN
             assert other.allocated_bytes.value == ran.allocated_bytes.value
 
@@ -157,7 +155,7 @@ def test_a_limit_within_the_interval_of_the_need_is_told() -> None:
 )
 @settings(max_examples=examples(100))
 def test_larger_micro_batches_need_more_memory_and_time(
-    framework: FrameworkName, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
+    framework: Framework, sharding: str, tp: int, pp: int, micro: int, steps: int, model: str
 ) -> None:
     nanotron = framework is NANOTRON
     one = Settings.from_dict(

@@ -6,9 +6,10 @@ from tuner.catalog.gpus import matmul_share
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import default_costs
+from tuner.cost.memory.tensors import counts
 from tuner.cost.prediction import predict
 from tuner.cost.time.step import sharded_step_s, step_notes, step_time
 from tuner.model import published_model as read
@@ -23,7 +24,7 @@ def workload(model: str = "llama-3.1-8b", **more: object) -> Workload:
 
 def seconds(text: str, cluster: str | Cluster = H100, asked: Workload | None = None) -> float:
     where = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-    return sharded_step_s(asked or workload(), parse_settings(text), where, default_costs())
+    return sharded_step_s(asked or workload(), parse_settings(text), where, default_costs())[0]
 
 
 def test_syncing_each_batch_costs_little_where_links_are_fast() -> None:
@@ -66,7 +67,7 @@ def test_replicated_experts_are_summed_over_the_tensor_parallel_ranks() -> None:
     text = "tp_size=8,gradient_accumulation_steps={}"
     asked = workload("mixtral-8x7b")
     once = 2 * seconds(text.format(1), H100, asked) - seconds(text.format(2), H100, asked)
-    whole = 2 * 2 * asked.model.parameters * 7 / 8 / 450e9  # seconds of an ideal all-reduce
+    whole = 2 * 2 * counts(asked.model).parameters * 7 / 8 / 450e9  # seconds of an ideal all-reduce
     assert once > 0.8 * whole
 
 
@@ -91,7 +92,7 @@ def test_the_interval_of_paged_state_holds_that_all_of_it_goes_and_comes_back() 
     kept, paged = found.values()
     assert (kept.value, kept.low) == (paged.value, paged.low)
     assert paged.high - kept.high == pytest.approx(2 * state / (63e9 / 2), rel=0.01)
-    shown = predict(*(asked[i] for i in (0, 2, 3, 1))).device_bytes
+    shown = predict(asked[0], asked[2], Framework(name=asked[3]), one).device_bytes
     assert shown.high == parse_cluster(H100).gpu.memory_bytes  # nvidia-smi shows what has not gone
 
 

@@ -61,16 +61,16 @@ def test_intervals_are_narrow_only_where_fitted_runs_were_alike() -> None:
     slow = replace(parse_cluster("4x8xa100-80gb"), inter_node=Link(bytes_per_s=1e9, latency_s=1e-5))
     t = default_costs().time
     for text, cluster, precision, high in [
-        (fitted, "8xa100-80gb", mixed, t.high_torch),
-        (f"{fitted},activation_checkpointing=full", "4x8xa100-80gb", mixed, t.high_torch),
-        (fitted, slow, mixed, t.high_torch_other),
-        (fitted, "8xa100-80gb", Precision.BF16, t.high_torch_other),
-        ("sharding=ddp,micro_batch_size=2", "8xa100-80gb", mixed, t.high_torch_other),
-        (f"{fitted},activation_checkpointing=selective", "8xa100-80gb", mixed, t.high_torch_other),
-        (f"{fitted},fused_loss=true", "8xa100-80gb", mixed, t.high_torch_other),
-        (f"{fitted},tp_size=2", "8xa100-80gb", mixed, t.high_torch_other),
-        (fitted, "8xh100-80gb", mixed, t.high_torch_other),
-        (fitted, "8xl4", mixed, t.high_unfitted),
+        (fitted, "8xa100-80gb", mixed, t.torch.high),
+        (f"{fitted},activation_checkpointing=full", "4x8xa100-80gb", mixed, t.torch.high),
+        (fitted, slow, mixed, t.torch_other.high),
+        (fitted, "8xa100-80gb", Precision.BF16, t.torch_other.high),
+        ("sharding=ddp,micro_batch_size=2", "8xa100-80gb", mixed, t.torch_other.high),
+        (f"{fitted},activation_checkpointing=selective", "8xa100-80gb", mixed, t.torch_other.high),
+        (f"{fitted},fused_loss=true", "8xa100-80gb", mixed, t.torch_other.high),
+        (f"{fitted},tp_size=2", "8xa100-80gb", mixed, t.torch_other.high),
+        (fitted, "8xh100-80gb", mixed, t.torch_other.high),
+        (fitted, "8xl4", mixed, t.unfitted.high),
     ]:
         found, _ = asked(text, cluster, precision=precision)
         assert found.high == pytest.approx(high * found.value), (text, cluster)
@@ -117,8 +117,8 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     )
     low, value, high = ends(found)
     assert value == parts.expected_s > 5 * parts.unstalled_s
-    assert low == pytest.approx(COSTS.time.low_pipelined * parts.unstalled_s)
-    assert high == pytest.approx(COSTS.time.high_pipelined * parts.most_s)
+    assert low == pytest.approx(COSTS.time.pipelined.low * parts.unstalled_s)
+    assert high == pytest.approx(COSTS.time.pipelined.high * parts.most_s)
     assert low < ends(other)[2]
     assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
     assert "pipelines over nodes" in notes[0]

@@ -2,7 +2,8 @@
 
 from tuner.catalog.models import names
 from tuner.core.configuration import Checkpointing
-from tuner.dryrun.plan import at_depth, depths_of, layer_kinds
+from tuner.cost.memory.tensors import counts
+from tuner.dryrun.plan import at_depth, depths_of
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 
@@ -15,7 +16,7 @@ def model(model_type, **fields):
 
 def kept(config, depth):
     """The layers of a shallow copy, read back from its configuration alone."""
-    return layer_kinds(read_model_config(at_depth(config, depth), name="shallow"))
+    return read_model_config(at_depth(config, depth), name="shallow").layer_kinds
 
 
 def test_parameters_grow_on_a_straight_line_to_the_whole_model():
@@ -24,9 +25,10 @@ def test_parameters_grow_on_a_straight_line_to_the_whole_model():
         depths = depths_of(config)
         if config.is_traced or len(depths) == 1:
             continue
-        low, high = (read_model_config(at_depth(config, d), name="x").parameters for d in depths)
+        copies = (read_model_config(at_depth(config, depth), name="x") for depth in depths)
+        low, high = (counts(copy).parameters for copy in copies)
         slope = (high - low) / (depths[1] - depths[0])
-        assert low + slope * (config.layers - depths[0]) == config.parameters
+        assert low + slope * (config.layers - depths[0]) == counts(config).parameters
 
 
 def test_depths_of_known_models():

@@ -1,8 +1,9 @@
-"""Dry runs that are kept are those of the program as it is.
+"""What is kept is of the program as it is.
 
-When a test here fails, the code that decides a dry run's figures has changed. Do the figures change
-with it? Then raise ``FORMAT`` in tuner/dryrun/plan.py, so that no kept dry run is taken for a new
-one. In both cases put the new values, which the failure shows, into ``PINNED``.
+When a test here fails, the code has changed that decides a dry run's figures, a replica's verdict
+or a device's rates. May these change with it, because a fault is mended or was made? Then raise the
+format, so that nothing that was kept is taken for new. In both cases put the new values, which the
+failure shows, into ``PINNED``.
 """
 
 import ast
@@ -10,20 +11,40 @@ import hashlib
 from pathlib import Path
 
 import tuner
-from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
+from tuner.cost.calibration import FORMAT
+from tuner.dryrun.plan import DRY_RUN_FORMAT
+from tuner.guard.replica import GUARD_FORMAT
 
-PINNED = (4, "bcc2bfe9e45eb00879608c60871d93b6fbf97dbff08e4b87c1750130c763769f")
-"""``FORMAT``, and the digest of the sources that it stands for."""
+PINNED = {
+    "dry run": (4, "a8da738ea46330de742d5839fa3bb4652cdae3047bd85495f9ed829d4706fb71"),
+    "verdict": (4, "2bf6a80cff4a3421b5d82fed2938c79cad329273896056924f8a8eb7697b2a42"),
+    "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
+}
+"""The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
-PROGRAM = ROOT / "workers" / "probe" / "dry" / "run.py"
-"""From here on all that the dry-run program imports of ours decides figures. What starts dry runs
-and ends them does not."""
-DEPTHS = ROOT / "tuner" / "dryrun" / "plan.py"
-"""Which shallow models are run."""
+PROBE, COST = ROOT / "workers" / "probe", ROOT / "tuner" / "cost"
 
 
-def test_figures_that_change_raise_the_format():
-    found = (FORMAT, digest([*sources(PROGRAM), DEPTHS]))
+def test_what_may_change_raises_its_format():
+    """Of the program all that it imports of ours decides; what starts and ends it does not."""
+    depths = ROOT / "tuner" / "dryrun" / "plan.py"
+    judges = [
+        *sorted((ROOT / "tuner" / "guard").glob("*.py")),
+        depths,
+        COST / "time" / "collectives.py",
+        COST / "memory" / "step.py",
+        COST / "memory" / "shards.py",
+        ROOT / "workers" / "replicas.py",
+        ROOT / "workers" / "measuring" / "merge.py",
+        ROOT / "workers" / "measuring" / "records.py",
+    ]
+    timed = [PROBE / "calibrate.py", ROOT / "workers" / "calibrate.py"]
+    fitted = [COST / "calibration_fit.py", COST / "calibration.py"]
+    found = {
+        "dry run": (DRY_RUN_FORMAT, digest([*sources(PROBE / "dry" / "run.py"), depths])),
+        "verdict": (GUARD_FORMAT, digest([*sources(PROBE / "run.py"), *judges])),
+        "rates": (FORMAT, digest([*timed, *fitted])),
+    }
     assert found == PINNED, f"see the docstring of {Path(__file__).name}: PINNED = {found}"
 
 

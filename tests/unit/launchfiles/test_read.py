@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.client.check import case_of
+from tuner.client.files import case_of
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.launchfiles.files import read_file
@@ -296,7 +296,7 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
     [
         ("{", "is neither JSON nor YAML"),
         ("!!python/object/apply:os.system ['true']", "is neither JSON nor YAML"),
-        ("learning_rate: 1", "is like none of the formats: say --format accelerate|trainer"),
+        ("learning_rate: 1", "is like none of the formats: say --format axolotl|"),
         (json.dumps({**FSDP, **TRAINER}), "could be of accelerate or trainer"),
         ("x" * 2**21, "must have 1048576 bytes at most"),
         ("output_dir: a\noutput_dir: b", "names 'output_dir' twice in one object"),

@@ -41,13 +41,16 @@ def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store):
     pair = compared(store, *ids)
     assert len(pair.sections) == 4
     question = pair.sections[1]
-    assert [row.name for row, _ in question.rows if row.differs] == ["global batch"]
+    assert [row.name for row, _, _ in question.rows if row.differs] == ["global batch"]
     assert question.differing == 1
     assert "global batch" in pair.in_short
     assert pair.further.rows == ()
     rows = [row for section in pair.sections for row in section.rows]
-    ((_, shares),) = (row for row in rows if row[0].name.startswith("tokens/s"))
+    ((_, shares, ratios),) = (row for row in rows if row[0].name.startswith("tokens/s"))
     assert max(share for share in shares if share) == 1.0
+    assert ratios == ("", "0.5x")
+    assert len(pair.chart.fronts) == 2
+    assert all(pair.chart.fronts)
     same = compared(store, ids[0], ids[0])
     assert not any(section.differing for section in same.sections)
 

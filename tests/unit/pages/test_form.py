@@ -103,7 +103,9 @@ def test_every_field_of_a_request_can_be_filled_in():
     paths = {
         path for name in specs() for path in (name, name.partition(".")[0], name.rpartition(".")[0])
     }
-    assert TuneRequest.model_fields.keys() - {"replace"} <= paths  # offered where it is wanted
+    assert (
+        TuneRequest.model_fields.keys() - {"replace", "labels"} <= paths
+    )  # offered where they are wanted
     assert {f"workload.{name}" for name in WorkloadGiven.model_fields} <= paths
     assert {f"budget.{name}" for name in BudgetGiven.model_fields} <= paths
     assert {f"knobs.{name}" for name in KNOBS} <= paths

@@ -1,5 +1,6 @@
 """``/``: pages, filters, and answers that are kept or computed in time."""
 
+import csv
 from urllib.parse import parse_qsl
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from api.answers import Answers
 from api.pages import listing
 from api.pages.form import all_wrong, read_form, texts_of
-from api.pages.listing import STARTS, Wanted, list_studies
+from api.pages.listing import COLUMNS, STARTS, Wanted, csv_of, list_studies
 from tests.unit.api.studies import MEASURED, WORKLOAD, finish, probe, question_of
 from tests.unit.pages.html import Element
 from tuner.core.quantity import Provenance
@@ -51,36 +52,58 @@ def answers(store):
 def test_filters_leave_out_what_is_not_wanted(store, answers):
     first, second = ask(store, 0, "llama"), ask(store, 1, "llama-2")
     store.move(second.id, StudyState.CANCELLED)
+    store.label(first.id, {"urgent": ""})
+    store.label(second.id, {}, notes="asked by hand")
     for values, found in (
         ({}, [second, first]),
-        ({"model": "llama"}, [first]),
         ({"query": "LLAMA"}, [second, first]),
         ({"query": "llama-"}, [second]),
+        ({"query": "urgent"}, [first]),
+        ({"query": "by hand"}, [second]),
         ({"state": "cancelled"}, [second]),
-        ({"state": "cancelled", "model": "llama"}, []),
+        ({"state": "cancelled", "query": "urgent"}, []),
     ):
-        lines = list_studies(store, answers, Wanted.of(values), STILL).lines
-        assert [line.summary.id for line in lines] == [one.id for one in found], values
+        listing = list_studies(store, answers, Wanted.of(values), STILL)
+        assert [line.summary.id for line in listing.lines] == [one.id for one in found], values
+        assert listing.total == len(found)
+
+
+def test_a_list_is_sorted_by_any_column(store, answers):
+    for number, (model, speed) in enumerate((("b", 5.0), ("a", None), ("c", 7.0))):
+        study = ask(store, number, model)
+        line = {"tokens_per_s": speed, "needed_share": speed and speed / 10}
+        store.keep_summary(study.id, {}, 99, **line)
+    for sort, models in (
+        ("", "cab"), ("-asked", "cab"), ("asked", "bac"), ("model", "abc"), ("-model", "cba"),
+        ("batch", "bac"), ("-batch", "cab"), ("speed", "bca"), ("-speed", "cba"),
+        ("-memory", "cba"), ("state", "cab"),
+    ):  # fmt: skip
+        lines = list_studies(store, answers, Wanted.of({"sort": sort}), STILL).lines
+        assert "".join(line.summary.model_name for line in lines) == models, sort
+    for column in COLUMNS:
+        assert len(list_studies(store, answers, Wanted(sort=column.key), STILL).lines) == 3
 
 
 def test_a_study_is_one_line_with_its_answer(store, answers, page, monkeypatch):
     monkeypatch.setattr(listing, "BUDGET_S", 60.0)
     study = ask(store, model="our model")
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
-    assert (line.words, line.speed, line.used_share, line.probes) == ((), None, None, 0)
+    assert (line.words, line.speed, line.share, line.name) == ((), None, None, "")
     assert line.is_open
     assert "data-moving" in page("/").by_id(study.id).attributes
     probe(store, study.id)
     finish(store, study.id)
+    store.label(study.id, {"name": "the first", "job": "7", "urgent": ""})
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
     assert line.headline.provenance is Provenance.MEASURED
-    assert (line.probes, line.is_open, line.is_old) == (1, False, False)
+    assert (line.state, line.is_open, line.is_old) == ("done", False, False)
     assert line.speed is not None
-    assert line.used_share is not None
-    assert 0 < line.used_share < 1
+    assert line.share is not None
+    assert 0 < line.share < 1
     shown = page("/").by_id(study.id)
-    assert shown.one("h2").one("a")["href"] == f"/studies/{study.id}"
-    for words in ("our model", "cpu:2", "done", "measured", "tokens/s per rank", "286 MiB"):
+    assert shown.one("th").one("a")["href"] == f"/studies/{study.id}"
+    for words in ("the first", "our model", "cpu:2", "done", "measured", "286 MiB", "full",
+                  "accelerate", "urgent", "job=7", "16", "32"):  # fmt: skip
         assert words in shown.text, words
     assert shown.find("svg", class_="share")
     assert "data-moving" not in shown.attributes
@@ -119,7 +142,7 @@ def test_search_filters_and_pages_are_in_the_address(page, store, monkeypatch):
     asked = [ask(store, number, model=name).id for number, name in enumerate(names)]
 
     def ids(shown: Element) -> list[str]:
-        return [one["id"] for one in shown.find("li", class_="study")]
+        return [one["id"] for one in shown.find("tr", class_="study")]
 
     first = page("/?query=cpu&state=queued")
     assert first.by_id("find-query")["value"] == "cpu"
@@ -130,14 +153,29 @@ def test_search_filters_and_pages_are_in_the_address(page, store, monkeypatch):
     last = page(second.one("a", rel="next")["href"])
     assert [ids(first), ids(second), ids(last)] == [asked[:2:-1], asked[2:0:-1], asked[:1]]
     assert not last.find("a", rel="next")
-    assert last.one(class_="pager").one("a")["href"] == "/?query=cpu&state=queued"
-    href = Wanted.of({"model": names[1]}).href()
+    assert last.one("a", rel="prev")["href"] == "/?query=cpu&state=queued&page=2"
+    href = Wanted.of({"query": names[1]}).href()
     assert ids(page(href)) == [asked[3], asked[1]]
-    found = page("/?query=%3Ci%3Enothing%3C%2Fi%3E&state=done&model=x").one(class_="welcome")
+    assert page("/?page=9").one(class_="welcome").one("a")["href"] == "/"
+    found = page("/?query=%3Ci%3Enothing%3C%2Fi%3E&state=done").one(class_="welcome")
     assert "<i>nothing</i>" in found.text
     assert found.one("a")["href"] == "/"
-    for query in ("state=asleep", "cursor=x", "query=" + "x" * 201, "model=" + "x" * 201):
+    for query in ("state=asleep", "page=x", "page=0", "sort=x", "query=" + "x" * 201):
         page(f"/?{query}", 422)
+
+
+def test_a_list_is_comma_separated_values(store, browser):
+    study = ask(store, model="=cmd()")
+    store.label(study.id, {"name": "a, b"})
+    probe(store, study.id)
+    list_studies(store, Answers(store), Wanted(), STILL)
+    answer = browser.get("/?csv=true&state=running")
+    assert answer.headers["content-type"].startswith("text/csv")
+    assert "attachment" in answer.headers["content-disposition"]
+    (row,) = csv.DictReader(answer.text.splitlines())
+    assert (row["study"], row["name"], row["model"]) == (study.id, "a, b", "'=cmd()")
+    assert float(row["tokens_per_s_per_rank"]) > 0
+    assert list(csv_of(store, Wanted(query="nothing")))[1:] == []
 
 
 def test_hostile_names_and_reasons_are_text(page, store):
@@ -146,10 +184,8 @@ def test_hostile_names_and_reasons_are_text(page, store):
     store.move(ended.id, StudyState.FAILED, "for <b>no</b> good reason")
     shown = page("/")
     assert not [one for one in shown.find("script") if "alert" in one.get("src")]
-    offered = {option["value"] for option in shown.by_id("find-models").find("option")}
-    assert offered == {*HOSTILE, "m"}
     for name, study in studies.items():
-        title = shown.by_id(study.id).one("h2").one("bdi")
+        title = shown.by_id(study.id).one("th").one("bdi")
         assert title.get("title", title.text) == name
         assert title.text.rstrip("…") in name
         again = page(f"/new?like={study.id}")

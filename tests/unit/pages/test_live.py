@@ -64,7 +64,7 @@ def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
     standing = store.status(study_id)
     page = context.pages.of(standing)
     assert (seen[0]["is_open"], seen[-1]["is_open"]) == (True, False)
-    assert seen[-1]["parts"] == page.parts
+    assert seen[-1]["body"] == page.body
     assert seen[-1]["said"] == page.status.said
     assert seen[-1]["id"] == str(standing.newest_event)
-    assert "enough" in seen[-1]["parts"]["status"]
+    assert "enough" in seen[-1]["body"]

@@ -59,7 +59,7 @@ def test_an_outcome_is_chosen_and_all_are_counted(table):
 
 def test_knobs_that_are_the_same_everywhere_have_no_column(table):
     assert "pp_size" not in [column.key for column in table.columns]
-    assert "pp size 1" in table.common
+    assert "pp_size=1" in table.common
 
     empty = table_of(study(question(), [], StudyState.QUEUED), None)
     assert (empty.rows, empty.counts) == ((), {"": 0})

@@ -5,9 +5,10 @@ import json
 from api.app import create_app
 from api.pages.form_fields import CONFIG, FRAMEWORK, GPU, GPUS_PER_NODE, MODEL, MODEL_NAME, NODES
 from tests.unit.api.browsers import Browser
-from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, question_of
+from tests.unit.api.studies import MEASURED, TINY, WORKLOAD, probe, question_of
 from tests.unit.pages.html import read_page
 from tuner.core.study import Limits
+from tuner.space import enumerate_space
 
 QUESTION = {
     MODEL: "",
@@ -111,3 +112,30 @@ def test_a_form_can_be_filled_in_like_a_study(browser, store):
     assert json.loads(page.by_id("f-config").text)["hidden_size"] == TINY["hidden_size"]
     assert page.by_id("f-workload-global-batch-size")["value"] == "16"
     assert page.by_id("f-cluster-gpu")["value"] == "cpu"
+
+
+def test_how_much_there_is_to_try_is_said_before_it_is_asked(browser, store):
+    def size(**more):
+        answer = browser.submit("/new", {**QUESTION, "check": "true", **more}, page="/new")
+        assert answer.status_code == (422 if more else 200)
+        page = read_page(answer.text)
+        assert page.by_id("f-workload-sequence-length")["value"] == "32"
+        return page.by_id("size").text
+
+    said = size()
+    legal = len(enumerate_space(question_of(MEASURED)).legal)
+    for words in ("2 CPU ranks", "512 tokens", f"{legal} legal", "up to 4 probes", "not known"):
+        assert words in said, (words, said)
+    assert size(headroom="2") == ""
+    assert store.studies() == [], "nothing was asked"
+    probe(store, _ask(store).id)
+    assert "each here)" in size()
+
+
+def test_a_study_that_is_not_there_is_said_in_words(browser):
+    for path in ("/studies/st-nope", "/studies/st-ffffffffffff", "/new?like=st-ffffffffffff"):
+        answer = browser.get(path)
+        assert answer.status_code == 404
+        page = read_page(answer.text)
+        assert page.one("h1").text.startswith("There is no study st-")
+        assert page.one("form", role="search")["action"] == "/"

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from api.pages.answer import answer_of
-from api.pages.charts.memory import OUTSIDE
-from api.pages.study import MOST_TROUBLES, MOST_VALUES, head_of, status_of
+from api.pages.charts import OUTSIDE
+from api.pages.study import MOST_TROUBLES, head_of, status_of
 from tests.unit.pages.html import Element, read_part
 from tests.unit.pages.made import GIB, crashed, events, ok, oom, question, shown, study
 from tuner.client.answered import with_launch
@@ -36,6 +36,10 @@ def words(part):
     return " ".join((part if isinstance(part, Element) else read_part(part)).text.split())
 
 
+def part(page, name):
+    return read_part(page.body).one(data_part=name)
+
+
 @pytest.fixture(scope="module")
 def page():
     return shown(study(question(tp_size=[1]), FOUND))
@@ -51,8 +55,9 @@ def test_what_to_run_and_what_to_copy():
     assert (found.title, found.note, found.why_none) == ("Run this", "", "")
     assert found.best is not None
     assert (found.per, found.share) == ("GPU", 30.25 / 76)
-    assert "tp_recompute_allgather" in dict(found.inactive)
-    assert {"sharding", "micro_batch_size"} <= dict(found.active).keys()
+    assert {"sharding", "micro_batch_size"} <= dict(found.chosen).keys()
+    assert "sync_each_batch" in dict(found.usual), "it is at its default"
+    assert "tp_recompute_allgather" not in {**dict(found.chosen), **dict(found.usual)}, "inactive"
     tabs = {tab.id: tab for tab in found.tabs}
     assert list(tabs)[-2:] == ["settings", "launch"]
     assert tabs["accelerate"].about == "accelerate.yaml"
@@ -82,8 +87,7 @@ def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
     assert "load_in_4bit=True" in code
     assert "get_peft_model" in code
     assert "accelerate" in [tab.id for tab in others]
-    drawn = words(shown(made).parts["answer"])
-    assert "get_peft_model" in drawn
+    assert "get_peft_model" in words(part(shown(made), "answer"))
     assert headline(made, best_known(made)).trains == ("qlora of rank 16", "packing varlen")
 
 
@@ -97,8 +101,10 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert (running.title, running.why_none, bool(running.note)) == ("Predicted", "", True)
     limits = Limits(fidelity=Fidelity.PREDICTED, memory_limit_bytes=2**20)
     none = answer(study(question(), [], limits=limits))
-    assert (none.title, none.best, none.tabs, none.share) == ("No answer", None, (), None)
+    assert (none.title, none.best, none.tabs, none.share) == ("Nothing fits", None, (), None)
+    assert (none.state, none.nothing_fits) == ("nothing fits", True)
     assert none.why_none
+    assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
     limits = Limits(fidelity=Fidelity.PREDICTED)
     early = answer_of(study(question(), [], StudyState.QUEUED, limits=limits), None, None)
     assert early.title == "Nothing is known yet"
@@ -119,13 +125,13 @@ def test_the_result_of_the_guard_is_told_as_it_is():
 
 def test_figures_of_each_part(page):
     for name, expected in {
-        "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of the limit of 76.0 GiB", "measured"),
-        "memory": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "headroom"),
-        "knobs": ("micro batch size", "activation checkpointing", "full_shard", "memory, GiB"),
-        "progress": ("best so far", "tokens/s per GPU"),
+        "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of 76.0 GiB", "measured"),
+        "pair": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "Best so far"),
+        "scatter": ("the answer", "memory needed, GiB", "limit 76.0", "out of memory"),
+        "changes": ("change one knob", "predicted"),
         "cost": ("4 probes", "1 out of memory", "76.0 GiB on one GPU, 5.0%", "torch 2.13.0"),
     }.items():
-        text = words(page.parts[name])
+        text = words(part(page, name))
         for one in expected:
             assert one in text, (name, one)
 
@@ -136,11 +142,11 @@ def test_hostile_words_are_shown_as_text(name):
     asked = question(name=name.strip()[:200])
     made = shown(study(asked, [*found, None], StudyState.RUNNING, reason=name))
     assert made.head.model == name.strip()[:200]
-    everything = read_part("".join(made.parts.values()))
+    everything = read_part(made.body)
     assert not everything.find("script")
     assert name[:100].strip() in everything.text
     ended = shown(study(asked, found, StudyState.FAILED, reason=name))
-    assert name in read_part(ended.parts["status"]).text
+    assert name in read_part(ended.body).text
 
 
 def test_a_page_of_500_probes_is_not_too_large():
@@ -155,11 +161,9 @@ def test_a_page_of_500_probes_is_not_too_large():
         for n in range(500)
     ]
     made = shown(study(question("8x8xa100-80gb", 23_040, name="n" * 200), found))
-    sizes = {name: len(part.encode()) for name, part in made.parts.items()}
-    assert sum(sizes.values()) < MOST_BYTES - AROUND_BYTES, sizes
-    assert len(read_part(made.parts["probes"]).one("tbody").find("tr")) == 500
-    assert len(read_part(made.parts["trouble"]).find("details")) == MOST_TROUBLES
-    assert f"the {MOST_VALUES} best of" in words(made.parts["knobs"])
+    assert len(made.body.encode()) < MOST_BYTES - AROUND_BYTES
+    assert len(part(made, "probes").one("tbody").find("tr")) == 500
+    assert len(part(made, "trouble").find("details")) == MOST_TROUBLES + 1
 
 
 def test_what_runs_and_since_when():
@@ -172,20 +176,32 @@ def test_what_runs_and_since_when():
     assert (found.budgets[0].spent, found.budgets[0].most) == (1, 5)
     (unknown,) = status_of(made, []).running
     assert unknown.since == "", "no event tells when it began"
-    part = read_part(shown(made).parts["status"])
-    since = [one["data-since"] for one in part.all() if one.get("data-since")]
+    told = part(shown(made), "status")
+    since = [one["data-since"] for one in told.all() if one.get("data-since")]
     assert since == ["2026-11-21T06:00:00.000+00:00", running.since]
-    assert (part.one("progress")["value"], part.one("progress")["max"]) == ("1", "5")
+    assert (told.one("progress")["value"], told.one("progress")["max"]) == ("1", "5")
+    assert "#1 ok" in words(told), "the figures of each probe as it comes"
+
+
+def test_dry_runs_are_not_counted_as_probes():
+    made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
+    wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
+    both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
+    assert status_of(both, []).budgets[0].words == "1 of 4 probes"
+    more = (*both.probes, replace(made.probes[0], id=7))
+    over = replace(both, limits=Limits(max_probes=1), probes=more)
+    assert status_of(over, []).budgets[0].words == "2 probes", "never 2 of 1"
 
 
 def test_what_is_waited_for_and_the_end():
-    one = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
+    one = replace(study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING), reason="")
     spent = replace(one, limits=Limits(max_probes=1))
     queued = replace(one.probes[0], id=2, state=ProbeState.QUEUED, measurement=None)
     for made, expected in (
         (one, "Choosing"),
         (replace(one, state=StudyState.QUEUED), "Waiting for a worker"),
-        (spent, "Checking the finalists"),
+        (spent, "Checking that the best"),
+        (replace(one, reason="waiting for st-1 on this machine"), "Waiting for st-1 on this"),
         (replace(one, probes=(*one.probes, queued)), "Probe #2 waits"),
     ):
         assert status_of(made, []).said.startswith(expected)

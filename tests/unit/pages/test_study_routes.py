@@ -30,7 +30,7 @@ def test_a_study_that_was_answered(page, done):
     found = page(f"/studies/{done}?refresh=10")
     assert words(found.one("h1")) == "tiny on 8xa100-80gb"
     assert not found.find("noscript")
-    assert not found.find("form")
+    assert {one["action"].rpartition("/")[2] for one in found.find("form")} == {"labels", "delete"}
     assert not found.find("meta", http_equiv="refresh"), "it stands still"
     for href in (f"/compare?ids={done}", f"/studies/{done}/settings", f"/new?like={done}"):
         assert found.find("a", href=href), href
@@ -41,7 +41,7 @@ def test_a_study_that_runs_moves_and_can_be_cancelled(page, running):
     live = found.by_id("study")["data-live"]
     assert live.startswith(f"/studies/{running}/live?sort=-speed&outcome=&after=")
     assert found.by_id("said")["role"] == "status"
-    assert found.one("form")["action"] == f"/studies/{running}/cancel"
+    assert {one["action"].rpartition("/")[2] for one in found.find("form")} == {"labels", "cancel"}
     assert f"/studies/{running}?refresh=10" in {link["href"] for link in found.find("a")}
     assert not found.find("meta", http_equiv="refresh")
     (again,) = page(f"/studies/{running}?refresh=10").find("meta", http_equiv="refresh")
@@ -78,5 +78,34 @@ def test_a_study_is_cancelled_from_its_page(browser, page, store, running):
     assert (answer.status_code, answer.headers["location"]) == (303, path)
     assert store.study(running).state is StudyState.CANCELLED
     assert Audit(store.transactions).newest(1)[0].action == Action.CANCEL
-    assert not page(path).find("form")
+    assert not page(path).find("form", action=f"{path}/cancel")
     assert browser.post(f"{path}/cancel", data={"csrf_token": token}).status_code == 409
+
+
+def test_a_name_labels_and_notes_are_written_from_its_page(browser, page, store, running):
+    path = f"/studies/{running}"
+    given = {"name": "  the   first ", "labels": "job=12 b\r\nurgent\r\n", "notes": "a\r\nb"}
+    assert browser.submit(f"{path}/labels", given, page=path).status_code == 303
+    assert store.study(running).labels == {"name": "the first", "job": "12 b", "urgent": ""}
+    assert store.notes(running) == "a\nb"
+    found = page(path)
+    assert words(found.one("h1")) == "the first"
+    assert found.by_id("label-labels").text == "job=12 b\nurgent"
+    assert "a\nb" in found.one(class_="notes").text
+    assert Audit(store.transactions).newest(1)[0].action == Action.LABEL
+    assert browser.submit(f"{path}/labels", {"labels": "urgent"}, page=path).status_code == 303
+    assert store.study(running).labels == {"urgent": ""}, "what was emptied is gone"
+    wrong = browser.submit(f"{path}/labels", {"labels": "<b>"}, page=path)
+    assert wrong.status_code == 422
+
+
+def test_a_study_is_deleted_from_its_page_once_it_has_ended(browser, page, store, done, running):
+    refused = browser.submit(f"/studies/{running}/delete", page=f"/studies/{done}")
+    assert refused.status_code == 409
+    assert browser.post(f"/studies/{done}/delete", data={}).status_code in (403, 415)
+    answer = browser.submit(f"/studies/{done}/delete", page=f"/studies/{done}")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/")
+    assert store.status(done) is None
+    noted = Audit(store.transactions).newest(1)[0]
+    assert (noted.action, noted.study_id) == (Action.DELETE, done)
+    page(f"/studies/{done}", 404)

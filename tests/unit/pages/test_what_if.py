@@ -123,7 +123,7 @@ def test_a_script_gets_the_part_that_changes(browser, page, path):
     assert answer.headers["content-type"] == "application/json"
     assert "accept" in answer.headers["vary"].lower()
     found = json.loads(answer.text)
-    assert "full shard" in read_part(found["html"]).one("h2").text
+    assert "full_shard" in read_part(found["html"]).one("h2").text
     assert found["path"].startswith(f"{path}?sharding=full_shard&")
     assert found["from"].startswith("sharding=full_shard,")
     assert found["summary"] in found["said"]

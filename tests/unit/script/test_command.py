@@ -6,8 +6,7 @@ import pytest
 
 from tests.unit.script.conftest import BATCH
 from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.script import Launch
-from tuner.script import command_of, script_launch
+from tuner.core.script import Launch, command_of, script_launch
 
 SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
 

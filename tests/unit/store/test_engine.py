@@ -201,3 +201,10 @@ def test_a_file_that_is_away_is_missed_and_not_made_again(sqlite_url, question):
         moved.rename(path.parent)
         assert store.study(study.id) == study
         assert store.ask(question, Limits(max_probes=1)).revision == study.revision + 1
+
+
+def test_a_file_that_is_made_is_nobody_elses_to_read(sqlite_url, question):
+    with open_store(sqlite_url) as store:
+        store.ask(question, Limits())
+        folder = Path(str(parse_url(sqlite_url).database)).parent
+        assert {oct(one.stat().st_mode & 0o777) for one in folder.iterdir()} == {"0o600"}

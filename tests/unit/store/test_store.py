@@ -336,3 +336,42 @@ def test_what_is_old_and_at_its_end_is_pruned(store, study, question, monkeypatc
     assert {one.id for one in store.studies()} == {study.id, ended[1].id}, "one is still open"
     deleted = [one for one in Audit(store.transactions).newest(10) if one.action == Action.DELETE]
     assert [one.study_id for one in deleted] == [ended[0].id]
+
+
+def test_what_a_worker_is_at_is_told_while_its_study_runs(store, question):
+    study = store.ask(question, Limits())
+    store.tell(study.id, "checking")  # nobody is at it
+    assert store.study(study.id).reason == ""
+    store.move(study.id, StudyState.RUNNING)
+    before = store.study(study.id)
+    store.tell(study.id, "checking")
+    store.tell(study.id, "checking")  # once is enough
+    running = store.study(study.id)
+    assert (running.state, running.reason) == (StudyState.RUNNING, "checking")
+    assert running.revision == before.revision
+    told = [event.data for event in store.events(study.id) if event.kind is EventKind.STUDY]
+    assert told[-1] == {"before": "running", "state": "running", "reason": "checking"}
+    assert len(told) == 2
+    store.move(study.id, StudyState.DONE, "all is known")
+    assert store.study(study.id).reason == "all is known"
+
+
+def test_time_after_a_study_s_end_is_not_part_of_its_cost(store, question):
+    study = store.ask(question, Limits())
+    store.move(study.id, StudyState.RUNNING)
+    store.add_guard_time(study.id, 5.0)
+    store.move(study.id, StudyState.DONE)
+    store.add_guard_time(study.id, 7.0)  # of a worker that had joined
+    assert store.study(study.id).guard_s == 5.0
+
+
+def test_neighbours_are_studies_whose_probes_run_on_the_machine(store, question, worker, requests):
+    mine = store.ask(question, Limits())
+    other = store.ask(replace(question, knobs={"tp_size": (1,)}), Limits())
+    store.move(other.id, StudyState.RUNNING, worker=worker)
+    assert store.neighbours(mine.id, worker.host) == []
+    enter(store, other, requests(1))
+    claimed(store, other, worker)
+    assert store.neighbours(mine.id, worker.host) == [other.id]
+    assert store.neighbours(mine.id, "another") == []
+    assert store.neighbours(other.id, worker.host) == []

@@ -1,6 +1,7 @@
 """Workplaces and their devices, and a probe's way from its claim to its record."""
 
 import math
+import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -319,3 +320,28 @@ def test_other_workplaces_take_the_place_of_those_there_were(executor, places):
     executor.open(places.all[2:])
     assert places.another(HERE[0]).acquire()
     assert executor.workplaces == places.all[2:]
+
+
+def test_whom_one_waits_for_is_told_once_a_minute(executor, places, caplog, monkeypatch):
+    monkeypatch.setattr("workers.executor.LOCKS_S", 0.0)
+    other = places.another(*HERE)
+    assert other.acquire()
+    assert [executor.acquire(alone=True) for _ in range(3)] == [None] * 3
+    told = [one.message for one in caplog.records if "waiting for" in one.message]
+    assert told == [f"waiting for the worker that is process {os.getpid()} on this machine"]
+    other.release()
+
+
+def test_idle_ranks_have_their_turn_before_others_get_their_devices(executor, places, monkeypatch):
+    place = places.all[0]
+    assert executor.acquire(alone=False) is place
+    place.ranks.alive = True
+    other = places.another(HERE[0])
+    assert not other.acquire()
+    executor.make_room()
+    assert place.has_ranks, "it was started for more than one probe"
+    monkeypatch.setattr("workers.executor.TURN_S", 0.0)
+    executor.make_room()
+    assert not place.has_ranks
+    assert other.acquire()
+    other.release()

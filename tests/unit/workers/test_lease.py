@@ -158,3 +158,18 @@ def test_nothing_is_tried_again_when_a_stop_is_requested(stop):
     with pytest.raises(StoreError):
         retried(failing(StoreError("no answer")), stop)
     assert retried(failing(), stop) == 7  # one try there is
+
+
+def test_a_clock_that_is_set_is_named(caplog, monkeypatch):
+    beats = []
+    now = time.time
+    monkeypatch.setattr("workers.lease.lease.LEASE_S", 0.06)
+    with Lease(lambda: bool(beats.append(1) or True), claimed_at=time.monotonic()):
+        eventually(lambda: beats)
+        monkeypatch.setattr(time, "time", lambda: now() + 7200)
+        eventually(lambda: caplog.records)
+        before = len(beats)
+        eventually(lambda: len(beats) > before + 2)
+    assert [record.message.split(":")[0] for record in caplog.records] == [
+        "this machine's clock was set by +7200 s"
+    ]

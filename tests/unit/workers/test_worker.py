@@ -294,6 +294,7 @@ def test_ranks_make_room_between_two_probes_for_another_that_waits(
             other.release()
 
     stop.move = let_in
+    monkeypatch.setattr(executor_module, "TURN_S", 0.0)
     monkeypatch.setattr(Store, "record", recorded)
     study = store.ask(question, Limits(max_probes=3))
     assert work(study) == 0

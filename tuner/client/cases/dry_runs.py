@@ -181,7 +181,7 @@ class DryRuns:
             kept = self._store.dry_runs(fresh[start : start + KEYS_AT_ONCE])
             for key, dry_run in kept.items():
                 again = dry_run.error and self._policy is Policy.ALL
-                if not again and dry_run.holds_here():
+                if not again and dry_run.holds_here:
                     self._known[key] = _finding(dry_run)
                     self._spent[models[key]] = MOST_OF_A_MODEL
 

@@ -14,7 +14,7 @@ from pydantic import PlainValidator, ValidationInfo, WrapValidator
 from tuner.client.request import Common, Kept, cluster_of, json_knob, read, short
 from tuner.client.values import NotCoveredError, telling
 from tuner.core.cluster import Cluster
-from tuner.core.configuration import KNOBS, Settings, parse_settings
+from tuner.core.configuration import KNOBS, Settings, no_knob, parse_settings
 from tuner.core.framework import framework, installed_versions, packages_beside
 from tuner.core.study import HEADROOM, Question
 from tuner.core.workload import LossKernel
@@ -47,7 +47,7 @@ def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
     for name, one in value.items():
         try:
             if name not in KNOBS:
-                raise UsageError(name, one, f"no such knob; there are {', '.join(KNOBS)}")
+                raise UsageError(name, one, no_knob(name))
             found[name] = json_knob(name, one)
         except UsageError as error:
             wrong_ones.append(error)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from tuner.core.cluster import Cluster, Device, Gpu
 from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.framework import Framework, FrameworkName
+from tuner.core.framework import Framework
 from tuner.core.measurement import Phase
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.workload import Workload
@@ -29,8 +29,6 @@ from tuner.cost.memory.shards import (
     WEIGHT_BYTES,
     axis_sizes,
     frozen_bytes,
-    is_fsdp,
-    shard_ranks,
 )
 from tuner.cost.memory.step import step_memory
 from tuner.cost.memory.tensors import model_tensors
@@ -72,7 +70,7 @@ def device_terms(
     cluster: Cluster,
     allocated_bytes: float,
     *,
-    framework: Framework | FrameworkName = FrameworkName.TORCH,
+    framework: Framework | None = None,
     costs: Costs | None = None,
 ) -> DeviceTerms:
     """The terms for legal settings that peak at ``allocated_bytes``; 0 on a CPU.
@@ -87,8 +85,8 @@ def device_terms(
     each = _quantity(*figures.communicator_bytes)
     communicators = each.scaled(communicator_count(settings, cluster))
     checkpointed = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
-    fsdp = is_fsdp(settings, cluster)
-    if fsdp and isinstance(framework, Framework) and framework.fsdp_version == 1:
+    fsdp = axis_sizes(settings, cluster).is_fsdp
+    if fsdp and framework is not None and framework.fsdp_version == 1:
         reserved = figures.reserved_fsdp1
     elif cluster.world_size == 1:
         reserved = figures.reserved
@@ -223,8 +221,8 @@ class _Kept(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
-    tp = axis_sizes(settings_class, cluster).tp
-    ranks = shard_ranks(settings_class, cluster) if is_fsdp(settings_class, cluster) else 1
+    sizes = axis_sizes(settings_class, cluster)
+    tp, ranks = sizes.tp, sizes.shard
     tensors = model_tensors(workload.model, workload.adapter, frozen_bytes(workload))
     local = [tensor.local(tp) for tensor in tensors.all]
 

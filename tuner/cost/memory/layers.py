@@ -226,7 +226,10 @@ class _Layer:
         adapter = self.key.adapter
         if adapter is not None:
             if adapter.quantizes:
-                product = self.graph.op(size, x, unpacks=self._unpacked(adapter, into * out))
+                # elements of the weight once it is whole, and of the fp32 that is made of its
+                # scales where they are quantized too
+                scales = adapter.double_quant * 4 * ceil(into * out / BLOCK) / self.c
+                product = self.graph.op(size, x, unpacks=(into * out, scales))
             else:
                 product = self._product(self.graph.op(size, x))
             return self._adapted(x, product, into, out) if adapter.targets(name) else product
@@ -234,11 +237,6 @@ class _Layer:
         weight = (into + self._has(bias)) * out
         kept = self.memory.get(cast, cast)
         return self._product(self.graph.op(size, cast, saves=(kept,), weight=weight))
-
-    def _unpacked(self, adapter: Adapter, weights: float) -> tuple[float, float]:
-        """Elements of a quantized weight once it is whole, and of the fp32 that is made of its
-        scales where they are quantized too."""
-        return weights, adapter.double_quant * 4 * ceil(weights / BLOCK) / self.c
 
     def _adapted(self, x: int, product: int, into: float, out: float) -> int:
         """LoRA beside a product (``Linear.forward`` in peft/tuners/lora/layer.py, 0.21).

@@ -8,44 +8,8 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Counts of a model that take a while to find."""
-
-    layer: float  # parameters of one decoder layer, on average
-    active: float  # parameters of a layer that one token uses
-    embedding: int  # parameters of the token embedding; the output head has as many
-    attention: int  # channels of all query heads
-    kept: int  # channels that one layer keeps for backward, per token
-    mlp: int  # inner channels of the MLP that one token goes through
-    expert: float  # parameters of one expert, averaged over all layers, sparse or not
-
-
-@lru_cache(maxsize=64)
-def counts(model: ModelConfig) -> Counts:
-    """The counts of a model.
-
-    ``kept`` is inputs and outputs of norms and blocks (6 hidden), queries, keys and values with
-    their rotated copies, attention's output, and four tensors of the MLP: Korthikanti et al. 2022
-    (https://arxiv.org/abs/2205.05198), for a gated MLP and fused attention.
-    """
-    width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
-    mlp = model.experts_per_token * model.expert_intermediate_size or model.intermediate_size
-    expert = 3.0 * model.hidden_size * model.expert_intermediate_size
-    if idle := model.experts - model.experts_per_token:
-        expert = (model.parameters - model.active_parameters) / idle / model.layers
-    return Counts(
-        expert=expert,
-        layer=(model.parameters - model.embedding_parameters) / model.layers,
-        active=(model.active_parameters - model.embedding_parameters) / model.layers,
-        embedding=model.vocab_size * model.hidden_size,
-        attention=width,
-        kept=6 * model.hidden_size + 2 * (width + kv) + 4 * mlp,
-        mlp=mlp,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from tuner.cost.memory.graph import Program
 from tuner.cost.memory.layers import LayerKey, layer_program
 from tuner.cost.memory.tensors import Split, Tensor, model_tensors
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, layer_kinds
+from tuner.model.shape import SLIDING
 
 
 class Trained(NamedTuple):
@@ -154,10 +154,6 @@ def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
     return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
 
 
-def is_fsdp(settings: Settings, cluster: Cluster) -> bool:
-    return axis_sizes(settings, cluster).is_fsdp
-
-
 def shard_ranks(settings: Settings, cluster: Cluster) -> int:
     """Ranks that split the optimizer's state among themselves."""
     sizes = axis_sizes(settings, cluster)
@@ -265,7 +261,14 @@ class Shards:
 
 def autocasts(workload: Workload, settings: Settings, cluster: Cluster) -> bool:
     """Tells whether fp32 weights are cast where they are used, and not where they are gathered."""
-    return workload.precision is Precision.BF16_MIXED and not is_fsdp(settings, cluster)
+    return workload.precision is Precision.BF16_MIXED and not axis_sizes(settings, cluster).is_fsdp
+
+
+def residual_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
+    """Bytes of an element between the blocks; under autocast these stay fp32, but beside an
+    adapter, whose frozen model is narrow."""
+    wide = autocasts(workload, settings, cluster) and workload.adapter is None
+    return 4 if wide else COMPUTE_BYTES[workload.precision]
 
 
 def frozen_bytes(workload: Workload) -> int:
@@ -283,9 +286,9 @@ def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster
     """Bytes of an element of what they take: beside quantized layers peft casts nothing where
     autocast does, for which it asks of CUDA's alone (``Linear4bit.forward`` in bnb.py)."""
     adapter = workload.adapter
-    if adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA:
-        return COMPUTE_BYTES[workload.precision]
-    return adapter_bytes(workload, settings, cluster)
+    narrow = adapter is not None and adapter.quantizes and cluster.gpu.device is Device.CUDA
+    wide = not narrow and autocasts(workload, settings, cluster)
+    return 4 if wide else COMPUTE_BYTES[workload.precision]
 
 
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
@@ -318,13 +321,11 @@ def shards(
     Selective checkpointing keeps the first of each ``selects_every`` products.
     """
     compute = COMPUTE_BYTES[workload.precision]
-    casts = autocasts(workload, settings, cluster)
-    residual = 4 if casts and workload.adapter is None else compute
     key = LayerKey(
         model=workload.model,
         sequence_length=workload.sequence_length,
         compute_bytes=compute,
-        residual_bytes=residual,
+        residual_bytes=residual_bytes(workload, settings, cluster),
         tp=settings.tp_size,
         recompute=settings.tp_recompute_allgather,
         device=cluster.gpu.device,
@@ -344,8 +345,10 @@ def host_inputs(workload: Workload, settings: Settings, cluster: Cluster) -> tup
     """Bytes of each layer's input that a rank's micro-batch leaves in host memory."""
     if settings.activation_checkpointing is not Checkpointing.OFFLOAD:
         return ()
-    layers = shards(workload, settings, cluster).layers
-    return tuple(settings.micro_batch_size * layer.program.input_bytes for layer in layers)
+    cut = settings.tp_size if workload.splits_sequence else 1
+    residual = residual_bytes(workload, settings, cluster)
+    one = residual * (workload.sequence_length / cut) * workload.model.hidden_size
+    return (settings.micro_batch_size * one,) * ceil(workload.model.layers / settings.pp_size)
 
 
 def pinned_bytes(inputs: tuple[float, ...]) -> int:
@@ -408,7 +411,7 @@ def layer_variants(
             sparse=kind.sparse,
             masked=bool(masked) or (masked is None and slides and kind.attention == SLIDING),
         )
-        for kind in layer_kinds(model)
+        for kind in model.layer_kinds
     )
 
 

@@ -26,8 +26,8 @@ from tuner.cost.memory.shards import (
     WEIGHT_BYTES,
     Layer,
     Unit,
+    axis_sizes,
     is_block_diagonal,
-    is_fsdp,
     layer_variants,
     loss_width,
     parameter_bytes,
@@ -48,7 +48,7 @@ from tuner.cost.memory.wrapping import (
     Wrapping,
 )
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_biased_scores, has_capped_scores, layer_kinds
+from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
 LOSS_PARTS = 8
@@ -112,7 +112,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     """
     total = step_memory(workload, settings, cluster).total_bytes
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
-    sharded, weights = is_fsdp(settings, cluster), WEIGHT_BYTES[workload.precision]
+    sharded, weights = axis_sizes(settings, cluster).is_fsdp, WEIGHT_BYTES[workload.precision]
     elements = (held.shard, held.trained_shard) if sharded else (held.whole, held.trained_whole)
     own = on_device * parameter_bytes(workload, *elements)
     gradients = on_device * weights * elements[1]
@@ -256,10 +256,10 @@ class _Step(Wrapping):
             bias = sign * 4 * self.model.heads * self.model.max_sequence_length
             self.tape.fixed(ACTIVATIONS, bias)
         elif has_capped_scores(self.model):
-            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            kinds = {kind.attention for kind in self.model.layer_kinds}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif self.workload.masked:  # of each sequence, for its documents lie in their own way
-            kinds = {kind.attention for kind in layer_kinds(self.model)}
+            kinds = {kind.attention for kind in self.model.layer_kinds}
             shared = is_block_diagonal(self.workload)
             self.tape.sequence(ACTIVATIONS, square * (self.c if shared else len(kinds)))
         elif any(v.masked for v in layer_variants(self.model, self.tokens, self.workload.masked)):

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tuner.core.adapter import Adapter
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import layer_kinds, linears
+from tuner.model.shape import linears
 
 
 class Split(Enum):
@@ -89,6 +89,49 @@ class ModelTensors:
         yield from (*self.norm, *self.head)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """Counts of a model that take a while to find. Tied weights count once."""
+
+    parameters: int
+    active_parameters: int  # that one token uses: all but experts that it does not go through
+    layer: float  # parameters of one decoder layer, on average
+    active: float  # parameters of a layer that one token uses
+    embedding: int  # parameters of the token embedding; the output head has as many
+    attention: int  # channels of all query heads
+    kept: int  # channels that one layer keeps for backward, per token
+    expert: float  # parameters of one expert, averaged over all layers, sparse or not
+
+
+@lru_cache(maxsize=64)
+def counts(model: ModelConfig) -> Counts:
+    """The counts of a model that arithmetic knows.
+
+    ``kept`` is inputs and outputs of norms and blocks (6 hidden), queries, keys and values with
+    their rotated copies, attention's output, and four tensors of the MLP: Korthikanti et al. 2022
+    (https://arxiv.org/abs/2205.05198), for a gated MLP and fused attention.
+    """
+    width, kv = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    tensors, idle = model_tensors(model), model.experts - model.experts_per_token
+
+    def count(*of: Tensor) -> int:
+        return sum(tensor.elements for tensor in of)
+
+    expert = 3 * model.hidden_size * model.expert_intermediate_size
+    whole, ends = count(*tensors.all), count(*tensors.embedding, *tensors.positions, *tensors.head)
+    unused = sum(tensors.is_sparse) * idle * expert
+    return Counts(
+        parameters=whole,
+        active_parameters=whole - unused,
+        layer=(whole - ends) / model.layers,
+        active=(whole - unused - ends) / model.layers,
+        embedding=model.vocab_size * model.hidden_size,
+        attention=width,
+        kept=6 * model.hidden_size + 2 * (width + kv) + 4 * model.mlp_width,
+        expert=unused / idle / model.layers if idle else float(expert),
+    )
+
+
 @lru_cache(maxsize=64)
 def model_tensors(
     model: ModelConfig, adapter: Adapter | None = None, frozen_width: int = 2
@@ -128,7 +171,7 @@ def model_tensors(
         positions=learned,
         dense_layer=layer(*_mlp(model, model.intermediate_size)),
         sparse_layer=sparse,
-        is_sparse=tuple(kind.sparse for kind in layer_kinds(model)),
+        is_sparse=tuple(kind.sparse for kind in model.layer_kinds),
         norm=norm,
         head=head,
     )

@@ -27,7 +27,6 @@ from tuner.cost.memory.shards import (
     model_units,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
-from tuner.model.shape import layer_kinds
 
 
 class Op(StrEnum):
@@ -202,7 +201,7 @@ def _of_activations(workload: Workload, settings: Settings) -> list[StepCollecti
     if workload.precision is Precision.BF16_MIXED and settings.sharding not in FSDP:
         of_embedding = 2 * whole  # autocast leaves it in fp32
     checkpointing = settings.activation_checkpointing
-    kinds = enumerate(layer_kinds(model))
+    kinds = enumerate(model.layer_kinds)
     plain = Checkpointing.NONE
     recomputed = [2 - kind.sparse for i, kind in kinds if checkpointing.of_layer(i) is not plain]
     again = settings.tp_recompute_allgather * (blocks + 1) + sum(recomputed)

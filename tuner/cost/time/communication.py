@@ -271,7 +271,7 @@ def exposed_s(
 
     return Quantity(
         value=longer(undisturbed, 1.0),
-        low=longer(undisturbed, costs.time.low_unfitted),
-        high=longer(computing, costs.time.high_unfitted),
+        low=longer(undisturbed, costs.time.unfitted.low),
+        high=longer(computing, costs.time.unfitted.high),
         provenance=Provenance.PREDICTED,
     )

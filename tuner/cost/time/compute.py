@@ -12,7 +12,6 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs, TorchCosts
 from tuner.cost.memory.attention import Backend, attention_of
-from tuner.cost.memory.pipeline import Stage, counts
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     adapter_bytes,
@@ -23,6 +22,7 @@ from tuner.cost.memory.shards import (
     loss_width,
 )
 from tuner.cost.memory.step import LOSS_PARTS
+from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import has_biased_scores, linears
@@ -159,7 +159,7 @@ def moved_bytes(model: ModelConfig, width: int, whole: int = 1) -> float:
     norm = 2 * width if of.layer_norm else casts + 8 + 4 + 8 + 2 * width
     normed = of.norms * whole * hidden + (query + key) * bool(of.head_norms or of.wide_norms)
     rotated = 0 if of.rope is None else (3 + 2 + 2 + 3) * width * (query + key)
-    inner = counts(model).mlp * (5 if of.gated else 2) * width
+    inner = model.mlp_width * (5 if of.gated else 2) * width
     return norm * normed + rotated + 2 * 3 * width * whole * hidden + inner
 
 
@@ -225,68 +225,29 @@ def logit_bytes(compute: int, width: int) -> int:
     return compute + 6 * width + (2 * (compute + width) if width > compute else 0)
 
 
-@lru_cache(maxsize=64)
-def _sides(model: ModelConfig, tp: int) -> float:
-    """Both dimensions of the weights of all products of a layer that a token goes through, added.
-
-    Tensor parallelism cuts the inner one; experts stay whole, but have a part of the tokens.
-    """
-    hidden, found = model.hidden_size, counts(model)
-    into = 2 if ARCHITECTURES[model.model_type].gated else 1
-    times = model.experts_per_token or 1
-    qkv = found.attention + 2 * model.kv_heads * model.head_dim
-    attention = (tp * hidden + qkv) + (found.attention + tp * hidden)
-    cut = 1 if model.experts else tp
-    return float(attention + (into + 1) * (times * cut * hidden + found.mlp))
-
-
-def stage_compute_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, stage: Stage
+def layer_compute_s(
+    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs
 ) -> float:
-    """Forward and backward of one micro-batch on one rank, without communication.
+    """Forward and backward of one layer and micro-batch on one rank, without communication.
 
     FLOPs: 6 per parameter and token, or 4 where it is frozen and needs no gradient of its own, and
     attention's; 2 more where forward is computed again. Backward moves twice what forward does. The
     GPU's rates must be known.
     """
-    peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
-    assert peak is not None
-    assert memory_rate is not None
-    rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
-    seconds = 0.0
-    if stage.layers:
-        work, moved = _layer(workload, settings, cluster, costs.torch)
-        seconds = stage.layers * (work / rate + moved / memory_rate)
-    if stage.head:
-        model, t, tp = workload.model, costs.torch, axis_sizes(settings, cluster).tp
-        vocabulary, hidden = model.vocab_size / tp, model.hidden_size
-        logits = settings.micro_batch_size * workload.sequence_length * vocabulary
-        frozen = workload.adapter is not None
-        work = (
-            (4 if frozen else 6)
-            * hidden
-            * logits
-            * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
-        )
-        # the weight is read twice and its gradient written; for each part, which adds it up
-        times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0 - frozen
-        moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
-        lost = logits * tp / logit_ranks(workload, settings)
-        moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * lost
-        seconds += work / rate + moved / memory_rate
-    return seconds
-
-
-def _layer(
-    workload: Workload, settings: Settings, cluster: Cluster, t: TorchCosts
-) -> tuple[float, float]:
-    """FLOPs of wide products that take as long as one layer's computing, and bytes beside them."""
+    t = costs.torch
     model, tp = workload.model, axis_sizes(settings, cluster).tp
     found, width = counts(model), COMPUTE_BYTES[workload.precision]
     tokens = settings.micro_batch_size * workload.sequence_length / tp
     whole = 1 if workload.splits_sequence else tp
     products_again, again = computed_again(settings, model.layers)
-    forward = 2 * (found.active + t.small_dim * _sides(model, tp))
+    # both dimensions of the weights of all products that a token goes through, added: tensor
+    # parallelism cuts the inner one; experts stay whole, but have a part of the tokens
+    hidden, times = model.hidden_size, model.experts_per_token or 1
+    qkv = found.attention + 2 * model.kv_heads * model.head_dim
+    sides = (tp * hidden + qkv) + (found.attention + tp * hidden)
+    into = 2 if ARCHITECTURES[model.model_type].gated else 1
+    sides += (into + 1) * (times * (1 if model.experts else tp) * hidden + model.mlp_width)
+    forward = 2 * (found.active + t.small_dim * sides)
     # weights: forward reads them, backward reads them and writes gradients
     read = (found.active - model.experts_per_token * found.expert * bool(model.experts)) / tp
     if model.experts:
@@ -314,4 +275,32 @@ def _layer(
     each = _bytes_per_score(workload, cluster, again=again)
     moved += each * model.heads * workload.sequence_length * tokens
     attention = attention_work(workload, cluster, t, again=(products_again, again))
-    return tokens * (products + attention), moved
+    return _seconds(tokens * (products + attention), moved, workload, cluster, costs)
+
+
+def ends_compute_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
+    """The same of the output head and the loss; embedding tokens takes next to nothing."""
+    model, t, tp = workload.model, costs.torch, axis_sizes(settings, cluster).tp
+    vocabulary, hidden = model.vocab_size / tp, model.hidden_size
+    logits = settings.micro_batch_size * workload.sequence_length * vocabulary
+    frozen = workload.adapter is not None
+    work = (
+        (4 if frozen else 6) * hidden * logits * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
+    )
+    # the weight is read twice and its gradient written; for each part, which adds it up
+    times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0 - frozen
+    moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
+    lost = logits * tp / logit_ranks(workload, settings)
+    moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * lost
+    return _seconds(work, moved, workload, cluster, costs)
+
+
+def _seconds(
+    work: float, moved: float, workload: Workload, cluster: Cluster, costs: Costs
+) -> float:
+    """Seconds of so many FLOPs of wide products, and of so many bytes of the GPU's memory."""
+    peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
+    assert peak is not None
+    assert memory_rate is not None
+    rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
+    return work / rate + moved / memory_rate

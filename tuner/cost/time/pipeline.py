@@ -17,12 +17,12 @@ from tuner.core.workload import Workload
 from tuner.cost.constants import Costs
 from tuner.cost.memory.pipeline import (
     Stage,
-    counts,
     stage_memory,
     stage_parameters,
     stages,
 )
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
+from tuner.cost.memory.tensors import counts
 from tuner.cost.time.communication import data_group, gather_s, tensor_group
 from tuner.cost.time.compute import peak_flops_per_s
 
@@ -139,7 +139,7 @@ def _compute_s(
     assert peak is not None
     assert rate is not None
     again = 4 / 3 if settings.activation_checkpointing is Checkpointing.FULL else 1.0
-    narrowest = min(workload.model.hidden_size, found.mlp) / tp
+    narrowest = min(workload.model.hidden_size, workload.model.mlp_width) / tp
     efficiency = t.matmul_efficiency * narrowest / (narrowest + t.small_dim)
     flops = 6 * found.active + 12 * (workload.sequence_length / 2) * found.attention
     moved = COMPUTE_BYTES[workload.precision] * t.traffic_factor * found.kept

@@ -17,7 +17,6 @@ from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
-from tuner.cost.memory.pipeline import Stage
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
 from tuner.cost.time.collectives import (
@@ -37,41 +36,30 @@ from tuner.cost.time.communication import (
 )
 from tuner.cost.time.compute import (
     computed_again,
+    ends_compute_s,
     host_bytes_per_s,
     launched,
     layer_backends,
+    layer_compute_s,
     peak_flops_per_s,
-    stage_compute_s,
 )
 from tuner.cost.time.pipeline import pipeline_seconds, spans_nodes
 from tuner.cost.time.traced import TracedStep, traced_computing
 
-LAYER = Stage(layers=1, embedding=False, head=False, blocks=1)
-ENDS = Stage(layers=0, embedding=True, head=True, blocks=2)
-
 
 def sharded_step_s(
-    workload: Workload, settings: Settings, cluster: Cluster, costs: Costs, *, alone: bool = False
-) -> float:
-    """Seconds of an optimizer step; rates of GPU and links must be known.
-
-    ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
-    """
-    return _step_s(workload, settings, cluster, (costs,), alone=alone)[0]
-
-
-def _step_s(
     workload: Workload,
     settings: Settings,
     cluster: Cluster,
-    each: tuple[Costs, ...],
-    *,
+    *each: Costs,
     alone: bool = False,
     traced: TracedStep | None = None,
 ) -> list[float]:
-    """Seconds of a step with each of some constants that differ in computing alone.
+    """Seconds of a step with each of some constants that differ in computing alone; rates of GPU
+    and links must be known.
 
-    What is computed, trained and sent is arithmetic, or what dry runs showed.
+    What is computed, trained and sent is arithmetic, or what dry runs showed (``traced``).
+    ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
     """
     costs = each[0]
     sizes = axis_sizes(settings, cluster)
@@ -135,14 +123,14 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     A CPU does both itself, one after the other.
     """
     passes, layers = settings.gradient_accumulation_steps, workload.model.layers
-    gpu = stage_compute_s(workload, settings, cluster, costs, LAYER)
+    gpu = layer_compute_s(workload, settings, cluster, costs)
     products, share = computed_again(settings, layers)
     # backward makes gradients of activations and of weights, beside adapters of activations alone
     backward = 2 if workload.adapter is None else 1
     again = share  # of forward's time
     if products != share:  # what it makes a layer longer by
         plain = replace(settings, activation_checkpointing=Checkpointing.NONE)
-        once = stage_compute_s(workload, plain, cluster, costs, LAYER)
+        once = layer_compute_s(workload, plain, cluster, costs)
         again = (1 + backward) * (gpu / once - 1)
     gpu /= 1 + backward + again
     host = launched(workload, settings, cluster) * costs.torch.layer_host_s / 3
@@ -151,7 +139,7 @@ def _computing(workload: Workload, settings: Settings, cluster: Cluster, costs: 
     def part(on_gpu: float, on_host: float) -> float:
         return passes * layers * (on_gpu + on_host if by_turns else max(on_gpu, on_host))
 
-    ends = passes * stage_compute_s(workload, settings, cluster, costs, ENDS) / (1 + backward)
+    ends = passes * ends_compute_s(workload, settings, cluster, costs) / (1 + backward)
     forward = part(gpu, host)
     recomputed = part(again * gpu, share * host)
     # Layers' inputs go to the host and come back on the stream that computes.
@@ -211,10 +199,11 @@ def step_time(
         most = found.most_s if fits else least
         width = t.pipelined if spans_nodes(settings, cluster) else t.within_nodes
         if not fitted:
-            width = Width(min(width.low, t.low_unfitted), max(width.high, t.high_unfitted))
+            width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
-        each = (costs, costs.quickest)
-        seconds, least = _step_s(workload, settings, cluster, each, traced=traced)
+        seconds, least = sharded_step_s(
+            workload, settings, cluster, costs, costs.quickest, traced=traced
+        )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
         if cluster.gpu.device is Device.CPU or not known or traced is not None:

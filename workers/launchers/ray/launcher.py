@@ -22,10 +22,11 @@ from pathlib import Path
 from signal import SIGKILL
 from typing import Any
 
+from tuner.environment import passed
 from tuner.errors import ProbeError, UsageError
 from tuner.machine import Machine
 from workers.devices import Device
-from workers.launchers.base import Job, RankEnd, SupervisedRun, Why, kept_environment
+from workers.launchers.base import Job, RankEnd, SupervisedRun, Why
 from workers.launchers.site import Facts, devices_of
 from workers.measuring.records import default_probes_folder, make_folder, remove_folder
 
@@ -72,7 +73,7 @@ def environment(address: str, inherited: Mapping[str, str]) -> dict[str, str]:
         own["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
         # On macOS Ray binds a cluster of one node to 127.0.0.1; this has it do so on Linux too.
         own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-    return kept_environment(inherited) | rays | own
+    return passed(inherited) | rays | own
 
 
 class RayDriver:

@@ -4,6 +4,7 @@ import pytest
 
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import finish
+from tuner.environment import PASSED_BY_NAME
 from workers.launchers.base import rank_environment
 from workers.launchers.local import LocalLauncher, LocalRun
 
@@ -43,23 +44,42 @@ def test_no_file_descriptor_is_left_open(make_job):
     assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
-def test_ranks_inherit_neither_secrets_nor_another_launchers_settings(make_job):
+def test_ranks_inherit_what_a_stack_is_configured_by_and_nothing_else(make_job):
+    passes = {"PATH": "/bin", "HF_HOME": "/data/hf", "NCCL_DEBUG": "INFO", "PYTHONPATH": "/mine"}
+    secret = {
+        "TUNER_DB": "postgresql://u:secret@host/db", "HF_TOKEN": "secret", "PGPASSWORD": "secret",
+        "POSTGRES_PASSWORD": "secret", "DATABASE_URL": "postgresql://u:secret@host/db",
+        "AWS_SECRET_ACCESS_KEY": "secret", "SLURM_JWT": "secret", "NCCL_TOKEN": "secret",
+    }  # fmt: skip
+    others = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "1", "MASTER_ADDR": "elsewhere"}
     inherited = {
-        "PATH": "/bin",
-        "TUNER_DB": "postgresql://u:secret@host/db",
-        "ACCELERATE_USE_FSDP": "true",
-        "FSDP_VERSION": "1",
-        "HF_TOKEN": "secret",
-        "MASTER_ADDR": "elsewhere",
+        **passes,
+        **secret,
+        **others,
         "OMP_NUM_THREADS": "64",
+        "SITE_A": "1",
+        "SITE_B": "2",
     }
-    environment = rank_environment(make_job({}, device="cuda", ranks=4096), 5, inherited)
-    assert environment["PATH"] == "/bin"
-    assert environment["RANK"] == "5"
-    assert environment["OMP_NUM_THREADS"] == "1"
-    dropped = inherited.keys() - {"PATH", "OMP_NUM_THREADS"}
-    assert not dropped & environment.keys()
+    job = make_job({}, device="cuda", ranks=4096)
+    environment = rank_environment(job, 5, inherited)
+    assert environment.items() >= passes.items()
+    assert (environment["RANK"], environment["OMP_NUM_THREADS"]) == ("5", "1")
+    assert not (secret | others).keys() & environment.keys()
+    assert "SITE_A" not in environment
+    named = rank_environment(job, 5, {**inherited, PASSED_BY_NAME: "SITE_*, HF_TOKEN,NCCL_*"})
+    assert (named["SITE_A"], named["SITE_B"], named["HF_TOKEN"]) == ("1", "2", "secret")
+    assert "NCCL_TOKEN" not in named, "a secret passes by its whole name alone"
+    assert named[PASSED_BY_NAME], "ranks of another node are to hear of it"
     assert "GLOO_SOCKET_IFNAME" not in environment
+
+
+def test_ranks_are_the_first_to_go_when_memory_is_out(make_job):
+    run = LocalLauncher().start(make_job({"*": ["hang"]}))
+    try:
+        adjusted = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in run.pids}
+    finally:
+        run.cancel()
+    assert adjusted == {"1000"}
 
 
 def test_a_rank_that_plays_one_of_many_has_its_share_of_the_cores(make_job, monkeypatch):

@@ -1,0 +1,227 @@
+"""axolotl's own example configurations as questions: what is read, answered and put back.
+
+    python benchmarks/from_axolotl.py FOLDER [--dry N] [--unknown docs/from_axolotl.md]
+
+FOLDER is ``examples/`` of a checkout of github.com/axolotl-ai-cloud/axolotl, which is not part of
+this project. Answers are by arithmetic, of every legal configuration; models that only dry runs
+know are dry-run in N of their questions, the first of each model, and counted by these. Where
+axolotl can be imported, what was put back is read by its own schema.
+"""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+from common import Goal, report
+
+from tuner.client.from_file import FileQuestion, patched, read_question
+from tuner.client.local import PythonCaller
+from tuner.client.place import place_here
+from tuner.client.suggest import answer_at
+from tuner.client.values import silent
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
+from tuner.cost.prediction import predict
+from tuner.errors import TunerError, UsageError
+from tuner.launchfiles.files import read_file
+from tuner.space import enumerate_space
+
+CLUSTER = "8xa100-80gb"
+# What an answer may change.
+TUNED = frozenset({
+    "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing",
+    "gradient_checkpointing_kwargs", "activation_offloading", "accelerator_config", "plugins",
+    "liger_fused_linear_cross_entropy", "fsdp_version", "fsdp_config",
+})  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Row:
+    """What came of one file."""
+
+    file: str
+    read: bool = False
+    answer: str = ""  # fits, nothing fits, needs dry runs; else empty
+    why: str = ""
+    kept: bool | None = None
+    """Whether only tuned keys were changed; ``None`` where nothing is put back."""
+
+
+def files(folder: Path) -> Iterator[Path]:
+    """Configurations of training: those of a cloud's machines have no model."""
+    for path in sorted((*folder.rglob("*.yml"), *folder.rglob("*.yaml"))):
+        if "base_model" in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}):
+            yield path
+
+
+def best_of(question: Question) -> Settings | None:
+    """The fastest configuration that fits by arithmetic; ``None`` where none fits."""
+    asked = question.workload, question.cluster, question.framework
+    found = [(predict(*asked, one), one) for one in enumerate_space(question).legal]
+    fast = [(p.step_time_s.value, str(one), one) for p, one in found if p.fits]
+    known = [one for one in fast if one[0] is not None]
+    if not known and any(p.fits is None for p, _ in found):
+        raise TunerError(next(p.reason for p, _ in found if p.fits is None))
+    return min(known)[2] if known else None
+
+
+def dry_run(question: FileQuestion) -> Settings | None:
+    """The same by dry runs."""
+    answered = answer_at(question.request, PythonCaller(silent), (), db=None)
+    best = answered.suggestion.best
+    if best is None and answered.why_none is not None and answered.why_none.exit_code != 3:
+        raise answered.why_none
+    return None if best is None else best.settings
+
+
+def keeps(question: FileQuestion, asked: Question, best: Settings, schema: Any) -> bool:
+    """Tells whether what was put back differs in tuned keys alone, and is read by axolotl."""
+    text, _ = patched(question, asked, best)
+    before, after = yaml.safe_load(question.opened.text), yaml.safe_load(text)
+    differ = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+    comments = [line for line in question.opened.text.splitlines() if line.startswith("#")]
+    same = [line for line in text.splitlines() if line.startswith("#")] == comments
+    if schema is not None and not valid(schema, before):
+        schema = None  # nor was it before
+    return differ <= TUNED and same and (schema is None or valid(schema, after))
+
+
+def valid(schema: Any, values: Mapping[str, Any]) -> bool:
+    try:
+        schema(**values)
+    except Exception:  # noqa: BLE001  (of any kind: its validators read files, and devices)
+        return False
+    return True
+
+
+def look(path: Path, folder: Path, dry: dict[str, bool], left: list[int], schema: Any) -> Row:
+    row = Row(file=str(path.relative_to(folder)))
+    try:
+        read_file(str(path))
+        row.read = True
+        place = {"cluster": CLUSTER}
+        more = {"fidelity": "predicted", "max_probes": 1, "wall_s": 60.0}
+        question = read_question(str(path), None, place, more)
+        asked = place_here(question.request, None).question
+        model = asked.workload.model
+        if not model.is_traced:
+            best = best_of(asked)
+        elif model.name in dry or left[0] > 0:
+            if model.name not in dry:
+                left[0] -= 1
+                dry[model.name] = False
+                best = dry_run(question)
+                dry[model.name] = True
+            elif not dry[model.name]:
+                raise TunerError("its dry run failed")
+            else:
+                best = enumerate_space(asked).legal[-1]
+        else:
+            row.answer = "needs dry runs"
+            best = enumerate_space(asked).legal[-1]
+        row.answer = row.answer or ("nothing fits" if best is None else "fits")
+        if best is not None:
+            row.kept = keeps(question, asked, best, schema)
+    except UsageError as error:
+        row.why = f"{error.field}: {error.allowed}"
+    except TunerError as error:
+        row.why = str(error)
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--dry", type=int, default=0)
+    parser.add_argument("--unknown", type=Path)
+    options = parser.parse_args()
+    try:
+        schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
+    except ImportError:
+        schema = None
+    dry: dict[str, bool] = {}
+    left = [options.dry]
+    paths = [*files(options.folder)]
+    rows = [look(path, options.folder, dry, left, schema) for path in paths]
+    count = len(rows)
+    answered = sum(row.answer in ("fits", "nothing fits") for row in rows)
+    waiting = sum(row.answer == "needs dry runs" for row in rows)
+    put = [row.kept for row in rows if row.kept is not None]
+    goals = [
+        Goal(name="read without an error", goal=">= 0.9",
+             value=sum(row.read for row in rows) / count),
+        Goal(name=f"answered on {CLUSTER}", goal=">= 0.7", value=answered / count),
+        Goal(name="put back with tuned keys changed alone", goal=">= 1",
+             value=sum(put) / max(1, len(put))),
+    ]  # fmt: skip
+    kinds = Counter(row.answer or f"no: {_short(row.why)}" for row in rows)
+    table = [{"answer": kind, "files": number} for kind, number in kinds.most_common()]
+    more = {
+        "files": count, "answered": answered, "needs dry runs": waiting,
+        "models dry-run": len(dry), "of which answered": sum(dry.values()),
+        "schema": "axolotl's own" if schema else "not importable here",
+        "rows": [vars(row) for row in rows],
+    }  # fmt: skip
+    report("from_axolotl", goals, table, more)
+    if options.unknown:
+        options.unknown.write_text(_page(rows, paths), encoding="utf-8")
+
+
+def _short(why: str) -> str:
+    """A reason without the names in it."""
+    for word in ("is not in the catalogue", "is not covered", "not predicted"):
+        if word in why:
+            return f"{why.partition(':')[0]}: {word}"
+    return why[:80]
+
+
+def _page(rows: list[Row], paths: list[Path]) -> str:
+    """What no figure takes into account, and why there was no answer, by count."""
+    uncounted: Counter[tuple[str, str]] = Counter()
+    for path in paths:
+        try:
+            found = read_file(str(path))
+        except UsageError:
+            continue
+        uncounted.update({(one.key, one.effect) for one in found.uncounted})
+    models = Counter(
+        yaml.safe_load(path.read_text(encoding="utf-8"))["base_model"]
+        for path, row in zip(paths, rows, strict=True)
+        if "is not in the catalogue" in row.why
+    )
+    whys = Counter(_short(row.why) for row in rows if row.why)
+    lines = [
+        "# What is not understood of axolotl's examples",
+        "",
+        f"Of {len(rows)} configurations that axolotl ships, made by `make bench-from-axolotl"
+        " FOLDER=...` (`benchmarks/from_axolotl.py`).",
+        "",
+        "## No answer",
+        "",
+        "| why | files |",
+        "|---|---|",
+        *(f"| {why} | {number} |" for why, number in whys.most_common()),
+        "",
+        "Models that are not in the catalogue, for which `--model` names one of the same shape:",
+        "",
+        ", ".join(f"{name} ({number})" if number > 1 else name
+                  for name, number in models.most_common()) + ".",
+        "",
+        "## Not counted",
+        "",
+        "| field | what it may change | files |",
+        "|---|---|---|",
+        *(f"| `{key}` | {effect} | {number} |"
+          for (key, effect), number in sorted(uncounted.items(), key=lambda i: (-i[1], i[0]))),
+        "",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

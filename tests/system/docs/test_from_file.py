@@ -1,0 +1,34 @@
+"""The transcript of ``tuner suggest --from`` in docs/exports.md is what the command prints."""
+
+import re
+import shlex
+
+import pytest
+
+from tests.system.docs.pages import blocks
+from tuner.cli import main
+
+
+def masked(text):
+    """Without figures, which change with releases, and with the breaks of lines that follow."""
+    return " ".join(re.sub(r"\d[\d,.]*", "N", text).split())
+
+
+@pytest.mark.long
+def test_what_is_shown_of_a_file_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    shown = [one for one in blocks("docs/exports.md") if one.language in ("yml", "sh", "text")]
+    own, command, said = (one.text for one in shown[:3])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "train.yml").write_text(own)
+    words = [*shlex.split(command)[1:], "--db", f"sqlite:///{tmp_path}/studies.db"]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert masked(printed[printed.index("Your file:") :]) == masked(said)
+    assert (tmp_path / "train.yml").read_text() == own  # --diff shows only
+    assert main([*words, "--in-place"]) == 0
+    assert (tmp_path / "train.yml.bak").read_text() == own
+    changed = (tmp_path / "train.yml").read_text()
+    added = {line[1:] for line in said.splitlines() if re.match(r"\+[^+]", line)}
+    new = set(changed.splitlines()) - set(own.splitlines())
+    assert {masked(one) for one in new} == {masked(one) for one in added}

@@ -1,0 +1,169 @@
+"""The brief answer, of facts as plain values, and what would make something fit."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.explain.test_english import GROUNDS, LONGER, PAID, PAIR, TOO_LARGE, evaluation
+from tuner.core.answer import Awkward, Reason, Suggestion
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
+from tuner.core.framework import framework
+from tuner.core.measurement import Basis, Fidelity
+from tuner.core.quantity import Provenance, Quantity
+from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.words import sizes_text
+from tuner.core.workload import Workload
+from tuner.cost.memory.tensors import counts
+from tuner.explain import facts
+from tuner.explain.brief import brief, scale
+from tuner.explain.ways_out import ways_out
+from tuner.model import published_model
+
+GIB = 2**30
+PREDICTED = Provenance.PREDICTED
+
+
+def question(model="llama-3.1-8b", cluster="8xh100-80gb"):
+    return Question(
+        workload=Workload(
+            model=published_model(model), sequence_length=4096, global_batch_size=256
+        ),
+        cluster=parse_cluster(cluster),
+        framework=framework("torch"),
+    )
+
+
+def between(value, low, high, provenance=PREDICTED):
+    return Quantity(value=value, low=low, high=high, provenance=provenance)
+
+
+def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
+    study = Study(
+        id="st-1",
+        question=question(),
+        limits=Limits(fidelity=fidelity),
+        state=state,
+    )
+    best = best or replace(
+        evaluation(),
+        tokens_per_s_per_gpu=between(9000.0, 8000.0, 10_000.0, Provenance.MEASURED),
+        limit_bytes=4.0 * GIB,
+    )
+    suggestion = Suggestion(
+        study_id="st-1", state="done", workload={}, cluster={}, framework={}, best=best,
+        facts=tuple(fact.as_dict() for fact in found),
+    )  # fmt: skip
+    return brief(study, suggestion, tokens)
+
+
+def test_the_answer_says_what_differs_speed_memory_and_where_that_is_from():
+    found = told(tokens=1e12)
+    assert found.title == "Answer"
+    assert found.answer == (
+        "sharding=ddp, micro_batch_size=4, gradient_accumulation_steps=1",
+        "9,000 tokens/s per GPU (8,000 to 10,000), 2.00 s a step",
+        "1.00 GiB needed per GPU, of 4.00 GiB",
+        "measured",
+        "8 GPUs: 72,000 tokens/s, MFU 47%",
+        "1T tokens take 161 days (145 days to 181 days)",
+    )
+
+
+def test_why_names_others_by_what_differs_and_says_intervals_in_brackets():
+    other = evaluation(2, settings=Settings(micro_batch_size=2))
+    tied = facts.TiedWithFastest(
+        fastest=other, change=LONGER, tolerance=None, reason=Reason.LIGHTER, spared_bytes=GIB
+    )
+    first, rule, tuning = told(tied, PAID).why
+    assert first == (
+        "Tied with micro_batch_size=2 (2 s, +25.0%, 1.00 GiB); this one needs 1.00 GiB less."
+    )
+    assert (
+        rule == "Rule of thumb: sharding=full_shard, micro_batch_size=1, 2.5 s, +25.0% (20 to 30)."
+    )
+    assert tuning == "Tuning took 3.3 min, earned back after 13 min of training (11 min to 17 min)."
+
+
+def test_changes_that_were_run_come_first_then_the_largest():
+    expected = replace(PAIR, knob="tp_size", value=4, probes=(), step=replace(LONGER, ratio=1.9))
+    elsewhere = replace(PAIR, of_answer=False)
+    changes = [facts.KnobProbed(changes=(one,)) for one in (elsewhere, expected, TOO_LARGE, PAIR)]
+    assert [row[0] for row in told(*changes).changes] == [
+        "sync_each_batch=false", "tp_size=1", "tp_size=4"
+    ]  # fmt: skip
+
+
+def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
+    best = replace(
+        evaluation(),
+        basis=Basis.DRY_RUN,
+        step_time_s=between(10.0, 8.0, 20.0),
+        allocated_bytes=between(GIB, GIB, GIB),
+        tokens_per_s_per_gpu=between(9000.0, 4500.0, 11_250.0),
+        limit_bytes=4.0 * GIB,
+    )
+    found = told(best=best, fidelity=Fidelity.PREDICTED)
+    assert found.title == "Answer"
+    assert "predicted: memory by dry run, speed by arithmetic" in found.answer
+    assert found.sure[0] == "Speeds are a ranking; absolute speed errs (-50% to +25%)."
+    assert told(best=best).title == "Predicted, not measured"
+    assert told(state=StudyState.RUNNING).title == "Best so far"
+
+
+def test_how_sure_says_what_more_probes_may_gain():
+    more = facts.MoreProbes(
+        count=3, wall_s=36.0, devices=2, is_cpu=True, mean=0.03, most=0.11, grounds=GROUNDS,
+        next=Settings(),
+    )  # fmt: skip
+    assert told(more).sure[-1] == (
+        "3 more probes (36 s) may gain 3.0%, at most 11%: ask with --max-probes 3."
+    )
+    assert told(replace(more, most=0.0)).sure[-1] == "More probes are expected to gain nothing."
+    assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
+
+
+def test_a_batch_that_divides_badly_is_said():
+    batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
+    said = "Batch 250 costs 16% of the speed: 248 or 256 would not."
+    assert said in told(facts.AwkwardBatch(batch=batch)).sure
+
+
+def test_memory_has_its_interval_in_one_unit():
+    assert sizes_text(evaluation().needed_gib) == "1.00 GiB"
+    some = between(GIB, 0.5 * GIB, 2.0 * GIB)
+    assert sizes_text(evaluation(needed_bytes=some).needed_gib) == "1.00 GiB (0.50 to 2.00)"
+
+
+def test_mfu_is_of_whole_models_on_gpus_whose_peak_is_known():
+    best = evaluation(tokens_per_s_per_gpu=between(9000.0, 8000.0, 10_000.0))
+    model = published_model("llama-3.1-8b")
+    flops = 6 * (counts(model).parameters - model.vocab_size * 4096) + 12 * 32 * 4096 * 4096
+    asked = question()
+    assert scale(asked, best).mfu.value == pytest.approx(
+        9000 * flops / asked.cluster.gpu.dense_bf16_flops_per_s
+    )
+    assert scale(question(cluster="cpu:2"), best).mfu.value is None
+    assert scale(asked, best).days.value is None
+
+
+# -- what would make it fit -------------------------------------------------------------------
+
+
+def test_each_way_out_has_what_it_needs_and_those_that_fit_come_first():
+    found = ways_out(question("llama-3.1-70b"), Limits(fidelity=Fidelity.PREDICTED))
+    assert [one.fits for one in found] == sorted((one.fits for one in found), reverse=True)
+    by_option = {one.option: one for one in found}
+    assert by_option["--cluster 2x8xh100-80gb"].fits
+    assert by_option["--knob cpu_offload=true"].settings.cpu_offload
+    assert by_option["--adapter qlora"].needed_bytes < by_option["--adapter lora"].needed_bytes
+    limit = by_option["--adapter lora"].limit_bytes
+    assert limit == int(0.95 * question().cluster.gpu.memory_bytes)
+    assert all(one.fits == (one.needed_bytes <= limit) for one in found)
+
+
+def test_the_fewest_gpus_are_as_many_as_are_needed():
+    found = ways_out(question("llama-3.1-8b", "1xrtx-4090"), Limits(fidelity=Fidelity.PREDICTED))
+    assert found[0].option == "--cluster 4xrtx-4090"
+    shorter = next(one for one in found if one.option.startswith("--sequence-length"))
+    assert not shorter.fits  # what it needs is not of the sequence

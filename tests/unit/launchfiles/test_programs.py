@@ -1,0 +1,301 @@
+"""axolotl's, LLaMA-Factory's and TRL's files: what is read of them, and what an answer changes."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from tuner.client.files import asked_of, case_of
+from tuner.client.from_file import patched, read_question
+from tuner.client.values import NotCoveredError
+from tuner.core.configuration import Settings, parse_settings
+from tuner.core.framework import installed_versions
+from tuner.errors import UsageError
+from tuner.launchfiles.files import read_file
+
+AXOLOTL = """\
+base_model: NousResearch/Meta-Llama-3.1-8B  # the model
+load_in_4bit: true
+adapter: qlora
+lora_r: 32
+lora_alpha: 16
+lora_target_linear: true
+sequence_len: 2048
+sample_packing: true
+datasets:
+   - path: me/mine   # indented by three
+wandb_project:
+
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: paged_adamw_8bit
+learning_rate: 0.0002
+bf16: auto
+gradient_checkpointing: true
+lora_mlp_kernel: true
+"""
+FULL = """\
+base_model: Qwen/Qwen3-8B
+sequence_len: 4096
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+bf16: true
+optimizer: adamw_torch_fused
+attn_implementation: sdpa
+sample_packing: true
+plugins:
+  - my.Plugin
+fsdp_version: 2
+fsdp_config:
+  offload_params: false
+  reshard_after_forward: true  # ZeRO 3
+  activation_checkpointing: true
+"""
+LLAMA_FACTORY = """\
+model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+stage: sft
+finetuning_type: lora
+lora_rank: 16
+lora_target: q_proj,v_proj
+cutoff_len: 1024
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+optim: adamw_torch
+"""
+TRL = """\
+model_name_or_path: Qwen/Qwen3-8B
+use_peft: true
+max_length: 1024
+packing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+use_liger_kernel: false
+"""
+PLACE = {"cluster": "8xa100-80gb"}
+QLORA = {
+    "method": "qlora", "rank": 32, "alpha": 16, "dropout": 0.0, "target_modules": ["all-linear"],
+    "double_quant": True,
+}  # fmt: skip
+LORA = {"method": "lora", "rank": 16}
+
+
+@pytest.fixture
+def written(tmp_path: Any) -> Any:
+    def write(text: str, name: str = "train.yaml") -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "format_name", "settings", "facts"),
+    [
+        pytest.param(
+            AXOLOTL,
+            "axolotl",
+            "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=false,"
+            "activation_checkpointing=full",
+            {"adapter": QLORA, "optimizer": "paged_adamw_8bit", "precision": "bf16_mixed",
+             "global_batch_size": 64, "packing": {"variant": "varlen"}, "framework": "trainer",
+             "sequence_length": 2048},
+        ),
+        (
+            FULL,
+            "axolotl",
+            "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=2,"
+            "sync_each_batch=false,activation_checkpointing=full",
+            {"adapter": None, "optimizer": "adamw_fused", "precision": "bf16_mixed",
+             "global_batch_size": 16, "packing": {"variant": "position_ids"}},
+        ),
+        (
+            LLAMA_FACTORY,
+            "llama-factory",
+            "sharding=ddp,micro_batch_size=1,gradient_accumulation_steps=8,sync_each_batch=false,"
+            "activation_checkpointing=full",
+            {"adapter": {**LORA, "alpha": 32, "dropout": 0.0,
+                         "target_modules": ["q_proj", "v_proj"]},
+             "global_batch_size": 64, "packing": None, "optimizer": "adamw",
+             "precision": "bf16_mixed", "sequence_length": 1024},
+        ),
+        (
+            TRL,
+            "trl",
+            "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false,"
+            "activation_checkpointing=full",
+            {"adapter": {**LORA, "alpha": 32, "dropout": 0.05, "target_modules": ["all-linear"]},
+             "global_batch_size": 32, "packing": {"variant": "varlen"},
+             "optimizer": "adamw_fused", "precision": "bf16_mixed"},
+        ),
+    ],
+)  # fmt: skip
+def test_a_file_is_a_question_and_its_present_settings(
+    written: Any, text: str, format_name: str, settings: str, facts: dict[str, Any]
+) -> None:
+    found = read_file(written(text))
+    assert found.format_name == format_name
+    asked = asked_of(found, PLACE)
+    assert {name: asked.arguments[name] for name in facts} == facts
+    assert case_of(found, PLACE).settings == parse_settings(settings)
+    batch = facts["global_batch_size"]
+    micro, steps = (asked.knobs[one] for one in ("micro_batch_size", "gradient_accumulation_steps"))
+    assert asked.made == f"{micro} x {steps} x 8 data-parallel ranks"
+    assert micro * steps * 8 == batch
+
+
+@pytest.mark.parametrize(
+    ("text", "best", "lines"),
+    [
+        (
+            AXOLOTL,
+            "micro_batch_size=4,gradient_accumulation_steps=2,sync_each_batch=false",
+            {"micro_batch_size: 2": "micro_batch_size: 4",
+             "gradient_accumulation_steps: 4": "gradient_accumulation_steps: 2",
+             "gradient_checkpointing: true": "gradient_checkpointing: false"},
+        ),
+        (
+            FULL,
+            "sharding=shard_grad_op,micro_batch_size=2,activation_checkpointing=none,"
+            "fused_loss=true",
+            {"micro_batch_size: 1":
+                 "micro_batch_size: 2\nliger_fused_linear_cross_entropy: true",
+             "gradient_accumulation_steps: 2": "gradient_accumulation_steps: 1",
+             "  - my.Plugin": "- my.Plugin\n- axolotl.integrations.liger.LigerPlugin",
+             "reshard_after_forward: true": "reshard_after_forward: false",
+             "activation_checkpointing: true": "activation_checkpointing: false"},
+        ),
+        (  # a block is taken away
+            AXOLOTL.replace("me/mine", "m") + "fsdp:\n  - full_shard\nfsdp_config:\n"
+            "  fsdp_offload_params: false\n  fsdp_state_dict_type: FULL_STATE_DICT\nseed: 1\n",
+            "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=4,sync_each_batch=false,"
+            "activation_checkpointing=full",
+            {"fsdp:\n  - full_shard\nfsdp_config:\n  fsdp_offload_params: false\n"
+             "  fsdp_state_dict_type: FULL_STATE_DICT\n": ""},
+        ),
+        (
+            LLAMA_FACTORY,
+            "micro_batch_size=8,sync_each_batch=false",
+            {"per_device_train_batch_size: 1": "per_device_train_batch_size: 8",
+             "gradient_accumulation_steps: 8":
+                 "gradient_accumulation_steps: 1\ndisable_gradient_checkpointing: true"},
+        ),
+        (
+            TRL,
+            "micro_batch_size=4,sync_each_batch=false",
+            {"per_device_train_batch_size: 2": "per_device_train_batch_size: 4",
+             "gradient_accumulation_steps: 2":
+                 "gradient_accumulation_steps: 1\ngradient_checkpointing: false"},
+        ),
+    ],
+)  # fmt: skip
+def test_an_answer_changes_its_lines_and_no_other(
+    written: Any, text: str, best: str, lines: dict[str, str]
+) -> None:
+    """And reads back as what it is: file -> question -> file -> question."""
+    path = written(text)
+    question = read_question(path, None, PLACE, {"fidelity": "predicted"})
+    wanted = parse_settings(best)
+    made, _ = patched(question, question.request.question(installed_versions()), wanted)
+    expected = text
+    for old, new in lines.items():
+        assert expected.count(old) == 1
+        expected = expected.replace(old, new)
+    assert made == expected
+    again = read_question(written(made, "again.yaml"), None, PLACE, {"fidelity": "predicted"})
+    knobs = {name: again.asked.knobs[name] for name in ("micro_batch_size", "sharding")}
+    assert knobs == {
+        "micro_batch_size": wanted.micro_batch_size, "sharding": str(wanted.sharding)
+    }  # fmt: skip
+    for name in ("model", "adapter", "optimizer", "precision", "packing", "global_batch_size"):
+        assert again.asked.arguments[name] == question.asked.arguments[name]
+
+
+def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
+    question = read_question(written(AXOLOTL), None, PLACE, {"fidelity": "predicted"})
+    present = Settings.from_dict(question.asked.knobs)
+    assert patched(question, question.request.question(installed_versions()), present) == (
+        AXOLOTL,
+        {},
+    )
+
+
+def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) -> None:
+    more = {
+        "torch_compile": True,
+        "optimizer": "came_pytorch",
+        "some_new_option": 3,
+        "unfrozen_parameters": ["lm_head"],
+        "wandb_project": "mine",
+        "relora": False,
+    }
+    values = {**yaml.safe_load(AXOLOTL), **more}
+    asked = asked_of(read_file(written(yaml.safe_dump(values))), PLACE)
+    told = [one.key for one in asked.uncounted]
+    assert sorted(told) == [
+        "lora_mlp_kernel", "optimizer", "some_new_option", "torch_compile", "unfrozen_parameters",
+    ]  # fmt: skip
+    assert all(one.effect for one in asked.uncounted)
+    assert "taken to have the shape of llama-3.1-8b" in " ".join(
+        asked.notes
+    )  # NousResearch's is Meta's
+
+
+@pytest.mark.parametrize(
+    "more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n", "tensor_parallel_size: 2\n"]
+)
+def test_another_training_step_is_not_predicted(written: Any, more: str) -> None:
+    found = read_file(written(AXOLOTL + more))
+    with pytest.raises(NotCoveredError, match=r"not predicted"):
+        asked_of(found, PLACE)
+
+
+def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_path: Any) -> None:
+    unknown = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/mine")
+    found = read_file(written(unknown))
+    with pytest.raises(UsageError, match=r"model: got 'me/mine'; is not in the catalogue: .*model"):
+        asked_of(found, PLACE)
+    assert asked_of(found, {**PLACE, "model": "qwen3-8b"}).arguments["model"].name == "qwen3-8b"
+    folder = tmp_path / "me" / "mine"
+    folder.mkdir(parents=True)
+    config = '{"model_type": "llama", "vocab_size": 32000}'
+    (folder / "config.json").write_text(config, encoding="utf-8")
+    assert asked_of(found, PLACE, tmp_path).arguments["model"].vocab_size == 32000
+
+
+def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(written: Any) -> None:
+    text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "huggyllama/llama-7b")
+    text = text.replace("bf16: auto", "bf16: false").replace("2048", "8192")
+    more = "lora_modules_to_save: [nonesuch]\nliger_fused_linear_cross_entropy: true\n"
+    text = text.replace("lora_target_linear: true", "lora_target_modules: [q_proj, wqkv]")
+    question = read_question(written(text + more), None, PLACE, {"fidelity": "predicted"})
+    asked = question.asked.arguments
+    assert asked["model"].max_sequence_length == asked["sequence_length"] == 8192
+    assert asked["packing"] == {"variant": "position_ids"}  # FlashAttention takes no fp32
+    assert asked["adapter"]["target_modules"] == ["q_proj"]
+    assert "modules_to_save" not in asked["adapter"]
+    told = {one.key for one in question.asked.uncounted}
+    assert told >= {"sequence length", "target", "modules_to_save", "fused_loss"}
+    # what was counted without stays in the file
+    made, wanted = patched(
+        question, question.request.question(installed_versions()), parse_settings(
+            "micro_batch_size=8,sync_each_batch=false,activation_checkpointing=full"
+        ),
+    )  # fmt: skip
+    assert "liger_fused_linear_cross_entropy: true" in made
+    assert set(wanted) == {"micro_batch_size", "gradient_accumulation_steps"}
+
+
+def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
+    text = FULL.partition("fsdp_version")[0] + "deepspeed: ds/zero3.json\n"
+    found = read_file(written(text))
+    assert found.knobs["sharding"] == "full_shard"
+    assert "taken from its name" in " ".join(map(str, found.uncounted))
+    (tmp_path / "ds").mkdir()
+    (tmp_path / "ds" / "zero3.json").write_text('{"zero_optimization": {"stage": 2}}')
+    found = read_file(written(text))
+    assert found.knobs["sharding"] == "shard_grad_op"
+    assert "sharding" not in found.free
+    with pytest.raises(UsageError, match=r"deepspeed: got 'mine.json'; is not here"):
+        read_file(written(text.replace("ds/zero3", "mine")))

@@ -1,0 +1,167 @@
+"""Fields in TOML, in flags of a command and in Python: read, and changed where they stand."""
+
+from typing import Any
+
+import pytest
+
+from tuner.client.files import asked_of
+from tuner.client.from_file import patched, read_question
+from tuner.client.values import NotCoveredError
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import installed_versions
+from tuner.errors import UsageError
+from tuner.launchfiles.files import read_file
+
+PLACE = {"cluster": "8xh100-80gb"}
+TOML = """\
+# our run
+[model]
+name = "llama3"
+flavor = "8B"
+
+[training]
+local_batch_size = 1  # fits
+seq_len = 4096
+global_batch_size = 64
+steps = 1000
+
+[parallelism]
+data_parallel_shard_degree = -1
+
+[activation_checkpoint]
+mode = "full"   # to be safe
+"""
+PYTHON = '''\
+"""Our run, é."""
+
+from torchtitan.models.llama3 import llama3_8b
+
+
+def ours():
+    config = llama3_8b()
+    config.training.num_tokens_per_microbatch_per_dp_rank = 1 * 4096  # é fits
+    config.training.num_tokens_per_train_step = 64 * 4096
+    config.training.max_context_length = 4096
+    config.activation_checkpoint = FullAC.Config()  # to be safe
+    config.optimizer.lr = 1e-4
+    return config
+'''
+FLAGS = """\
+#!/bin/sh
+# trains: --bf16 false
+accelerate launch sft.py \\
+    --model_name_or_path Qwen/Qwen3-8B --max-length 2048 \\
+    --per_device_train_batch_size 1 --gradient_accumulation_steps=4 \\
+    --use_peft --learning_rate 1e-4 \\
+    --output_dir "out dir"
+"""
+RUN_CLM = FLAGS.replace("sft.py", "run_clm.py").replace("--max-length", "--block_size").replace(
+    "--use_peft", "--bf16 true"
+)  # fmt: skip
+
+
+@pytest.fixture
+def written(tmp_path: Any) -> Any:
+    def write(name: str, text: str) -> str:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+CASES = [
+    (
+        "titan.toml",
+        TOML,
+        "torchtitan",
+        {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16_mixed"},
+        "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2",
+        {"local_batch_size = 1": "local_batch_size = 4", '"full"': '"none"'},
+    ),
+    (
+        "titan.py",
+        PYTHON,
+        "torchtitan",
+        {"sequence_length": 4096, "global_batch_size": 64, "precision": "bf16_mixed"},
+        "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=2",
+        {"1 * 4096": "16384", "FullAC.Config()": "None"},
+    ),
+    (
+        "train.sh",
+        FLAGS,
+        "trl",
+        {"sequence_length": 2048, "global_batch_size": 32, "framework": "trainer"},
+        "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false",
+        {"batch_size 1": "batch_size 2", "steps=4": "steps=2",
+         '"out dir"': '"out dir" --gradient_checkpointing false'},
+    ),
+    (
+        "clm.sh",
+        RUN_CLM,
+        "trainer",
+        {"sequence_length": 2048, "global_batch_size": 32, "precision": "bf16_mixed"},
+        "micro_batch_size=2,gradient_accumulation_steps=2,sync_each_batch=false",
+        {"batch_size 1": "batch_size 2", "steps=4": "steps=2"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "format_name", "facts", "best", "lines"), CASES)
+def test_a_file_is_read_and_changed_where_its_fields_stand(
+    written: Any,
+    name: str,
+    text: str,
+    format_name: str,
+    facts: dict[str, Any],
+    best: str,
+    lines: dict[str, str],
+) -> None:
+    path = written(name, text)
+    question = read_question(path, None, PLACE, {"fidelity": "predicted"})
+    assert question.opened.found.format_name == format_name
+    asked = question.asked.arguments
+    assert {one: asked[one] for one in facts} == facts
+    assert asked["model"].layers == (36 if "Qwen3" in text else 32)
+    made, _ = patched(
+        question, question.request.question(installed_versions()), parse_settings(best)
+    )
+    expected = text
+    for old, new in lines.items():
+        assert expected.count(old) == 1
+        expected = expected.replace(old, new)
+    assert made == expected
+
+
+def test_what_is_not_there_is_put_in_or_asked_for(written: Any) -> None:
+    short = TOML.partition("[activation_checkpoint]")[0]  # whose default is every second layer
+    question = read_question(written("a.toml", short), None, PLACE, {"fidelity": "predicted"})
+    wanted = parse_settings("sharding=full_shard,activation_checkpointing=full,micro_batch_size=1")
+    made, _ = patched(question, question.request.question(installed_versions()), wanted)
+    assert made == short + '[activation_checkpoint]\nmode = "full"\n'
+    bare = PYTHON.replace("    config.activation_checkpoint = FullAC.Config()  # to be safe\n", "")
+    question = read_question(written("a.py", bare), None, PLACE, {"fidelity": "predicted"})
+    with pytest.raises(UsageError, match=r"says nothing of activation_checkpoint.mode"):
+        patched(question, question.request.question(installed_versions()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("a.toml", "[model", r"is not TOML"),
+        ("a.py", "def (", r"is not Python"),
+        ("a.py", "x = 1", r"is like none of the formats"),
+        ("a.sh", "echo", r"is like none of the formats"),
+    ],
+)
+def test_a_text_that_is_no_configuration_is_refused(
+    written: Any, name: str, text: str, why: str
+) -> None:
+    with pytest.raises(UsageError, match=why):
+        read_file(written(name, text))
+
+
+def test_other_parallelism_of_torchtitans_is_not_predicted(written: Any) -> None:
+    path = written("a.toml", TOML.replace("-1", "-1\ncontext_parallel_degree = 2"))
+    with pytest.raises(NotCoveredError, match=r"context_parallel_degree: .*not predicted"):
+        asked_of(read_file(path), PLACE)

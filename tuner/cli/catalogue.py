@@ -1,0 +1,53 @@
+"""``tuner models`` and ``tuner gpus``: the names that there are, with what is known of each."""
+
+from tuner.cli.console import print_rows
+from tuner.cli.errors import print_json
+from tuner.client.names import listed_gpus, listed_models
+from tuner.text import size_text
+
+# Of a GPU, of what is listed.
+RATES = ("memory_bytes_per_s", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
+
+
+def show_models(begun: str, *, as_json: bool) -> int:
+    """List the models whose names hold ``begun``; the exit code, 1 without any."""
+    listed = listed_models(begun)
+    if as_json:
+        print_json({"models": listed})
+    elif listed:
+        rows = [
+            (
+                one["name"],
+                one["model_type"],
+                _billions(one["parameters"]),
+                _billions(one["active_parameters"]),
+                str(one["layers"]),
+                f"{one['longest_sequence']:,}",
+            )
+            for one in listed
+        ]
+        heads = ("model", "type", "billion", "active", "layers", "longest")
+        print_rows(heads, rows, "billion,active,layers,longest")
+    return 0 if listed else 1
+
+
+def _billions(parameters: int | None) -> str:
+    return "-" if parameters is None else f"{parameters / 1e9:.3g}"
+
+
+def show_gpus(begun: str, *, as_json: bool) -> int:
+    """List the kinds of GPUs whose names hold ``begun``; the exit code, 1 without any."""
+    found = listed_gpus(begun)
+    if as_json:
+        print_json({"gpus": found})
+    else:
+        rows = [
+            (one["name"], size_text(one["memory_bytes"]),
+             f"{one['bf16_flops_per_s'] / 1e12:.0f}" if one["bf16_flops_per_s"] else "-",
+             *(f"{one[rate] / 1e9:.0f}" for rate in RATES))
+            for one in found
+        ]  # fmt: skip
+        numbers = ("memory", "bf16\nTFLOP/s", "memory\nGB/s", "in node\nGB/s", "beyond\nGB/s")
+        if rows:
+            print_rows(("gpu", *numbers), rows, ",".join(numbers))
+    return 0 if found else 1

@@ -1,0 +1,154 @@
+"""``tuner suggest --from FILE``: what a file does today, what the best does, and the change."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import typer
+from rich.text import Text
+
+from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
+from tuner.cli.errors import report
+from tuner.cli.options import SuggestAsked
+from tuner.cli.render import answer_asked, show_asked
+from tuner.cli.values import Texts, further
+from tuner.client.answered import Answered
+from tuner.client.cases import Policy
+from tuner.client.check import Checked
+from tuner.client.from_file import FileQuestion, diff, patched, put_back, read_question, today
+from tuner.core.answer import Candidate
+from tuner.core.words import describe, rank_word, rate_text, sizes_text
+from tuner.errors import UsageError, all_of
+from tuner.store import open_store
+
+
+def run(asked: SuggestAsked, path: str) -> int:
+    """Answer; the exit code is that of ``tuner suggest``."""
+    texts = Texts()
+    beside, more = texts.limits(asked), further(texts, asked)
+    if texts.wrong:
+        raise all_of(texts.wrong)
+    given = {name: value for name, value in more.items() if value is not None}
+    limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
+    question = read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
+    answered = answer_asked(asked, question.request)
+    with (
+        open_store(None if asked.server else asked.db) as store,
+        watch_of(as_json=asked.json) as watch,
+    ):
+        now = today(question, answered.study.question, store, watch, Policy.AUTO)
+    best = answered.suggestion.best if answered.why_none is None else None
+    text: str = question.opened.text
+    wanted: dict[str, Any] = {}
+    refused: UsageError | None = None
+    if best is not None:
+        try:
+            text, wanted = patched(question, answered.study.question, best.settings)
+        except UsageError as error:  # the answer is one nevertheless
+            refused = error
+    copy = None
+    if asked.in_place and wanted:
+        copy = put_back(question, text, backup=not asked.no_backup)
+    patch = diff(question, text)
+    if asked.json:
+        said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
+        code = show_asked(asked, answered, {"from": said})
+        if refused is not None and (asked.in_place or asked.diff):
+            return report(refused, as_json=False)
+        return code
+    code = show_asked(asked, answered)
+    if refused is not None and (asked.in_place or asked.diff):
+        code = report(refused, as_json=False)
+    console = stdout_console()
+    console.print()
+    console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
+    width = min(console.width, TEXT_WIDTH)
+    console.print(facts_grid(_facts(question, answered, now, best, wanted, refused)), width=width)
+    paragraphs(console, question.asked.notes, "", further=2)
+    paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
+    if asked.diff and patch:
+        console.print()
+        sys.stdout.flush()
+        typer.echo(patch, nl=False)
+    if asked.in_place and wanted:
+        kept = f"; as it was: {copy}" if copy else ""
+        console.print(Text(f"\nwrote {path}{kept}"), soft_wrap=True)
+    elif wanted and not asked.diff:
+        console.print(Text("\n--diff shows the change, --in-place makes it."), soft_wrap=True)
+    return code
+
+
+def _facts(
+    question: FileQuestion,
+    answered: Answered,
+    now: Checked | UsageError,
+    best: Candidate | None,
+    wanted: Mapping[str, Any],
+    refused: UsageError | None,
+) -> Iterator[tuple[str, str]]:
+    asked = answered.study.question
+    per, work = rank_word(asked), asked.workload
+    if question.asked.made:
+        yield "batch", f"{work.global_batch_size} sequences = {question.asked.made}"
+    if isinstance(now, UsageError):
+        yield "today", f"nothing is known of its settings: {now}"
+    else:
+        yield "today", describe(now.case.settings).replace(",", ", ")
+        fits = "fits" if now.fits else f"does not fit: {now.reason}"
+        yield "", f"{fits}; {_figures(now, per)}" if now.fits else fits
+    if best is None:
+        return
+    if not wanted and refused is None:
+        yield "best", "the file has the fastest settings that fit already"
+        return
+    yield "best", describe(best.settings).replace(",", ", ")
+    yield "", _figures(best, per)
+    if said := _difference(now, best):
+        yield "difference", said
+    yield "changes", ", ".join(wanted) if refused is None else f"none: {refused}"
+
+
+def _figures(one: Checked | Candidate, per: str) -> str:
+    speed = one.tokens_per_s_per_gpu
+    rate = "speed unknown" if speed.value is None else f"{rate_text(speed, per)}"
+    return f"{rate}, {sizes_text(one.allocated_gib)} allocated, {one.provenance}"
+
+
+def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
+    """In plain figures: speed and memory of the best against the file's; empty of unknown ones."""
+    if isinstance(now, UsageError) or best is None or not now.fits:
+        return ""
+    parts = []
+    was, is_now = now.tokens_per_s_per_gpu.value, best.tokens_per_s_per_gpu.value
+    if was and is_now:
+        parts.append(f"{100 * (is_now / was - 1):+.1f}% tokens/s")
+    held, holds = now.allocated_gib.value, best.allocated_gib.value
+    if held is not None and holds is not None:
+        parts.append(f"{holds - held:+.1f} GiB")
+    return ", ".join(parts)
+
+
+def _as_json(
+    question: FileQuestion,
+    now: Checked | UsageError,
+    best: Candidate | None,
+    wanted: Mapping[str, Any],
+    patch: str,
+    *,
+    written: bool,
+) -> dict[str, Any]:
+    return {
+        "file": str(question.path),
+        "format": question.opened.found.format_name,
+        "batch": question.asked.made,
+        "notes": [*question.asked.notes],
+        "uncounted": [
+            {"key": one.key, "value": str(one.value), "effect": one.effect}
+            for one in question.asked.uncounted
+        ],
+        "today": now.as_dict() if isinstance(now, Checked) else {"reason": str(now)},
+        "difference": _difference(now, best),
+        "changes": dict(wanted),
+        "diff": patch,
+        "written": written,
+    }

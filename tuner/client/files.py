@@ -1,0 +1,324 @@
+"""A configuration file as a case or a question: what it says, and what is said beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuner.catalog import models
+from tuner.catalog.models import Task
+from tuner.catalog.versions import meets, version_table
+from tuner.client.cases import Case
+from tuner.client.predict import read_single_case
+from tuner.client.request import read_cluster
+from tuner.client.values import NotCoveredError, read_model
+from tuner.core.adapter import ALL_LINEAR, Adapter
+from tuner.core.bounds import choice
+from tuner.core.cluster import Cluster, Device
+from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
+from tuner.core.framework import FrameworkName, flag_differs, installed_versions
+from tuner.core.packing import Packing, PackingVariant
+from tuner.core.script import loses_random_state
+from tuner.core.workload import Precision
+from tuner.errors import UsageError
+from tuner.launchfiles import trainer
+from tuner.launchfiles.fields import Found, Uncounted
+from tuner.launchfiles.fsdp import ON_HOST, layer_class
+from tuner.model import ModelConfig, read_model_config
+from tuner.model.fields import ARCHITECTURES
+from tuner.model.shape import linears
+
+NO_OPTION = "the file does not say it, and it is not said here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a file asks, with what is said beside it."""
+
+    arguments: Mapping[str, Any]
+    """Of :func:`tuner.predict`, without settings and limits."""
+    knobs: Mapping[str, Any]
+    """Values as the file has them."""
+    made: str
+    """How the global batch is made, as a product; empty where it is only said."""
+    notes: tuple[str, ...]
+    uncounted: tuple[Uncounted, ...]
+    """What no figure takes into account."""
+
+
+def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> Asked:
+    """What a file asks.
+
+    Args:
+        found: what the file says.
+        beside: what is said beside it, by argument of :func:`tuner.predict`.
+        folder: the file's, in which a model may lie.
+
+    Raises:
+        UsageError: something is missing, or said otherwise.
+        NotCoveredError: it is of a training step that is not predicted.
+    """
+    for one in found.uncounted:
+        if one.rules_out:
+            raise NotCoveredError(one.key, one.value, one.effect)
+    own = partial(_own, found, beside)
+    # Where it was to run, and in which versions, may have changed since it was written.
+    stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
+    cluster = read_cluster(beside.get("cluster") or _needed("cluster", own("cluster")))
+    _check_cluster(found, cluster)
+    knobs = _knobs(found, beside.get("settings") or {})
+    ranks = cluster.world_size // (knobs.get("tp_size", 1) * knobs.get("pp_size", 1))
+    batch, parts = own("global_batch_size"), ""
+    micro, steps = knobs.get("micro_batch_size"), knobs.get("gradient_accumulation_steps")
+    if steps is not None and micro is not None:
+        made, parts = micro * steps * ranks, f"{micro} x {steps} x {ranks} data-parallel ranks"
+        if batch is not None and batch != made:
+            raise UsageError("global_batch_size", batch, f"the file makes {made} on it: {parts}")
+        batch = made
+    batch = _needed("global_batch_size", batch)
+    name, fields = found.may.get("model_name", ("",))[0], found.may.get("model")
+    stated_notes = [*found.notes]
+    model = beside.get("model")
+    if fields and model is not None and not isinstance(fields[0], str):
+        shown = model if isinstance(model, str) else "a model"
+        raise UsageError("model", shown, "the file says which: leave it out")
+    if fields and name:
+        model = read_model_config(fields[0], name=name)
+    else:
+        task = choice("task", Task, own("task") or Task.CAUSAL_LM)
+        if fields and model is None and isinstance(fields[0], str):
+            model, note = _named(fields[0], folder)
+            stated_notes += [note] if note else []
+        elif fields and model is None:
+            model = fields[0]
+        model = read_model(_needed("model", model), task)
+    layer = layer_class(model)
+    if found.layer_classes and layer and found.layer_classes != (layer,) and found.strict:
+        allowed = (
+            f"the blocks of this model are of the class {layer}, which the file does not shard"
+        )
+        raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
+    length = _needed("sequence_length", own("sequence_length"))
+    adapter, packing = own("adapter"), own("packing")
+    uncounted = [*found.uncounted]
+    if not found.strict:
+        model = _longer(model, length, uncounted)
+        adapter = _fitting_adapter(adapter, model, uncounted)
+        if packing and own("precision") == Precision.FP32:  # FlashAttention takes 16 bits
+            packing = {**packing, "variant": PackingVariant.POSITION_IDS}
+        packing = _fitting_packing(packing, model, length, uncounted)
+    fused = bool(found.knobs.get("fused_loss"))
+    stated, notes = with_liger(fused, own("framework"), stated)
+    knobs, why = _on_host(found, knobs, {**installed_versions(), **(stated or {})})
+    arguments = {
+        "model": model,
+        "cluster": cluster,
+        "global_batch_size": batch,
+        "sequence_length": length,
+        "optimizer": "adamw" if own("optimizer") is None else own("optimizer"),
+        "precision": own("precision"),
+        "reduce_dtype": own("reduce_dtype"),
+        "loss": own("loss"),
+        "tensor_parallel": own("tensor_parallel"),
+        "adapter": adapter,
+        "frozen": own("frozen"),
+        "packing": packing,
+        "task": None if fields and name else own("task"),
+        "framework": _needed("framework", own("framework")),
+        "framework_versions": stated,
+    }
+    return Asked(
+        arguments=arguments,
+        knobs=knobs,
+        made=parts,
+        notes=(*stated_notes, *notes, *why),
+        uncounted=tuple(uncounted),
+    )
+
+
+def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> Case:
+    """The whole case of a file; arguments are those of :func:`asked_of`."""
+    asked = asked_of(found, beside, folder)
+    knobs, values = asked.knobs, asked.arguments
+    if "micro_batch_size" not in knobs:
+        allowed = f"{NO_OPTION}: --settings micro_batch_size=N"
+        raise UsageError("micro_batch_size", None, allowed)
+    parallel = knobs.get("tp_size", 1) * knobs.get("pp_size", 1)
+    ranks = values["cluster"].world_size // parallel
+    if values["global_batch_size"] > knobs["micro_batch_size"] * ranks and ranks > 1:
+        # It accumulates: what decides how much memory that takes is not guessed.
+        for name in [one for one in found.needs if one not in knobs]:
+            whose = f"{found.needs[name]} decides it, and it is not said"
+            raise UsageError(name, None, f"{whose}: --settings {name}=true or false")
+    case = read_single_case(
+        **{**values, "settings": knobs},
+        headroom=beside.get("headroom"),
+        memory_limit_gib=beside.get("memory_limit_gib"),
+    )
+    passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
+    if passed_over and knobs.get("sharding") != Sharding.DDP:
+        raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
+    notes = [*asked.notes, *map(str, asked.uncounted), *case.notes]
+    if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
+        notes.append(f"{differs}; that is counted")
+    if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
+        notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
+    script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
+    return replace(case, script=script, notes=tuple(notes))
+
+
+def _named(spec: str, folder: Path | None) -> tuple[str, str]:
+    """The model that a file names: in the catalogue, as a folder with its configuration, or one of
+    a known shape by its name; and a note on the last.
+
+    Raises:
+        UsageError: it is none of them.
+    """
+    if models.find(spec) is not None:
+        return spec, ""
+    for near in (folder or Path(), Path()):
+        path = near / Path(spec).expanduser()
+        if (path / "config.json").is_file():
+            return str(path / "config.json"), ""
+        if path.is_file() and path.suffix == ".json":
+            return str(path), ""
+    if (known := models.alike(spec)) is not None:
+        return known, f"{spec} is taken to have the shape of {known}"
+    raise UsageError(
+        "model",
+        spec,
+        "is not in the catalogue: give one of its shape, or the path of its config.json, as"
+        " --model",
+    )
+
+
+def _longer(model: ModelConfig, length: int, uncounted: list[Uncounted]) -> ModelConfig:
+    """The model, for sequences that its configuration has no positions for: rotations go on."""
+    field, longest = "max_position_embeddings", model.max_sequence_length
+    rotates = not model.is_traced and ARCHITECTURES[model.model_type].rope is not None
+    if length <= longest or field not in model.fields or not rotates:
+        return model
+    effect = f"{model.name} has {longest} positions: counted as if it had so many"
+    uncounted.append(Uncounted(key="sequence length", value=length, effect=effect))
+    return read_model_config({**model.as_config(), field: length}, model.name, model.task)
+
+
+def _fitting_adapter(
+    adapter: Mapping[str, Any] | None, model: ModelConfig, uncounted: list[Uncounted]
+) -> Mapping[str, Any] | None:
+    """The adapter on those of its layers that the model has."""
+    if adapter is None or model.is_traced or model.experts:
+        return adapter
+    known = {one.name for one in linears(model)}
+    given = adapter["target_modules"]
+    kept = [one for one in given if one in known or one == ALL_LINEAR]
+    if missing := [one for one in given if one not in kept]:
+        effect = "is adapted too, and not counted" if kept else "is counted as all linear layers"
+        uncounted.append(Uncounted(key="target", value=",".join(missing), effect=effect))
+    adapter = {**adapter, "target_modules": kept or [ALL_LINEAR]}
+    try:
+        Adapter.from_dict(adapter).check(model)
+    except UsageError as error:
+        saved = adapter.get("modules_to_save")
+        if not saved:
+            raise
+        effect = f"{error.allowed}: more memory than predicted"
+        uncounted.append(Uncounted(key="modules_to_save", value=",".join(saved), effect=effect))
+        adapter = {name: one for name, one in adapter.items() if name != "modules_to_save"}
+    return adapter
+
+
+def _fitting_packing(
+    packing: Mapping[str, Any] | None, model: ModelConfig, length: int, uncounted: list[Uncounted]
+) -> Mapping[str, Any] | None:
+    """The packing that the model can be predicted with, if any."""
+    if packing is None:
+        return None
+    why = ""
+    for variant in dict.fromkeys((packing["variant"], PackingVariant.POSITION_IDS)):
+        try:
+            Packing(variant=PackingVariant(variant)).check(model, length)
+        except UsageError as error:
+            why = error.allowed
+        else:
+            return {**packing, "variant": str(variant)}
+    effect = f"{why}: counted as sequences of one document, of which attention is the longest"
+    uncounted.append(Uncounted(key="packing", value=packing["variant"], effect=effect))
+    return None
+
+
+def with_liger(
+    fused: bool, name: Any, stated: Mapping[str, str] | None
+) -> tuple[Mapping[str, str] | None, list[str]]:
+    """Versions and notes, with liger-kernel's newest where the Trainer needs it and has none."""
+    known = {**installed_versions(), **(stated or {})}
+    if not fused or name != FrameworkName.TRAINER or "liger-kernel" in known:
+        return stated, []
+    newest = version_table().packages["liger-kernel"].newest
+    note = f"liger-kernel is neither installed nor stated: it is taken to be {newest}"
+    return {**(stated or {}), "liger-kernel": newest}, [note]
+
+
+def _on_host(
+    found: Found, knobs: dict[str, Any], known: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """Takes what accelerate's own option keeps on the host as kept on the device where the release
+    passes over it, and says so."""
+    knob, release = "activation_checkpointing", known.get("accelerate")
+    if not found.fsdp_checkpointing or knobs.get(knob) != Checkpointing.OFFLOAD:
+        return knobs, []
+    first = f"acts from accelerate {ON_HOST.strip('>=')} on; older ones keep"
+    said = f"fsdp_activation_checkpointing_offload {first} inputs of layers on the device"
+    if release is None:
+        return knobs, [said]
+    if meets(release, ON_HOST):
+        return knobs, []
+    taken = f"{knob} is taken as full, for accelerate is {release}"
+    return {**knobs, knob: str(Checkpointing.FULL)}, [f"{said}: {taken}"]
+
+
+def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
+    """The value of a field; ``None`` where nobody gives one."""
+    values, given = found.may.get(name, ()), beside.get(name)
+    if given is None:
+        return values[0] if values else None
+    if values and given not in values:
+        said = " or ".join(str(value) for value in values)
+        raise UsageError(name, given, f"the file says {said}")
+    return given
+
+
+def _needed(name: str, value: Any) -> Any:
+    if value is None:
+        raise UsageError(name, None, NO_OPTION)
+    return value
+
+
+def _check_cluster(found: Found, cluster: Cluster) -> None:
+    """Refuse a file for another number of nodes or ranks."""
+    is_cpu = cluster.gpu.device is Device.CPU  # its groups stand for nodes, on one machine
+    if found.ranks is not None and found.ranks != cluster.world_size:
+        allowed = f"{cluster.name} has {cluster.world_size} ranks, and the file is not for them"
+        raise UsageError(found.ranks_field, found.ranks, allowed)
+    if found.nodes is not None and found.nodes != cluster.nodes and not is_cpu:
+        allowed = f"{cluster.name} has {cluster.nodes}, and the file is not for it"
+        raise UsageError("num_machines", found.nodes, allowed)
+    if found.groups is not None and found.groups != (cluster.nodes, cluster.gpus_per_node):
+        given = f"{found.groups[0]} groups of {found.groups[1]} ranks"
+        allowed = f"groups must be the nodes: {cluster.nodes} of {cluster.gpus_per_node}"
+        raise UsageError("parallelism_config", given, allowed)
+
+
+def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
+    """All knobs that are decided, with values as JSON has them."""
+    for name, value in given.items():
+        if name in found.knobs and knob_value(name, value) != knob_value(name, found.knobs[name]):
+            said = f"{name}={str(found.knobs[name]).lower()}"
+            allowed = f"the file says {said}"
+            if name in found.unsaid:
+                allowed = f"the file says nothing of it, which means {said}: say it there"
+            raise UsageError("settings", f"{name}={value}", allowed)
+    written = {**given, **found.knobs}
+    knobs = {name: knob_value(name, written[name]) for name in KNOBS if name in written}
+    return {name: one if isinstance(one, bool | int) else str(one) for name, one in knobs.items()}

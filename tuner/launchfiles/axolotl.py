@@ -1,0 +1,345 @@
+"""axolotl's YAML: what it says, and what a study's answer changes in it.
+
+Fields are those of axolotl of July 2026 (``utils/schemas/``, 067b021c8). It trains by transformers'
+Trainer, and shards by accelerate: ``core/builders/base.py``, ``utils/trainer.py``.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
+from tuner.core.script import is_sharded
+from tuner.core.study import Question
+from tuner.core.workload import Optimizer
+from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fsdp import layer_class, reshards
+from tuner.launchfiles.trained import (
+    FEWER_GRADIENTS,
+    KERNELS,
+    adapter,
+    deepspeed,
+    other_optimizer,
+)
+from tuner.launchfiles.trainer import OPTIMIZERS
+
+NAME = "axolotl"
+MARKS = frozenset({"base_model", "sequence_len"})
+
+# What a figure does not take into account, and what that may change.
+_UNCOUNTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
+         "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope",
+         "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
+         "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
+         "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp"), KERNELS,
+    ),
+    **dict.fromkeys(
+        ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
+         "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
+        "experts are computed by other kernels, mostly faster",
+    ),
+    "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
+    "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
+    "unfrozen_parameters": FEWER_GRADIENTS,
+    "freeze_mm_modules": FEWER_GRADIENTS,
+    "lisa_n_layers": FEWER_GRADIENTS,
+    "relora": "adapters are merged now and then, and begin anew",
+    "peft_use_dora": "weights are decomposed: more memory and time than predicted",
+    "torch_compile": "compiled models are not predicted: mostly faster, with less memory",
+    "fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
+    "qat": "weights are quantized in forward: slower than predicted",
+    "context_parallel_size": "sequences are split over GPUs, and are predicted whole",
+    "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
+    "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
+    "model_quantization_config": "the model is loaded in another number format",
+    "ddp_find_unused_parameters": "DDP looks for unused parameters in each step: slower",
+    "resize_token_embeddings_to_32x": "the vocabulary becomes a little larger",
+    "use_onebitllms": "weights of few bits are not predicted",
+    "neftune_noise_alpha": "",
+    "processor_type": "images and sounds are not counted: figures are of the language model alone",
+    "model_config": "", "overrides_of_model_config": "the model's shape may be another",
+    "lora_on_cpu": "",
+    "relora_cpu_offload": "",
+    "use_ray": "",
+}  # fmt: skip
+# What asks for another training step than is predicted.
+_OTHER_STEP: Mapping[str, str] = {
+    "rl": "other training than on given answers: a second model or pairs of answers, not predicted",
+    "ebft": "answers are made in training, which is not predicted",
+    "diffusion": "diffusion models of language are not predicted",
+    "trl": "",
+    "vllm": "",
+    "use_eaft": "",
+}
+# Of no effect on memory and speed of a training step, as far as they are predicted.
+_NO_EFFECT = re.compile(
+    r"(wandb|mlflow|comet|swanlab|trackio|otel|hub|save|saves|eval|evals|evaluation|logging|lr|"
+    r"cosine|warmup|adam|dataset|datasets|test_datasets|pretraining|tokenizer|chat|early_stopping"
+    r"|loss_watchdog|curriculum|shuffle|streaming|jagged|kto|orpo|special|val|resume|auto_resume"
+    r"|relora|lisa|eaft|gptq|llmcompressor|trl|vllm|dpo|rl|simpo|cpo|ray|expert_parallel_num"
+    r"|expert_parallel_token|swa|profiler|experimental|do|gc|include|float|hf)_\w+"
+    r"|datasets|test_datasets|pretraining_dataset|special_tokens|tokens|eot_tokens|learning_rate"
+    r"|weight_decay|num_epochs|max_steps|seed|output_dir|max_grad_norm|tf32|strict|debug"
+    r"|group_by_length|train_on_inputs|skip_prepare_dataset|remove_unused_columns|use_tensorboard"
+    r"|use_wandb|use_swanlab|use_otel_metrics|trust_remote_code|device_map|low_cpu_mem_usage"
+    r"|local_rank|pad_to_sequence_len|min_sample_len|revision_of_model|base_model_\w+|eta_min"
+    r"|is_\w+_derived_model|ddp_timeout|ddp_bucket_cap_mb|chat_template\w*|default_system_message"
+    r"|eager_attention|reinit_weights|flash_optimum|max_packed_sequence_len|cls_model_config"
+    r"|center_rewards_coefficient|lora_fan_in_fan_out|lora_model_dir|peft_use_rslora|peft|ddp|batch"
+    r"|sample_packing_\w+|flex_attn_compile_kwargs|torch_compile_\w+|model_quantization_config_\w+"
+    r"|lora_dropout|lora_alpha|lora_r|full_finetune|type_of_model|unsloth_\w+|test_value"
+    r"|llama4_linearized|nvfp4_merge_aware|merge_lora|process_reward_model|num_labels|xformers_\w+"
+    r"|sdp_attention|flex_attention|s2_attention|noisy_embedding_alpha|neftune_noise_alpha"
+    r"|model_config|lora_on_cpu|use_ray"
+)
+# Looked at by :func:`read`.
+_READ = frozenset({
+    "base_model", "sequence_len", "micro_batch_size", "gradient_accumulation_steps", "batch_size",
+    "lora_modules_to_save",
+    "adapter", "lora_target_modules", "lora_target_linear", "load_in_4bit", "load_in_8bit",
+    "bnb_config_kwargs", "optimizer", "bf16", "bfloat16", "fp16", "float16", "torch_dtype", "fsdp",
+    "fsdp_config", "fsdp_version", "fsdp_final_state_dict_type", "deepspeed",
+    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_offloading",
+    "sample_packing", "eval_sample_packing", "attn_implementation", "flash_attention",
+    "liger_fused_linear_cross_entropy", "cut_cross_entropy", "plugins", "accelerator_config",
+    "dp_shard_size", "dp_replicate_size", "tensor_parallel_size", "model_type", "reward_model",
+    "pretrain_multipack_attn",
+})  # fmt: skip
+_LIGER = "axolotl.integrations.liger.LigerPlugin"
+_CCE = "axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"
+_FLASH = ("flash_attention_2", "flash_attention_3", "kernels-community/vllm-flash-attn3")
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    uncounted = [*_passed_over(fields)]
+    micro = fields.whole("micro_batch_size", 1) or 1
+    steps = fields.whole("gradient_accumulation_steps")
+    if steps is None and (whole := fields.whole("batch_size")) is not None:
+        steps = max(1, whole // micro)  # of one rank, as axolotl takes it
+    knobs: dict[str, Any] = {
+        **NO_MODEL_PARALLELISM,
+        "micro_batch_size": micro,
+        "gradient_accumulation_steps": steps or 1,
+        "sync_each_batch": fields.part("accelerator_config")
+        .part("gradient_accumulation_kwargs")
+        .flag("sync_each_batch"),
+        "fused_loss": fields.flag("liger_fused_linear_cross_entropy")
+        or fields.flag("cut_cross_entropy", _CCE in fields.words("plugins")),
+    }
+    sharding, classes = _read_sharding(fields, uncounted)
+    knobs |= sharding
+    free: dict[str, tuple[Any, ...]] = {
+        "micro_batch_size": (), "gradient_accumulation_steps": (), "sync_each_batch": (),
+        "activation_checkpointing": ("none", "full"),
+    }  # fmt: skip
+    knobs["activation_checkpointing"] = _read_checkpointing(fields, knobs)
+    trained = _read_adapter(fields, uncounted)
+    is_sharded = knobs["sharding"] != Sharding.DDP
+    precision = _read_precision(fields, uncounted, is_sharded or trained is not None)
+    if "deepspeed" not in fields and (is_sharded or trained is not None):
+        free["sharding"] = ("full_shard", "shard_grad_op")
+        free["sharding"] += () if trained is None else ("ddp",)
+    if trained is None and _CCE not in fields.words("plugins"):
+        free["fused_loss"] = ()
+    optimizer = _read_optimizer(fields, uncounted)
+    on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
+    may: dict[str, tuple[Any, ...]] = {
+        # the Trainer has no Muon, and shards an adapter's matrices by themselves
+        "framework": ("accelerate" if on_its_own else "trainer",),
+        "model": (fields.text("base_model"),),
+        "precision": (precision,),
+        "optimizer": (optimizer,),
+        "adapter": (trained,),
+        "packing": (_read_packing(fields),),
+    }
+    if (length := fields.whole("sequence_len")) is not None:
+        may["sequence_length"] = (length,)
+    classifies = fields.flag("reward_model") or "SequenceClassification" in str(
+        fields.values.get("model_type")
+    )
+    if classifies:
+        may["task"] = ("sequence_classification",)
+    return Found(
+        format_name=NAME,
+        knobs=knobs,
+        may=may,
+        free=free,
+        strict=False,
+        layer_classes=classes,
+        fsdp_checkpointing=fields.part("fsdp_config").flag("activation_checkpointing"),
+        uncounted=tuple(one for one in uncounted if one.effect),
+    )
+
+
+def _passed_over(fields: Fields) -> Iterator[Uncounted]:
+    """Fields that no figure takes into account, and those that nothing is known of."""
+    for name, value in fields.values.items():
+        if name not in fields or value is False or (value == 1 and value is not True):
+            continue
+        if why := _OTHER_STEP.get(name):
+            yield Uncounted(key=name, value=value, effect=why, rules_out=True)
+        elif why := _UNCOUNTED.get(name, ""):
+            yield Uncounted(key=name, value=value, effect=why)
+        elif name == "plugins":
+            for plugin in fields.words(name):
+                if plugin.endswith("DiffusionPlugin"):
+                    why = _OTHER_STEP["diffusion"]
+                    yield Uncounted(key=name, value=plugin, effect=why, rules_out=True)
+        elif name not in (*_READ, *_UNCOUNTED, *_OTHER_STEP) and not _NO_EFFECT.fullmatch(name):
+            yield Uncounted(key=name, value=value, effect="is not known here, and may change both")
+
+
+def _read_sharding(
+    fields: Fields, uncounted: list[Uncounted]
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Sharding and offload, and the classes of the layers that FSDP shards one by one."""
+    if "deepspeed" in fields:
+        found, lines = deepspeed(fields.values["deepspeed"])
+        uncounted += lines
+        return found, ()
+    options, words = fields.part("fsdp_config"), fields.words("fsdp")
+    split = fields.whole("tensor_parallel_size", 1) or 1
+    knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
+    if split > 1:
+        effect = "tensor parallelism of the Trainer is not predicted"
+        line = Uncounted(key="tensor_parallel_size", value=split, effect=effect, rules_out=True)
+        uncounted.append(line)
+    shards = fields.whole("dp_shard_size", 1) or 1
+    if not words and not options.values and shards == 1:
+        return knobs, ()
+    named = {name: options.any_of(f"fsdp_{name}", name) for name in
+             ("offload_params", "reshard_after_forward", "transformer_layer_cls_to_wrap",
+              "sharding_strategy", "version")}  # fmt: skip
+    version = fields.whole("fsdp_version") or options.whole(named["version"]) or 1
+    if version == 1:
+        effect = "FSDP1 keeps flat parameters and rate-limits otherwise: the figures are of FSDP2's"
+        uncounted.append(Uncounted(key="fsdp_version", value=1, effect=effect))
+    if (copies := fields.whole("dp_replicate_size", 1) or 1) > 1:
+        effect = "how many GPUs shard is taken from the cluster's nodes: its replicas may be others"
+        uncounted.append(Uncounted(key="dp_replicate_size", value=copies, effect=effect))
+    strategy = str(options.values.get(named["sharding_strategy"], "")).upper()
+    keeps = "SHARD_GRAD_OP" in strategy or "shard_grad_op" in words
+    whole = options.flag(named["reshard_after_forward"], default=not keeps)
+    kind = Sharding.FULL_SHARD if whole else Sharding.SHARD_GRAD_OP
+    kind = Sharding.HYBRID_SHARD if copies > 1 else kind
+    knobs["sharding"] = str(kind)
+    knobs["cpu_offload"] = options.flag(named["offload_params"]) or "offload" in words
+    return knobs, tuple(options.words(named["transformer_layer_cls_to_wrap"]))
+
+
+def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
+    how = fields.values.get("gradient_checkpointing")
+    offloads = how in ("offload", "offload_disk") or "activation_offloading" in fields
+    if offloads and fields.values.get("activation_offloading") is not False:
+        return str(Checkpointing.OFFLOAD)
+    options = fields.part("fsdp_config")
+    by_fsdp = options.flag(options.any_of("fsdp_activation_checkpointing",
+                                          "activation_checkpointing"))  # fmt: skip
+    is_on = by_fsdp or fields.flag("gradient_checkpointing")
+    return str(Checkpointing.FULL if is_on else Checkpointing.NONE)
+
+
+def _read_adapter(fields: Fields, uncounted: list[Uncounted]) -> dict[str, Any] | None:
+    kind = fields.values.get("adapter")
+    if kind in (None, "", False):
+        if fields.flag("load_in_8bit") or fields.flag("load_in_4bit"):
+            effect = "the model is loaded in fewer bits, and trained as a whole in bf16 here"
+            uncounted.append(Uncounted(key="load_in_8bit", value=True, effect=effect))
+        return None
+    if kind not in ("lora", "qlora"):
+        effect = "this adapter is not predicted, and counted as lora"
+        uncounted.append(Uncounted(key="adapter", value=kind, effect=effect))
+    linear = fields.flag("lora_target_linear", default="lora_target_modules" not in fields)
+    return adapter(
+        fields,
+        uncounted,
+        four_bits=fields.flag("load_in_4bit", default=kind == "qlora"),
+        eight_bits="load_in_8bit" if fields.flag("load_in_8bit") else "",
+        double=fields.part("bnb_config_kwargs").flag("bnb_4bit_use_double_quant", default=True),
+        names={
+            "rank": "lora_r",
+            "alpha": "lora_alpha",
+            "dropout": "lora_dropout",
+            "saved": "lora_modules_to_save",
+        },
+        defaults=(8, 16, 0.0),
+        targets="" if linear else "lora_target_modules",
+    )
+
+
+def _read_precision(fields: Fields, uncounted: list[Uncounted], mixes: bool) -> str:
+    """axolotl loads weights in bf16, and accelerate makes fp32 of what FSDP2 trains; peft keeps
+    adapters in fp32."""
+    bits = [fields.values.get(name) for name in ("bf16", "bfloat16")]
+    half = any(str(one).lower() not in ("none", "false", "") for one in bits)
+    if fields.flag("fp16") and not half:
+        effect = "fp16 is not predicted: the figures are of bf16, whose numbers are as large"
+        uncounted.append(Uncounted(key="fp16", value=True, effect=effect))
+        return "bf16_mixed"
+    if not half:
+        return "fp32"
+    return "bf16_mixed" if mixes else "bf16"
+
+
+def _read_optimizer(fields: Fields, uncounted: list[Uncounted]) -> str:
+    word = str(fields.values.get("optimizer") or "adamw_torch_fused").lower()
+    known = {**OPTIMIZERS, "muon": Optimizer.MUON}
+    if word in known:
+        return str(known[word])
+    found, line = other_optimizer("optimizer", word)
+    uncounted.append(line)
+    return str(found)
+
+
+def _read_packing(fields: Fields) -> dict[str, Any] | None:
+    if not fields.flag("sample_packing"):
+        return None
+    attention = str(fields.values.get("attn_implementation") or "")
+    flash = fields.flag("flash_attention", default=not attention or attention in _FLASH)
+    return {"variant": "varlen" if flash else "position_ids"}
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    how, shards = settings.activation_checkpointing, is_sharded(question, settings)
+    options = values.get("fsdp_config")
+    by_fsdp = isinstance(options, Mapping) and any(
+        f"{prefix}activation_checkpointing" in options for prefix in ("", "fsdp_")
+    )
+    recomputes = how in (Checkpointing.FULL, Checkpointing.OFFLOAD)
+    own = bool(values.get("gradient_checkpointing"))  # it may be said twice
+    found: dict[str, Any] = {
+        "gradient_accumulation_steps": settings.gradient_accumulation_steps,
+        "micro_batch_size": settings.micro_batch_size,
+        "gradient_checkpointing": recomputes and (not by_fsdp or not shards or own),
+        "activation_offloading": True if how is Checkpointing.OFFLOAD else None,
+        "accelerator_config": {
+            "gradient_accumulation_kwargs": {"sync_each_batch": settings.sync_each_batch}
+        },
+        "liger_fused_linear_cross_entropy": settings.fused_loss or None,
+    }
+    plugins = [*(values.get("plugins") or [])]
+    if settings.fused_loss and _LIGER not in plugins:
+        found["plugins"] = [*plugins, _LIGER]
+    else:
+        found["plugins"] = plugins or None
+    if shards:
+        found["fsdp"] = values.get("fsdp")
+        found["fsdp_version"] = values.get("fsdp_version", 2)
+        found["fsdp_config"] = {
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": layer_class(question.workload.model) or None,
+            "state_dict_type": "FULL_STATE_DICT",
+            "offload_params": settings.cpu_offload,
+            "reshard_after_forward": reshards(settings),
+            **({"activation_checkpointing": recomputes} if by_fsdp else {}),
+        }
+    return found

@@ -1,0 +1,104 @@
+"""LLaMA-Factory's YAML: what it says, and what a study's answer changes in it.
+
+Fields are those of LLaMA-Factory 0.9.4 (``src/llamafactory/hparams/``), of which those of
+``TrainingArguments`` are transformers' own. Layers are checkpointed unless that is turned off
+(``disable_gradient_checkpointing`` in model_args.py), and what is trained is kept in fp32 unless
+``pure_bf16`` (``init_adapter`` in model/adapter.py).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.study import Question
+from tuner.launchfiles import trained, trainer
+from tuner.launchfiles.fields import Fields, Found, Uncounted
+
+NAME = "llama-factory"
+MARKS = frozenset({"finetuning_type", "cutoff_len"})
+
+_STAGES = {"sft": True, "pt": True}
+_UNCOUNTED: Mapping[str, str] = {
+    "use_unsloth": trained.KERNELS,
+    "enable_liger_kernel": trained.KERNELS,
+    "use_dora": "weights are decomposed: more memory and time than predicted",
+    "freeze_vision_tower": "images are not counted: figures are of the language model alone",
+    "use_galore": "this optimizer is not predicted",
+    "use_apollo": "this optimizer is not predicted",
+    "use_badam": trained.FEWER_GRADIENTS,
+    "use_adam_mini": "this optimizer is not predicted",
+    "mixture_of_depths": "layers are passed over: less memory and time than predicted",
+    "shift_attn": "attention is shorter than predicted",
+    "fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
+    "enable_fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
+}
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    uncounted = trained.passed_over(fields, _UNCOUNTED)
+    stage = str(fields.values.get("stage") or "sft")
+    if stage not in _STAGES:
+        uncounted.append(
+            Uncounted(key="stage", value=stage, effect=trained.OTHER_STEP, rules_out=True)
+        )
+    kind = str(fields.values.get("finetuning_type") or "lora").lower()
+    if kind == "freeze":
+        effect = trained.FEWER_GRADIENTS
+        uncounted.append(Uncounted(key="finetuning_type", value=kind, effect=effect))
+    elif kind not in ("lora", "full"):
+        effect = "this adapter is not predicted, and counted as lora"
+        uncounted.append(Uncounted(key="finetuning_type", value=kind, effect=effect))
+    is_whole, bits = kind in ("full", "freeze"), fields.values.get("quantization_bit")
+    adapter = None
+    if not is_whole:
+        rank = fields.whole("lora_rank", 8) or 8
+        adapter = trained.adapter(
+            fields,
+            uncounted,
+            four_bits=bits == 4,
+            eight_bits="quantization_bit" if bits == 8 else "",
+            double=fields.flag("double_quantization", default=True),
+            names={
+                "rank": "lora_rank",
+                "alpha": "lora_alpha",
+                "dropout": "lora_dropout",
+                "saved": "additional_target",
+            },
+            defaults=(8, 2 * rank, 0.0),
+            targets="lora_target",
+        )
+    packing = None
+    if fields.flag("packing") or fields.flag("neat_packing"):
+        packing = {"variant": "block_diagonal"} if fields.flag("neat_packing") else None
+        if packing is None:
+            effect = "documents of a row see each other: counted as one, which they are there"
+            uncounted.append(Uncounted(key="packing", value=True, effect=effect))
+    checkpoints = not fields.flag("disable_gradient_checkpointing")
+    full = str(Checkpointing.FULL if checkpoints else Checkpointing.NONE)
+    return trained.of_trainer(
+        fields,
+        uncounted,
+        format_name=NAME,
+        knobs={"activation_checkpointing": full},
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("cutoff_len", 2048),
+        adapter=adapter,
+        packing=packing,
+        mixes=not fields.flag("pure_bf16"),
+    )
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    found = trainer.tuned(question, settings, values)
+    for name in ("gradient_checkpointing", "activation_checkpointing"):
+        found.pop(name, None)
+        found.pop(f"{name}_kwargs", None)
+    none = settings.activation_checkpointing is Checkpointing.NONE
+    return {**found, "disable_gradient_checkpointing": none or None}

@@ -1,0 +1,231 @@
+"""What files of fine-tuning programs say alike: adapters, optimizers, another engine."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from tuner.core.adapter import ALL_LINEAR
+from tuner.core.configuration import Sharding
+from tuner.core.workload import Optimizer
+from tuner.errors import UsageError
+from tuner.launchfiles import deepspeed as engine
+from tuner.launchfiles import trainer
+from tuner.launchfiles.fields import ABSENT, Fields, Found, Uncounted
+
+KERNELS = "these kernels are not predicted: mostly faster, with less memory"
+FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and time than predicted"
+OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
+
+OTHER_STEP = "other training than on given answers, which is not predicted"
+# Arguments of the Trainer's that no figure takes into account.
+NOT_PREDICTED: Mapping[str, str] = {
+    "fp16": "fp16 is not predicted: the figures are of bf16, whose numbers are as large",
+    "torch_compile": "compiled models are not predicted: mostly faster, with less memory",
+    "torch_compile_backend": "compiled models are not predicted: mostly faster, with less memory",
+    "auto_find_batch_size": "the Trainer makes the batch smaller where memory runs out",
+    "parallelism_config": "is not predicted: each model is on one GPU, or sharded",
+}
+
+# Optimizers that are not predicted, with what they are counted as.
+_LIKE = (
+    (r".*(8bit|4bit|fp8|ademamix_8).*", Optimizer.ADAMW_BNB_8BIT),
+    (r".*lion.*", Optimizer.LION),
+    (r".*adafactor.*", Optimizer.ADAFACTOR),
+    (r".*(muon|dion).*", Optimizer.MUON),
+    (r"sgd.*", Optimizer.SGD),
+)
+
+
+def other_optimizer(key: str, word: str) -> tuple[Optimizer, Uncounted]:
+    """The optimizer that one which is not predicted is counted as, and a line that says so."""
+    like = (one for pattern, one in _LIKE if re.fullmatch(pattern, word))
+    found = next(like, Optimizer.ADAMW)
+    effect = f"is not predicted, and counted as {found}: its state and time may be others"
+    return found, Uncounted(key=key, value=word, effect=effect)
+
+
+def adapter(
+    fields: Fields,
+    uncounted: list[Uncounted],
+    *,
+    four_bits: bool,
+    eight_bits: str,
+    double: bool,
+    names: Mapping[str, str],
+    defaults: tuple[int, float, float],
+    targets: str,
+) -> dict[str, Any]:
+    """An adapter's fields, as requests have them.
+
+    Args:
+        fields: the file's.
+        uncounted: is given what is not predicted.
+        four_bits: whether the frozen model is kept in four bits.
+        eight_bits: the field that has it kept in eight; empty of none.
+        double: whether scales are quantized too.
+        names: of rank, alpha, dropout and what is trained whole.
+        defaults: of the first three.
+        targets: the field of linear layers: their names, a pattern, or ``all-linear``; they are
+            all taken where it is empty.
+    """
+    rank, alpha, dropout = defaults
+    found: dict[str, Any] = {
+        "method": "qlora" if four_bits else "lora",
+        "rank": fields.whole(names["rank"], rank),
+        "alpha": fields.number(names["alpha"], alpha),
+        "dropout": fields.number(names["dropout"], dropout),
+        "target_modules": _targets(fields, targets, uncounted),
+    }
+    if names["saved"] in fields:
+        found["modules_to_save"] = fields.words(names["saved"])
+    if four_bits:
+        found["double_quant"] = double
+    elif eight_bits:
+        effect = "frozen weights of 8 bits are counted as bf16: up to half of them is too much"
+        uncounted.append(Uncounted(key=eight_bits, value=True, effect=effect))
+    return found
+
+
+def passed_over(fields: Fields, known: Mapping[str, str]) -> list[Uncounted]:
+    """Fields that no figure takes into account, of those known by what they may change."""
+    return [
+        Uncounted(key=name, value=fields.values[name], effect=effect)
+        for name, effect in known.items()
+        if effect and name in fields and fields.values[name] not in (False, "false", "none", 0)
+    ]
+
+
+def of_trainer(
+    fields: Fields,
+    uncounted: list[Uncounted],
+    *,
+    format_name: str,
+    knobs: Mapping[str, Any],
+    model: str,
+    length: int | None,
+    adapter: Mapping[str, Any] | None,
+    packing: Mapping[str, Any] | None,
+    mixes: bool,
+    bf16: bool = False,
+) -> Found:
+    """What a file of ``TrainingArguments`` and more says.
+
+    Args:
+        fields: the file's.
+        uncounted: what is not predicted.
+        format_name: whose file it is.
+        knobs: those that the program says in its own way.
+        model: its name.
+        length: tokens of a sequence.
+        adapter: what is trained in the model's place.
+        packing: how documents lie in a sequence.
+        mixes: whether what is trained is kept in fp32.
+        bf16: whether numbers are bf16 unless that is said.
+    """
+    own = {name: value for name, value in fields.values.items() if name in trainer.READ}
+    word = str(own.pop("optim", "") or "adamw_torch_fused").lower()
+    optimizer: Optimizer | None = trainer.OPTIMIZERS.get(word)
+    if optimizer is None:
+        optimizer, line = other_optimizer("optim", word)
+        uncounted.append(line)
+    by_engine: dict[str, Any] = {}
+    if own.pop("deepspeed", None):
+        by_engine, lines = deepspeed(fields.values["deepspeed"])
+        uncounted += lines
+    for name in trainer.REFUSED:
+        if own.pop(name, None) and name in NOT_PREDICTED:
+            line = Uncounted(key=name, value=fields.values[name], effect=NOT_PREDICTED[name])
+            uncounted.append(line)
+    liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
+    found = trainer.read({**own, "use_liger_kernel": liger})
+    values = {**found.knobs, **knobs, **by_engine}
+    half = fields.flag("bf16", default=bf16) or fields.flag("pure_bf16")
+    half = half or fields.flag("fp16")
+    precision = "fp32" if not half else "bf16_mixed" if mixes or adapter else "bf16"
+    is_sharded = values["sharding"] != Sharding.DDP
+    free: dict[str, tuple[Any, ...]] = {
+        "micro_batch_size": (), "gradient_accumulation_steps": (), "sync_each_batch": (),
+        "activation_checkpointing": ("none", "full"),
+    }  # fmt: skip
+    if not by_engine and precision == "bf16_mixed":  # which it is with FSDP and without
+        free["sharding"] = ("ddp", "full_shard", "shard_grad_op")
+    if adapter is None:
+        free["fused_loss"] = ()
+    return replace(
+        found,
+        format_name=format_name,
+        knobs=values,
+        may={
+            "framework": ("accelerate" if adapter and is_sharded else "trainer",),
+            "model": (model,),
+            "precision": (precision,),
+            "optimizer": (str(optimizer),),
+            "adapter": (adapter,),
+            "packing": (packing,),
+            "sequence_length": (length,),
+        },
+        free=free,
+        strict=False,
+        uncounted=tuple(uncounted),
+    )
+
+
+def _targets(fields: Fields, name: str, uncounted: list[Uncounted]) -> list[str]:
+    value = fields.values.get(name) if name else None
+    if value in ABSENT or value in ("all", "all-linear"):
+        return [ALL_LINEAR]
+    if isinstance(value, str) and not re.fullmatch(r"[\w\-, ]+", value):
+        effect = "a pattern is counted as all linear layers: an upper bound"
+        uncounted.append(Uncounted(key=name, value=value, effect=effect))
+        return [ALL_LINEAR]
+    return [one.rpartition(".")[2] for one in fields.words(name)]
+
+
+def deepspeed(value: object) -> tuple[dict[str, Any], list[Uncounted]]:
+    """Sharding and offload of DeepSpeed's configuration, or of its file's name where that is all
+    there is."""
+    lines = [Uncounted(key="deepspeed", value=_shown(value), effect=OTHER_ENGINE)]
+    if isinstance(value, Mapping):
+        stage, offloads, more = _stage(value)
+        lines += more
+    else:
+        named = re.search(r"(?:zero|z|stage)[_-]?([0-3])", str(value).lower())
+        if named is None:
+            allowed = "is not here to be read, and its name says no stage of ZeRO"
+            raise UsageError("deepspeed", value, allowed)
+        stage, offloads = int(named[1]), "offload" in str(value).lower()
+        effect = f"the file is not here: ZeRO {stage} is taken from its name"
+        lines.append(Uncounted(key="deepspeed", value=_shown(value), effect=effect))
+    kind = engine.STAGES[stage]
+    if kind is Sharding.ZERO1:
+        effect = "ZeRO 1 is counted as ddp: less memory than predicted"
+        lines.append(Uncounted(key="zero_optimization.stage", value=1, effect=effect))
+        kind = Sharding.DDP
+    if offloads and kind is not Sharding.FULL_SHARD:
+        effect = "is counted as kept on the device: less memory and more time than predicted"
+        lines.append(
+            Uncounted(key="zero_optimization.offload_optimizer", value="cpu", effect=effect)
+        )
+        offloads = False
+    return {"sharding": str(kind), "cpu_offload": offloads, "tp_size": 1}, lines
+
+
+def _stage(values: Mapping[str, Any]) -> tuple[int, bool, list[Uncounted]]:
+    zero = Fields(values).part("zero_optimization")
+    stage = zero.values.get("stage", 0)
+    if not isinstance(stage, int) or stage not in range(4):
+        raise zero.error("stage", "must be 0, 1, 2 or 3")
+    devices = [
+        zero.part(name).values.get("device") == "cpu"
+        for name in ("offload_param", "offload_optimizer")
+    ]
+    lines = []
+    if any(devices) and not all(devices):
+        effect = "one of parameters and optimizer state is on the host, and counted as both"
+        lines.append(Uncounted(key="zero_optimization", value="offload", effect=effect))
+    return stage, any(devices), lines
+
+
+def _shown(value: object) -> object:
+    return "a configuration" if isinstance(value, Mapping) else value

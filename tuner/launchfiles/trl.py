@@ -1,0 +1,93 @@
+"""The arguments of TRL's ``SFTTrainer``, in YAML or as a script's command line.
+
+Fields are those of TRL 1.14: ``SFTConfig`` in trl/trainer/sft_config.py, whose defaults differ from
+``TrainingArguments`` in that layers are checkpointed and numbers are bf16, and ``ModelConfig`` in
+trl/trainer/model_config.py.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tuner.core.configuration import Checkpointing, Settings
+from tuner.core.study import Question
+from tuner.launchfiles import trained, trainer
+from tuner.launchfiles.fields import Fields, Found, Uncounted
+
+NAME = "trl"
+MARKS = frozenset({
+    "max_length", "use_peft", "packing", "padding_free", "assistant_only_loss",
+    "completion_only_loss",
+})  # fmt: skip
+
+_UNCOUNTED: Mapping[str, str] = {
+    "use_dora": "weights are decomposed: more memory and time than predicted",
+    "activation_offloading": "kept activations wait on the host: less memory, mostly slower",
+}
+# Arguments that only other trainers of TRL's have.
+_OTHERS = ("beta", "num_generations", "max_prompt_length", "reward_model_path", "loss_type")
+
+
+def read(values: Mapping[str, Any]) -> Found:
+    """Reads the file.
+
+    Raises:
+        UsageError: a field is wrong.
+    """
+    fields = Fields(values)
+    uncounted = trained.passed_over(fields, _UNCOUNTED)
+    for name in _OTHERS:
+        if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
+            value = fields.values[name]
+            uncounted.append(
+                Uncounted(key=name, value=value, effect=trained.OTHER_STEP, rules_out=True)
+            )
+    adapter = None
+    four, eight = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
+    if fields.flag("use_peft"):
+        adapter = trained.adapter(
+            fields,
+            uncounted,
+            four_bits=four,
+            eight_bits="load_in_8bit" if eight else "",
+            double=fields.flag("use_bnb_nested_quant"),
+            names={
+                "rank": "lora_r",
+                "alpha": "lora_alpha",
+                "dropout": "lora_dropout",
+                "saved": "lora_modules_to_save",
+            },
+            defaults=(16, 32, 0.05),
+            targets="lora_target_modules",
+        )
+    packing = None
+    if fields.flag("packing"):
+        if str(fields.values.get("packing_strategy") or "bfd").startswith("bfd"):
+            packing = {"variant": "varlen"}
+        else:
+            effect = "documents of a row see each other: counted as one, which they are there"
+            uncounted.append(Uncounted(key="packing_strategy", value="wrapped", effect=effect))
+    is_on = fields.flag("gradient_checkpointing", default=True)
+    knobs = (
+        {}
+        if "gradient_checkpointing_kwargs" in fields
+        else {"activation_checkpointing": str(Checkpointing.FULL if is_on else Checkpointing.NONE)}
+    )
+    return trained.of_trainer(
+        fields,
+        uncounted,
+        format_name=NAME,
+        knobs=knobs,
+        model=fields.text("model_name_or_path"),
+        length=fields.whole("max_length", 1024),
+        adapter=adapter,
+        packing=packing,
+        mixes=str(fields.values.get("dtype", fields.values.get("torch_dtype"))) != "bfloat16",
+        bf16=not fields.flag("fp16"),
+    )
+
+
+def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say the settings, in a file that has ``values``."""
+    found = trainer.tuned(question, settings, values)
+    renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
+    return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}
