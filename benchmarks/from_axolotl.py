@@ -105,7 +105,7 @@ def look(path: Path, folder: Path, dry: dict[str, bool], left: list[int], schema
         read_file(str(path))
         row.read = True
         place = {"cluster": CLUSTER}
-        more = {"fidelity": "predicted", "max_probes": 1}
+        more = {"fidelity": "predicted", "max_probes": 1, "wall_s": 60.0}
         question = read_question(str(path), None, place, more)
         asked = place_here(question.request, None).question
         model = asked.workload.model

@@ -13,10 +13,12 @@ from tuner.client.answered import (
     with_launch,
     write_text,
 )
+from tuner.client.from_file import put_into
 from tuner.core.script import tuned_name
 from tuner.errors import UnknownNameError, UsageError
 from tuner.explain.known import answer, require_best
 from tuner.launchfiles import FORMATS
+from tuner.launchfiles.files import READERS, open_file
 from tuner.store import open_store
 from tuner.text import count_text
 
@@ -41,8 +43,12 @@ def run(
     """
     if format_name == OPTUNA:
         return _export_optuna(study_id, path_text, into_text, as_json=as_json, db=db)
-    if format_name not in (*FORMATS, TEMPLATE):
+    if format_name not in (*FORMATS, TEMPLATE, *READERS):
         raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE, OPTUNA))
+    merges = format_name in FORMATS and FORMATS[format_name].merge is not None
+    is_own = format_name not in FORMATS or into_text is not None
+    if format_name in READERS and is_own and not merges:
+        return _export_into(study_id, format_name, path_text, into_text, as_json, db)
     path = None if path_text is None else read_path("write", path_text)
     is_template = format_name == TEMPLATE
     into = _checked(format_name, path, into_text)
@@ -74,6 +80,36 @@ def run(
             typer.echo(f"wrote {path}", err=True)
         for sentence in beside:  # what the file cannot say
             typer.echo(f"beside it: {sentence}", err=True)
+    return 0
+
+
+def _export_into(
+    study_id: str,
+    format_name: str,
+    path_text: str | None,
+    into_text: str | None,
+    as_json: bool,
+    db: str | None,
+) -> int:
+    """Print a file of the user's own with the answer in it, or write it to ``path_text``."""
+    if into_text is None:
+        raise UsageError("format", format_name, "is written into a file only: name it as --into")
+    path = None if path_text is None else read_path("write", path_text)
+    opened = open_file(into_text, format_name)
+    with open_store(db, create=False) as store:
+        study = store.study(study_id)
+    best = require_best(study, answer(study))
+    found = opened.found
+    text, _ = put_into(opened, into_text, found.knobs, study.question, best.settings)
+    if path is not None:
+        write_text(path, text)
+    if as_json:
+        shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
+        print_json({**shown, "text": text, "beside": []})
+    elif path is None:
+        typer.echo(text, nl=False)
+    else:
+        typer.echo(f"wrote {path}", err=True)
     return 0
 
 

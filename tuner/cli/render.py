@@ -124,6 +124,8 @@ def show_answered(
         show_all(console, suggestion, rank_word(study.question))
     if why is not None and nothing_fits:  # an answer too: what would fit
         show_ways_out(console, why, found)
+    if not in_short:
+        console.print()
     show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
@@ -164,6 +166,7 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
         show_all(console, suggestion, rank_word(study.question))
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
+    console.print()
     show_answer(console, study, suggestion, page=page_of(study.id, None, db))
     return 0
 
@@ -301,7 +304,6 @@ def show_answer(
     end = [
         line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
     ]
-    console.print()
     if suggestion.best is None:
         for line in end:
             console.print(line, soft_wrap=True)

@@ -127,8 +127,9 @@ def noted_address(db: str | None, url: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):
-            path.unlink()
+        with suppress(OSError, ValueError, KeyError):
+            if json.loads(path.read_text(encoding="utf-8"))["pid"] == os.getpid():
+                path.unlink()  # another service may have noted its own meanwhile
 
 
 def page_of(study_id: str, server: str | None, db: str | None) -> str:

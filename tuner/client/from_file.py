@@ -1,7 +1,7 @@
 """A configuration file as the question of ``tuner suggest``, and its answer put back into it."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -124,11 +124,28 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     Raises:
         UsageError: the file cannot be changed so.
     """
-    opened = question.opened
+    knobs, free = question.asked.knobs, question.opened.found.free
+    kept = [name for name in knobs if name not in free]  # also what was counted without
+    return put_into(question.opened, str(question.path), knobs, asked, best, kept)
+
+
+def put_into(
+    opened: Opened,
+    path: str,
+    knobs: Mapping[str, Any],
+    asked: Question,
+    best: Settings,
+    kept: Iterable[str] = (),
+) -> tuple[str, dict[str, Any]]:
+    """The same of a file at ``path`` that says ``knobs``, with settings of any study, but for those
+    that are ``kept`` as they are.
+
+    Raises:
+        UsageError: the file cannot be changed so.
+    """
     reader = READERS[opened.found.format_name]
-    present = Settings(
-        **{name: knob_value(name, value) for name, value in question.asked.knobs.items()}
-    )
+    present = Settings(**{name: knob_value(name, value) for name, value in knobs.items()})
+    best = replace(best, **{name: getattr(present, name) for name in kept})
     if not sync_acts(asked, best):  # then it is left as it was
         best = replace(best, sync_each_batch=present.sync_each_batch)
     before = reader.tuned(asked, present, opened.values)
@@ -136,13 +153,15 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:
         return opened.text, {}
-    text = syntax_of(str(question.path)).edit(opened.text, wanted)
-    again = read_text(text, str(question.path), opened.found.format_name).found.knobs
-    for name in opened.found.free:
-        value = getattr(best, name)
-        if name in again and knob_value(name, again[name]) != value:
-            allowed = f"{name}={show(value)} cannot be put into it: it would read {again[name]}"
-            raise UsageError("file", str(question.path), allowed)
+    text = syntax_of(path).edit(opened.text.replace("\r\n", "\n"), wanted)
+    if "\r\n" in opened.text:
+        text = text.replace("\n", "\r\n")
+    again = read_text(text, path, opened.found.format_name).found.knobs
+    for name in again:
+        if knob_value(name, again[name]) != getattr(best, name):
+            said = f"{name}={show(getattr(best, name))}"
+            allowed = f"{said} cannot be put into it: it would read {again[name]}"
+            raise UsageError("file", path, allowed)
     return text, wanted
 
 

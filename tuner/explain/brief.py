@@ -14,7 +14,7 @@ from tuner.core.configuration import ACCUMULATION, Settings
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.core.study import Question, Study
+from tuner.core.study import OPEN, Question, Study
 from tuner.core.words import (
     change_text,
     describe,
@@ -115,8 +115,9 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         by_kind.setdefault(fact["kind"], fact)
     asked = str(study.limits.fidelity)
     forecasts = best.basis is not None and asked != "predicted"
+    so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
-        title=f"Predicted, not {asked}" if forecasts else "Answer",
+        title=f"Predicted, not {asked}" if forecasts else so_far,
         answer=tuple(_answer(study.question, best, tokens)),
         why=tuple(_why(by_kind, best)),
         changes=tuple(_changes(suggestion, best)),

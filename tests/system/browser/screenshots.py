@@ -109,7 +109,7 @@ def _wanted(llama, mixtral, large, measured):
         Picture(name="changes", path=f"/studies/{llama}", of="#changes", theme="dark"),
         Picture(name="nothing-fits", path=f"/studies/{large}", height=620),
         Picture(name="what-if", path=f"/studies/{llama}/settings", height=960, theme="dark"),
-        Picture(name="compare", path=f"/compare?ids={llama},{mixtral},{measured}", height=1200),
+        Picture(name="compare", path=f"/compare?ids={llama},{mixtral}", height=1100),
     )
 
 
@@ -169,7 +169,7 @@ def _until(browser, url, study, title):
     answer, is_open = page.locator("#answer-title"), page.locator("#study[data-live]")
     until = time.monotonic() + ENDS_WITHIN_S
     while is_open.count() and answer.all_inner_texts() != [title]:
-        assert time.monotonic() < until, page.locator(".status").all_inner_texts()
+        assert time.monotonic() < until, page.locator(".status-line").all_inner_texts()
         page.wait_for_timeout(500)
     return page
 

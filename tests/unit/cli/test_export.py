@@ -118,6 +118,25 @@ def test_the_answer_is_merged_into_a_file(cli, nanotron, tmp_path):
     assert mine.read_text(encoding="utf-8") == out.read_text(encoding="utf-8")
 
 
+def test_the_answer_is_put_into_a_file_of_a_program(cli, trainer, tmp_path):
+    mine = tmp_path / "train.yml"
+    text = "base_model: a/b  # mine\nmicro_batch_size: 64\nsequence_len: 128\nbf16: true\n"
+    mine.write_text(text, encoding="utf-8")
+    best = cli("export", trainer.id, "json").json["settings"]
+    arguments = ["export", trainer.id, "axolotl", "--into", str(mine)]
+    shown = cli(*arguments).out
+    assert "base_model: a/b  # mine\n" in shown
+    found = yaml.safe_load(shown)
+    assert found["micro_batch_size"] == best["micro_batch_size"]
+    assert found.get("gradient_accumulation_steps", 1) == best["gradient_accumulation_steps"]
+    assert mine.read_text(encoding="utf-8") == text
+    assert cli(*arguments, "--write", str(mine)).code == 0
+    assert mine.read_text(encoding="utf-8") == shown
+    assert cli(*arguments, "--json").json["text"] == shown
+    refused = cli("export", trainer.id, "axolotl")
+    assert (refused.code, "name it as --into" in refused.err) == (2, True)
+
+
 def test_the_template_of_a_script_is_filled_in(cli, script, tmp_path):
     assert cli("export", script.id, "template").out == "micro: 4\n"
     path = tmp_path / "config.tuned.yaml"

@@ -38,12 +38,12 @@ def between(value, low, high, provenance=PREDICTED):
     return Quantity(value=value, low=low, high=high, provenance=provenance)
 
 
-def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None):
+def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
     study = Study(
         id="st-1",
         question=question(),
         limits=Limits(fidelity=fidelity),
-        state=StudyState.DONE,
+        state=state,
     )
     best = best or replace(
         evaluation(),
@@ -108,6 +108,7 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Speeds are a ranking; absolute speed errs (-50% to +25%)."
     assert told(best=best).title == "Predicted, not measured"
+    assert told(state=StudyState.RUNNING).title == "Best so far"
 
 
 def test_how_sure_says_what_more_probes_may_gain():

@@ -277,6 +277,14 @@ def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(wri
     assert "modules_to_save" not in asked["adapter"]
     told = {one.key for one in question.asked.uncounted}
     assert told >= {"sequence length", "target", "modules_to_save", "fused_loss"}
+    # what was counted without stays in the file
+    made, wanted = patched(
+        question, question.request.question(installed_versions()), parse_settings(
+            "micro_batch_size=8,sync_each_batch=false,activation_checkpointing=full"
+        ),
+    )  # fmt: skip
+    assert "liger_fused_linear_cross_entropy: true" in made
+    assert set(wanted) == {"micro_batch_size", "gradient_accumulation_steps"}
 
 
 def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
