@@ -145,6 +145,7 @@ def put_into(
     """
     reader = READERS[opened.found.format_name]
     present = Settings(**{name: knob_value(name, value) for name, value in knobs.items()})
+    kept = frozenset(kept)
     best = replace(best, **{name: getattr(present, name) for name in kept})
     if not sync_acts(asked, best):  # then it is left as it was
         best = replace(best, sync_each_batch=present.sync_each_batch)
@@ -157,7 +158,7 @@ def put_into(
     if "\r\n" in opened.text:
         text = text.replace("\n", "\r\n")
     again = read_text(text, path, opened.found.format_name).found.knobs
-    for name in again:
+    for name in again.keys() - kept:  # what is not sharded has no offload to say either
         if knob_value(name, again[name]) != getattr(best, name):
             said = f"{name}={show(getattr(best, name))}"
             allowed = f"{said} cannot be put into it: it would read {again[name]}"
