@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import anyio
 
@@ -26,6 +26,7 @@ from tuner.explain.known import best_known, is_forecast, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results import Evidence, headline
+from tuner.results.summary import in_brief
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 
@@ -245,31 +246,8 @@ class Answers:
 
 
 def brief(content: bytes) -> bytes:
-    """A study's body in less than :data:`LONGEST_BRIEF` bytes, with numbers of four digits."""
-    study = json.loads(content)
-    found, none = study["suggestion"] or {}, study["no_answer"]
-    best = found.get("best") or {}
-    memory = best.get("memory", {})
-
-    def rounded(value: float | None) -> float | None:
-        return None if value is None else float(f"{value:.4g}")
-
-    def figure(values: Mapping[str, Any], name: str) -> float | None:
-        return rounded(values[name]["value"]) if name in values else None
-
-    short = {
-        "study_id": study["study_id"],
-        "state": study["state"],
-        "pending": study["pending"],
-        "settings": best.get("settings"),
-        "provenance": best.get("provenance"),
-        "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),
-        "step_time_s": figure(best, "step_time_s"),
-        "needed_gib": figure(memory, "needed_gib"),
-        "limit_gib": rounded(memory.get("limit_gib")),
-        "launch": found.get("launch", {}).get("argv", []),
-        "no_answer": none and none["kind"],
-    }
+    """A study's body in less than :data:`LONGEST_BRIEF` bytes."""
+    short = in_brief(json.loads(content))
     text = json_text(short).encode()
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
 

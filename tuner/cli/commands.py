@@ -137,6 +137,22 @@ def worker(asked: WorkerAsked) -> int:
     return run(asked)
 
 
+def mcp(db: Database = None) -> int:
+    """Serve suggest, predict, check, size and studies as tools for agents, over stdin and stdout.
+
+    It speaks the Model Context Protocol, and needs pip install 'tuner[mcp]'. Agents start it
+    themselves: name this command in their configuration.
+
+    \b
+    Example:
+      tuner mcp --db sqlite:///studies.db
+    """
+    from tuner.cli.mcp import serve as run
+
+    run(db)
+    return 0
+
+
 def list_workers(
     here: Annotated[
         bool, Option("--here", help="Only those of this machine, or of this container.")
@@ -613,6 +629,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "serve": serve,
     "worker": worker,
     "workers": list_workers,
+    "mcp": mcp,
 }
 # ``tuner GROUP NAME``, with each group's help.
 GROUPS: dict[str, tuple[str, dict[str, Callable[..., int]]]] = {

@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
+from tuner.cli.errors import report
 from tuner.cli.options import SuggestAsked
 from tuner.cli.render import answer_asked, show_asked
 from tuner.cli.values import Texts, further
@@ -39,21 +40,30 @@ def run(asked: SuggestAsked, path: str) -> int:
     best = answered.suggestion.best if answered.why_none is None else None
     text: str = question.opened.text
     wanted: dict[str, Any] = {}
+    refused: UsageError | None = None
     if best is not None:
-        text, wanted = patched(question, answered.study.question, best.settings)
+        try:
+            text, wanted = patched(question, answered.study.question, best.settings)
+        except UsageError as error:  # the answer is one nevertheless
+            refused = error
     copy = None
     if asked.in_place and wanted:
         copy = put_back(question, text, backup=not asked.no_backup)
     patch = diff(question, text)
     if asked.json:
         said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
-        return show_asked(asked, answered, {"from": said})
+        code = show_asked(asked, answered, {"from": said})
+        if refused is not None and (asked.in_place or asked.diff):
+            return report(refused, as_json=False)
+        return code
     code = show_asked(asked, answered)
+    if refused is not None and (asked.in_place or asked.diff):
+        code = report(refused, as_json=False)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
     width = min(console.width, TEXT_WIDTH)
-    console.print(facts_grid(_facts(question, answered, now, best, wanted)), width=width)
+    console.print(facts_grid(_facts(question, answered, now, best, wanted, refused)), width=width)
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
     if asked.diff and patch:
@@ -74,6 +84,7 @@ def _facts(
     now: Checked | UsageError,
     best: Candidate | None,
     wanted: Mapping[str, Any],
+    refused: UsageError | None,
 ) -> Iterator[tuple[str, str]]:
     asked = answered.study.question
     per, work = rank_word(asked), asked.workload
@@ -87,14 +98,14 @@ def _facts(
         yield "", f"{fits}; {_figures(now, per)}" if now.fits else fits
     if best is None:
         return
-    if not wanted:
+    if not wanted and refused is None:
         yield "best", "the file has the fastest settings that fit already"
         return
     yield "best", describe(best.settings).replace(",", ", ")
     yield "", _figures(best, per)
     if said := _difference(now, best):
         yield "difference", said
-    yield "changes", ", ".join(wanted)
+    yield "changes", ", ".join(wanted) if refused is None else f"none: {refused}"
 
 
 def _figures(one: Checked | Candidate, per: str) -> str:

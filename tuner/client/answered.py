@@ -7,15 +7,25 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
+from html import escape
 from pathlib import Path
 from typing import Any, Protocol, Self
 
 from tuner.client.values import Say
 from tuner.core.answer import Candidate, Suggestion
+from tuner.core.cluster import Device
 from tuner.core.framework import FrameworkName
+from tuner.core.quantity import Quantity
 from tuner.core.script import CONFIGURATION, Launch, script_launch
 from tuner.core.study import ProbeState, Question, Study
-from tuner.core.words import describe, memory_range_text, rank_word, rate_text
+from tuner.core.words import (
+    describe,
+    memory_range_text,
+    rank_word,
+    rate_text,
+    seconds_text,
+    sizes_text,
+)
 from tuner.errors import TunerError, UnknownNameError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
@@ -138,6 +148,46 @@ class Answer(Suggestion):
             f" tokens_per_s_per_gpu={best.tokens_per_s_per_gpu.value},"
             f" allocated_gib={best.allocated_gib.value}, provenance={str(self.provenance)!r}, ...)"
         )
+
+    def to_dicts(self) -> list[dict[str, Any]]:
+        """A row for each configuration, the best first, as ``pandas.DataFrame`` takes them: its
+        knobs, and each figure with the ends of its interval."""
+        rows = []
+        for one in (self.best, *self.alternatives):
+            row: dict[str, Any] = {**one.settings.all_values(), "provenance": str(one.provenance)}
+            for name in _FIGURES:
+                found: Quantity = getattr(one, name)
+                row |= {name: found.value, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append({**row, "limit_gib": one.limit_gib})
+        return rows
+
+    def _repr_html_(self) -> str:
+        """A notebook shows the best and the next ones, and why it is these."""
+        heads = ("settings", "speed", "step", "needs", "of", "from")
+        per = "rank" if self.cluster["gpu"]["device"] == Device.CPU else "GPU"
+        lines = []
+        for one in (self.best, *self.alternatives):
+            step = one.step_time_s
+            cells = (
+                describe(one.settings).replace(",", ", "),
+                rate_text(one.tokens_per_s_per_gpu, per),
+                "-" if step.value is None else seconds_text(step.value),
+                sizes_text(one.needed_gib),
+                f"{one.limit_gib:.1f} GiB",
+                str(one.provenance),
+            )
+            lines.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
+        head = "".join(f"<th>{name}</th>" for name in heads)
+        rows = "".join(f"<tr>{line}</tr>" for line in lines)
+        said = "".join(f"<li>{escape(text)}</li>" for text in self.explanation[:MOST_SAID])
+        title = f"<p>study {escape(self.study_id)}; in brackets 80% intervals</p>"
+        return f"{title}<table><tr>{head}</tr>{rows}</table><ul>{said}</ul>"
+
+
+# Figures of a configuration that a row has.
+_FIGURES = ("tokens_per_s_per_gpu", "step_time_s", "needed_gib", "allocated_gib")
+# Sentences of the explanation that a notebook shows, the most important first.
+MOST_SAID = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -153,7 +153,9 @@ def put_into(
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:
         return opened.text, {}
-    text = syntax_of(path).edit(opened.text, wanted)
+    text = syntax_of(path).edit(opened.text.replace("\r\n", "\n"), wanted)
+    if "\r\n" in opened.text:
+        text = text.replace("\n", "\r\n")
     again = read_text(text, path, opened.found.format_name).found.knobs
     for name in again:
         if knob_value(name, again[name]) != getattr(best, name):

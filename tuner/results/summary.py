@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings
@@ -96,6 +97,35 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         device_s=spent.device_s,
         trains=study.question.workload.unlike_usual,
     )
+
+
+def rounded(value: float | None) -> float | None:
+    """A number with four digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
+    """A study's JSON object in brief: what was chosen, its figures, and how it is launched."""
+    found, none = study["suggestion"] or {}, study.get("no_answer")
+    best = found.get("best") or {}
+    memory = best.get("memory", {})
+
+    def figure(values: Mapping[str, Any], name: str) -> float | None:
+        return rounded(values[name]["value"]) if name in values else None
+
+    return {
+        "study_id": study["study_id"],
+        "state": study["state"],
+        "pending": study.get("pending", False),
+        "settings": best.get("settings"),
+        "provenance": best.get("provenance"),
+        "tokens_per_s_per_gpu": figure(best, "tokens_per_s_per_gpu"),
+        "step_time_s": figure(best, "step_time_s"),
+        "needed_gib": figure(memory, "needed_gib"),
+        "limit_gib": rounded(memory.get("limit_gib")),
+        "launch": found.get("launch", {}).get("argv", []),
+        "no_answer": none and none["kind"],
+    }
 
 
 # Studies side by side.
@@ -196,6 +226,7 @@ def _question(study: Study) -> dict[str, str]:
         "tensor parallelism": str(workload.tensor_parallel),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         **({"adapter": str(workload.adapter)} if workload.adapter is not None else {}),
+        **({"image tokens": f"{workload.image_tokens:,}"} if workload.image_tokens else {}),
         **({"frozen": ", ".join(workload.frozen)} if workload.frozen else {}),
         **({"packing": str(workload.packing)} if workload.packing is not None else {}),
         "framework": str(framework.name),

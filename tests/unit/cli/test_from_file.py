@@ -1,0 +1,116 @@
+"""``tuner suggest --from``: the file's settings, the best, the difference, and the change."""
+
+import pytest
+import yaml
+
+from tuner.client.from_file import patched, read_question
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import installed_versions
+
+NANOTRON = """\
+# how we train
+general:
+  project: ours
+model:
+  model_config:
+    is_llama_config: true
+    hidden_size: 4096
+    intermediate_size: 14336
+    num_hidden_layers: 32
+    num_attention_heads: 32
+    num_key_value_heads: 8
+    vocab_size: 128256
+    max_position_embeddings: 8192
+    tie_word_embeddings: false
+parallelism:
+  dp: 1
+  tp: 8   # one node
+  pp: 1
+  pp_engine: 1f1b
+  tp_mode: REDUCE_SCATTER
+  tp_linear_async_communication: true
+tokens:
+  sequence_length: 4096
+  micro_batch_size: 1
+  batch_accumulation_per_replica: 64
+  train_steps: 100
+optimizer:
+  zero_stage: 0
+  accumulate_grad_in_fp32: true
+  optimizer_factory:
+    name: adamW
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(NANOTRON, encoding="utf-8")
+    return path
+
+
+def asked(path, *more):
+    place = ("--cluster", "8xh100-80gb", "--fidelity", "predicted")
+    return ("suggest", "--from", str(path), *place, *more)
+
+
+def test_a_file_is_answered_shown_and_changed(cli, mine):
+    shown = cli(*asked(mine, "--diff"))
+    assert shown.code == 0, shown.err
+    said = " ".join(shown.out.partition("Your file: ")[2].split())
+    assert "of nanotron batch 64 sequences = 1 x 64 x 1 data-parallel ranks" in said
+    assert "today sharding=ddp, tp_size=8, " in said
+    assert " fits; " in said
+    assert "% tokens/s, " in said
+    assert "-  tp: 8   # one node\n" in shown.out
+    assert "+  tp: " in shown.out
+    assert mine.read_text(encoding="utf-8") == NANOTRON
+    found = cli(*asked(mine, "--json")).json
+    own, best = found["from"], found["best"]["settings"]
+    assert own["today"]["fits"] is True
+    assert own["today"]["settings"]["tp_size"] == 8
+    assert own["changes"]["parallelism"]["tp"] == best["tp_size"]
+    assert (own["written"], own["format"]) == (False, "nanotron")
+    done = cli(*asked(mine, "--in-place"))
+    assert f"wrote {mine}; as it was: {mine}.bak" in done.out.replace("\n", "")
+    assert mine.with_name("mine.yaml.bak").read_text(encoding="utf-8") == NANOTRON
+    text = mine.read_text(encoding="utf-8")
+    kept = [line for line in NANOTRON.splitlines() if "#" in line or "train_steps" in line]
+    assert all(line.replace("tp: 8", f"tp: {best['tp_size']}") in text for line in kept)
+    values = yaml.safe_load(text)
+    assert values["parallelism"]["tp"] == best["tp_size"]
+    assert values["tokens"]["micro_batch_size"] == best["micro_batch_size"]
+    again = cli(*asked(mine, "--in-place"))
+    assert "the file has the fastest settings that fit already" in " ".join(again.out.split())
+    assert mine.read_text(encoding="utf-8") == text
+    assert not mine.with_name("mine.yaml.bak1").exists()
+
+
+def test_no_copy_is_kept_where_none_is_wanted(cli, mine):
+    mine.write_bytes(b"\xef\xbb\xbf" + NANOTRON.replace("\n", "\r\n").encode())
+    assert cli(*asked(mine, "--in-place", "--no-backup")).code == 0
+    assert [*mine.parent.glob("*.bak*")] == []
+    data = mine.read_bytes()
+    assert data.startswith(b"\xef\xbb\xbf# how we train\r\n")
+    assert data.count(b"\n") == data.count(b"\r\n")
+
+
+def test_new_lines_end_as_those_of_the_file(tmp_path):
+    text = "base_model: qwen3-8b\r\nsequence_len: 512\r\nadapter: lora\r\nbf16: true\r\n"
+    path = tmp_path / "a.yml"
+    path.write_bytes(text.encode())
+    more = {"fidelity": "predicted"}
+    question = read_question(str(path), None, {"cluster": "8xh100-80gb"}, more)
+    wanted = parse_settings("micro_batch_size=1,activation_checkpointing=full")
+    made, _ = patched(question, question.request.question(installed_versions()), wanted)
+    assert made == text + "gradient_checkpointing: true\r\n"
+
+
+def test_what_the_file_says_is_not_said_otherwise(cli, mine):
+    for more, said in (
+        (("--sequence-length", "2048"), "sequence_length: got 2048; the file says 4096"),
+        (("--global-batch-size", "32"), "global_batch_size: got 32; the file says 64"),
+        (("--model", "gpt2"), "model: got 'gpt2'; the file says which"),
+    ):
+        result = cli(*asked(mine, *more))
+        assert (result.code, said in result.err) == (2, True), result.err
