@@ -123,6 +123,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         "tensor_parallel": own("tensor_parallel"),
         "adapter": adapter,
         "frozen": own("frozen"),
+        "image_tokens": own("image_tokens"),
         "packing": packing,
         "task": None if fields and name else own("task"),
         "framework": _needed("framework", own("framework")),
