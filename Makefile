@@ -8,7 +8,8 @@ INSTALLED := $(VENV)/.installed
 .DEFAULT_GOAL := help
 .PHONY: help suggest test test-all test-long test-cuda cuda-env check format clean
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
-.PHONY: bench-adapters bench-from-axolotl bench-search bench-replay-costs bench-service bench-scale bench-pages
+.PHONY: bench-adapters bench-adapter-probes bench-from-axolotl bench-search bench-replay-costs
+.PHONY: bench-service bench-scale bench-pages
 .PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
 .PHONY: bench-attack evidence screenshots lock
 
@@ -94,6 +95,10 @@ bench-times: $(INSTALLED)  ## step times against published runs, by arithmetic (
 
 bench-adapters: $(INSTALLED)  ## full fine-tuning and LoRA against published runs, by arithmetic (seconds)
 	@$(BIN)/python benchmarks/adapters.py
+	@$(BIN)/python benchmarks/report.py
+
+bench-adapter-probes: $(INSTALLED)  ## LoRA and QLoRA on CPU ranks against dry runs (6 minutes)
+	@$(BIN)/python benchmarks/adapter_probes.py
 	@$(BIN)/python benchmarks/report.py
 
 bench-from-axolotl: $(INSTALLED)  ## axolotl's own examples as questions: FOLDER=.../examples (a minute; DRY=20 dry-runs some)

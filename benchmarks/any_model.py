@@ -73,6 +73,8 @@ SPEC = {
     "measured_steps": 0, "minimum_steps": 0, "time_budget_s": 0.0, "accumulation_counts": [1],
 }  # fmt: skip
 NEAR = 0.01
+# What begins the types of the catalogue that see images, which are written by hand.
+BY_HAND = "# Whose images the probe program makes"
 
 
 def configurations(task: str) -> dict[str, dict[str, Any]]:
@@ -157,7 +159,8 @@ def catalogue() -> str:
             else:
                 fields = (f"{field} = {json.dumps(value)}" for field, value in one.items())
                 lines.append(f"{name} = {{ {', '.join(fields)} }}")
-    return "\n".join(lines)
+    by_hand = (ROOT / "tuner" / "catalog" / "task_types.toml").read_text().partition(BY_HAND)
+    return "\n".join([*lines, "", *"".join(by_hand[1:]).splitlines()])
 
 
 def dry_runs(configs: Mapping[str, Any], jobs: int, task: str) -> dict[str, dict[str, Any]]:

@@ -6,9 +6,11 @@ Each line is a case; what it leaves out has the default of :class:`Case`.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any
 
 from tuner.catalog.models import entry
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import Framework, framework
@@ -41,6 +43,20 @@ MOE = {
     "max_position_embeddings": 512,
 }
 """A mixture of experts that is small: 14 million parameters, 9.4 of them in experts."""
+
+DENSE = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 6,
+    "hidden_size": 128,
+    "intermediate_size": 384,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 1024,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
+"""A dense model with norms of heads, and an output head of its own: 1.5 million parameters."""
 
 TINY = {
     "model_type": "llama",
@@ -153,6 +169,22 @@ def cases() -> list[Case]:
     return [case(line) for line in CASES.strip().splitlines()]
 
 
+def adapter_cases() -> list[Case]:
+    """LoRA and QLoRA on two models, by DDP and FSDP2, with layers computed again and not, and with
+    gradients of two micro-batches reduced once and twice."""
+    return [
+        case(
+            f"{model} cpu:2 sharding={sharding},micro_batch_size=2,gradient_accumulation_steps=2,"
+            f"sync_each_batch={sync},activation_checkpointing={how}"
+            f"  precision={precision} adapter={method}"
+        )
+        for method, (model, precision), sharding, how, sync in product(
+            ("lora", "qlora"), (("stories15m", "fp32"), ("dense", "bf16_mixed")),
+            ("ddp", "full_shard"), ("none", "full"), ("true", "false"),
+        )
+    ]  # fmt: skip
+
+
 def profiled_cases() -> list[Case]:
     """Those that the profiler looks at too."""
     return [one for one in cases() if one.text in PROFILED]
@@ -176,6 +208,7 @@ def case(line: str) -> Case:
         optimizer=Optimizer(options.get("optimizer", "adamw")),
         precision=Precision(options.get("precision", "fp32")),
         reduce_dtype=ReduceDtype(options["reduce_dtype"]) if "reduce_dtype" in options else None,
+        adapter=Adapter(method=AdapterMethod(options["adapter"])) if "adapter" in options else None,
     )
     given = [part.partition("=")[0] for part in knobs.split(",")]
     legal = check_settings(_question(workload, cluster), settings, given=given)
@@ -213,7 +246,7 @@ def _question(workload: Workload, cluster: Cluster) -> Question:
 
 @cache
 def _model(name: str) -> ModelConfig:
-    own = {"moe": MOE, "tiny": TINY}
+    own = {"moe": MOE, "dense": DENSE, "tiny": TINY}
     if name in own:
         return read_model_config(own[name], name)
     name, _, layers = name.partition(":")  # such as llama-3.2-1b:4, of which 4 layers are taken

@@ -94,10 +94,10 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     by_events = "CPU probes, by the profiler's events"
     return [
         Goal(name="CPU probes: settings measured", goal=">= 40", value=len(rows)),
-        *_closeness(rows, "CPU probes", "dry run", "dry_run"),
-        *_closeness(rows, "CPU probes", "arithmetic", "arithmetic"),
+        *closeness(rows, "CPU probes", "dry run", "dry_run"),
+        *closeness(rows, "CPU probes", "arithmetic", "arithmetic"),
         Goal(name=f"{by_events}: settings", goal=">= 6", value=len(profiled)),
-        *_closeness(profiled, by_events, "dry run", "dry_run_by_profiler"),
+        *closeness(profiled, by_events, "dry run", "dry_run_by_profiler"),
         Goal(name="CPU probes: share answered unknown", goal="<= 0",
              value=share([row["dry_run"] is None for row in rows])),
         Goal(name="CPU probes: dry runs' intervals hold the measured", goal=">= 0.8",
@@ -107,7 +107,7 @@ def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
     ]  # fmt: skip
 
 
-def _closeness(rows: Sequence[Mapping[str, Any]], of: str, way: str, basis: str) -> list[Goal]:
+def closeness(rows: Sequence[Mapping[str, Any]], of: str, way: str, basis: str) -> list[Goal]:
     """What is asked, and the stricter of it: no block is allowed."""
     return [
         Goal(name=f"{of}: share with {way} {what}", goal=">= 1", value=_share(rows, basis, key))

@@ -298,6 +298,8 @@ def _parts_of(workload: Workload) -> dict[str, str]:
         names = {name: ",".join(v) for name, v in adapter.items() if isinstance(v, list)}
         adapter |= names
         texts |= {f"workload.adapter.{name}": show(value) for name, value in adapter.items()}
+    if workload.image_tokens:
+        texts["workload.image_tokens"] = str(workload.image_tokens)
     if workload.frozen:
         texts["workload.frozen"] = ",".join(workload.frozen)
     if workload.packing is not None:

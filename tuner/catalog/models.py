@@ -99,6 +99,7 @@ class Task(StrEnum):
     CAUSAL_LM = "causal_lm"  # each token is predicted from those before it
     MASKED_LM = "masked_lm"  # some tokens are predicted from all others
     SEQUENCE_CLASSIFICATION = "sequence_classification"  # a label for each sequence
+    IMAGE_TEXT_TO_TEXT = "image_text_to_text"  # each token of text, from those and images before it
 
     @property
     def auto_class(self) -> str:
@@ -110,6 +111,7 @@ _AUTO_CLASSES: Mapping[Task, str] = {
     Task.CAUSAL_LM: "AutoModelForCausalLM",
     Task.MASKED_LM: "AutoModelForMaskedLM",
     Task.SEQUENCE_CLASSIFICATION: "AutoModelForSequenceClassification",
+    Task.IMAGE_TEXT_TO_TEXT: "AutoModelForImageTextToText",
 }
 
 

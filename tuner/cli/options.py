@@ -71,7 +71,8 @@ DOCUMENTS = (
     " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each is a whole"
     " sequence, of which attention is the most that there can be."
 )
-TASK_NAMES = "causal_lm|masked_lm|sequence_classification"
+TASK_NAMES = "causal_lm|masked_lm|sequence_classification|image_text_to_text"
+IMAGES = "Tokens of each sequence that stand for images, with --task image_text_to_text."
 TASKS = (
     "What the model is trained for: its head, its batches and its loss. A classifier has as many"
     " labels as its configuration says (num_labels, or id2label)."
@@ -250,6 +251,7 @@ class WorkloadAsked:
     task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
         None
     )
+    image_tokens: Annotated[str | None, option("N", IMAGES, WORKLOAD)] = None
     packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
     documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
     framework: Annotated[

@@ -132,7 +132,7 @@ def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
     question, workload = case.question, case.question.workload.as_dict()
     optional = (
         "optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "frozen", "packing",
-        "task",
+        "task", "image_tokens",
     )  # fmt: skip
     left_out = [name for name in optional if getattr(asked, name) is None]
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}

@@ -120,6 +120,7 @@ class Texts:
             "frozen": asked.frozen,
             "packing": self.packing(asked),
             "task": asked.task,
+            "image_tokens": self.read(read_whole, "image_tokens", asked.image_tokens),
             "framework": asked.framework,
             "framework_versions": self.made(
                 lambda: parse_stated_versions(asked.framework_version or ())

@@ -132,6 +132,7 @@ def predict(
     frozen: Sequence[str] = ...,
     packing: str | Mapping[str, Any] | None = ...,
     task: str = ...,
+    image_tokens: int = ...,
     framework: str = ...,
     framework_versions: Mapping[str, str] | None = ...,
     headroom: float | None = ...,
@@ -167,6 +168,7 @@ def predict(
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
             ``loss``, ``tensor_parallel``, ``adapter``, ``frozen``, ``packing``, ``task``,
+            ``image_tokens``,
             ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
             :func:`tuner.suggest` has them. ``settings`` is text such as
             ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
@@ -261,6 +263,7 @@ def read_single_case(
     frozen: str | Sequence[str] | None = None,
     packing: str | Mapping[str, Any] | None = None,
     task: str | None = None,
+    image_tokens: int | None = None,
     framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     headroom: float | None = None,
@@ -283,6 +286,7 @@ def read_single_case(
         frozen=frozen,
         packing=packing,
         task=task,
+        image_tokens=image_tokens,
         framework=framework,
         framework_versions=framework_versions,
         headroom=headroom,

@@ -338,6 +338,10 @@ class WorkloadGiven(Part):
         description="Parts of the model that are not trained: embeddings, head, or names of its"
         " modules, such as norm, visual and layers.0-15.",
     )
+    image_tokens: int = Field(
+        default=0,
+        description="Tokens of each sequence that stand for images, with task image_text_to_text.",
+    )
     tensor_parallel: TensorParallel = Field(
         default=TensorParallel.SEQUENCE_PARALLEL,
         description="How layers are split under tensor parallelism: with sequence parallelism, or"

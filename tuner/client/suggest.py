@@ -43,6 +43,7 @@ def suggest(
     frozen: Sequence[str] = (),
     packing: str | Mapping[str, Any] | None = None,
     task: str = "causal_lm",
+    image_tokens: int = 0,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -92,8 +93,9 @@ def suggest(
         packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
             such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
             sequence; by default a sequence is one text.
-        task: ``causal_lm``, ``masked_lm`` or ``sequence_classification``: what the model is trained
-            for.
+        task: ``causal_lm``, ``masked_lm``, ``sequence_classification`` or ``image_text_to_text``:
+            what the model is trained for.
+        image_tokens: tokens of each sequence that stand for images, with ``image_text_to_text``.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
@@ -153,6 +155,7 @@ def suggest(
             frozen=frozen,
             packing=packing,
             task=task,
+            image_tokens=image_tokens,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,
@@ -245,6 +248,7 @@ def cost_model_sampler(
     frozen: Sequence[str] = (),
     packing: str | Mapping[str, Any] | None = None,
     task: str = "causal_lm",
+    image_tokens: int = 0,
     framework: str = "torch",
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
@@ -269,7 +273,7 @@ def cost_model_sampler(
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss, tensor_parallel, adapter, frozen, packing, task: what is trained, and how.
+        loss, tensor_parallel, adapter, frozen, packing, task, image_tokens: what is trained.
         framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
@@ -298,6 +302,7 @@ def cost_model_sampler(
             frozen=frozen,
             packing=packing,
             task=task,
+            image_tokens=image_tokens,
             framework=framework,
             framework_versions=framework_versions,
             knobs=knobs,

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
+from tuner.catalog.models import Task
 from tuner.core.bounds import Number, Whole, check_bounds, choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig
@@ -124,9 +125,10 @@ class Adapter:
             UsageError: with those that it has.
         """
         if model.is_traced:
-            if not model.is_causal_lm:
+            sees = model.task is Task.IMAGE_TEXT_TO_TEXT
+            if not model.is_causal_lm and (self.quantizes or not sees):
                 allowed = f"is not covered for {model.type_and_task}"
-                raise UsageError("adapter", str(self.method), allowed)
+                raise UsageError("adapter", str(self.method), allowed + ": lora is" * sees)
             return  # its linear layers are not known before its dry run
         if model.experts:
             # ``ParamWrapper`` in peft/tuners/lora/layer.py

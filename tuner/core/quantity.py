@@ -56,6 +56,11 @@ class Quantity(Plain):
         )
 
 
+def predicted(value: float, low: float, high: float) -> Quantity:
+    """A number that arithmetic or a dry run gives."""
+    return Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
+
+
 UNKNOWN = Quantity(value=None, low=None, high=None, provenance=Provenance.UNKNOWN)
 
 

@@ -103,6 +103,8 @@ class Workload:
     packing: Packing | None = None  # the documents of a sequence; one text where there is none
     frozen: tuple[str, ...] = ()
     """Parts of the model that are not trained (``freeze`` in workers/probe/model.py)."""
+    image_tokens: Annotated[int, Whole(0, LARGEST_SEQUENCE)] = 0
+    """Tokens of each sequence that stand for images."""
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -118,6 +120,15 @@ class Workload:
             raise UsageError("loss", str(self.loss), allowed)
         if self.adapter is not None:
             self.adapter.check(self.model)
+        sees = self.model.task is Task.IMAGE_TEXT_TO_TEXT
+        if sees and not 0 < self.image_tokens < self.sequence_length:
+            allowed = f"must be from 1 to below the sequence's {self.sequence_length} tokens"
+            raise UsageError(
+                "image_tokens", self.image_tokens, f"{allowed} with task {Task.IMAGE_TEXT_TO_TEXT}"
+            )
+        if self.image_tokens and not sees:
+            allowed = f"needs task {Task.IMAGE_TEXT_TO_TEXT}"
+            raise UsageError("image_tokens", self.image_tokens, allowed)
         object.__setattr__(self, "frozen", names_of("frozen", self.frozen))
         if odd := [one for one in self.frozen if len(one) > 200 or not _PART.fullmatch(one)]:
             raise UsageError("frozen", ",".join(odd), PART)
@@ -178,6 +189,7 @@ class Workload:
         and ``packing varlen``."""
         found = [f"{self.adapter.method} of rank {self.adapter.rank}"] if self.adapter else []
         found += [f"frozen {', '.join(self.frozen)}"] * bool(self.frozen)
+        found += [f"{self.image_tokens} tokens of images"] * bool(self.image_tokens)
         return (*found, *([f"packing {self.packing.variant}"] if self.packing else []))
 
     def reduced_in(self, *, sharded: bool) -> ReduceDtype:
@@ -199,8 +211,8 @@ class Workload:
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values; the model as its whole configuration, with its name beside it.
 
-        What came later, ``loss``, ``tensor_parallel``, ``task``, ``adapter``, ``packing`` and
-        ``frozen``, is left out while it is the default: identities stay.
+        What came later, the task and the fields from ``loss`` on, is left out while it is the
+        default: identities stay.
         """
         return {
             "model": self.model.as_config(),
@@ -225,6 +237,8 @@ class Workload:
             found["task"] = str(self.model.task)
         if self.frozen:
             found["frozen"] = [*self.frozen]
+        if self.image_tokens:
+            found["image_tokens"] = self.image_tokens
         beside = {"adapter": self.adapter, "packing": self.packing}
         return found | {name: one.as_dict() for name, one in beside.items() if one is not None}
 
@@ -255,4 +269,5 @@ class Workload:
             adapter=None if values.get("adapter") is None else Adapter.from_dict(values["adapter"]),
             packing=None if values.get("packing") is None else Packing.from_dict(values["packing"]),
             frozen=values.get("frozen", ()),
+            image_tokens=values.get("image_tokens", 0),
         )

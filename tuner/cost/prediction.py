@@ -14,13 +14,14 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import Framework, FrameworkName, same_release
 from tuner.core.measurement import Basis, Category, Phase
-from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.liger import MORE_BYTES_OFF, more_bytes, more_seconds, runs_liger
 from tuner.cost.memory.device import (
+    NOTHING,
     UNSPLIT,
     WORKSPACES,
     device_terms,
@@ -134,7 +135,7 @@ class AllocatedTensors:
     @property
     def allocated(self) -> Quantity:
         value = sum(self.breakdown.values())
-        return _predicted(value, self.low * value, self.high * value)
+        return predicted(value, self.low * value, self.high * value)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -330,12 +331,12 @@ def predict(
     tensors = _allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
     # what nanotron's fitted constants are of holds them already
-    cublas = _NOTHING if piped else workspaces(cluster.gpu)
+    cublas = NOTHING if piped else workspaces(cluster.gpu)
     cublas_bytes = cublas.value or 0.0
     allocated = _sum(tensors.allocated, cublas)
     held = allocated.value or 0.0
     # of paged state as much is on the device as finds room
-    pages = _predicted(0.0, 0.0, 0.0 if piped else paged_bytes(workload, cluster))
+    pages = predicted(0.0, 0.0, 0.0 if piped else paged_bytes(workload, cluster))
     terms = device_terms(settings, cluster, held, framework=framework, costs=costs)
     outside = _sum(terms.context, terms.communicators)
     late = tensors.late_bytes
@@ -343,7 +344,7 @@ def predict(
     needed = _each(allocated, lambda end: end + more)
     why = never or too_large_text(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
-    free = _predicted(late, late, late) if piped else terms.reserved_free
+    free = predicted(late, late, late) if piped else terms.reserved_free
 
     where, priced = cluster, costs
     rates_note: tuple[str, ...] = ()
@@ -440,13 +441,6 @@ def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
     return (f"the limit of {limit / 2**30:.1f} GiB lies within the interval of the need, {sizes}",)
 
 
-def _predicted(value: float, low: float, high: float) -> Quantity:
-    return Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
-
-
-_NOTHING = _predicted(0.0, 0.0, 0.0)
-
-
 def _each(size: Quantity, changed: Callable[[float], float]) -> Quantity:
     value, low, high = (changed(end or 0.0) for end in (size.value, size.low, size.high))
     return replace(size, value=value, low=low, high=high)
@@ -455,4 +449,4 @@ def _each(size: Quantity, changed: Callable[[float], float]) -> Quantity:
 def _sum(*parts: Quantity) -> Quantity:
     """Sums known quantities; the ends are added, as if all were wrong the same way."""
     known = [(part.value or 0.0, part.low or 0.0, part.high or 0.0) for part in parts]
-    return _predicted(*map(sum, zip(*known, strict=True)))
+    return predicted(*map(sum, zip(*known, strict=True)))

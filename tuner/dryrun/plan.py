@@ -158,6 +158,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         **packing,
         **({"frozen": [*workload.frozen]} if workload.frozen else {}),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
+        **({"image_tokens": workload.image_tokens} if workload.image_tokens else {}),
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node,
         "device": str(cluster.gpu.device),

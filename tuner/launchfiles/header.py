@@ -86,6 +86,7 @@ def _added(question: Question, settings: Settings) -> str:
     whole = work.splits_sequence or settings.model_parallel_size == 1
     split = "" if whole else f", tensor parallelism with {work.tensor_parallel}"
     adapter = "" if work.adapter is None else f"; {work.adapter}, the model frozen"
+    adapter += f"; {work.image_tokens} tokens of images" if work.image_tokens else ""
     adapter += f"; frozen {', '.join(work.frozen)}" if work.frozen else ""
     packing = "" if work.packing is None else f"; packing {work.packing}"
     return (f", the loss {said}" if said else "") + split + adapter + packing

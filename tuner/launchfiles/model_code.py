@@ -202,6 +202,8 @@ def labels_text(question: Question) -> str:
         Task.MASKED_LM: "labels are -100 but where a token is predicted, as"
         " DataCollatorForLanguageModeling makes them",
         Task.SEQUENCE_CLASSIFICATION: "labels are one for each row",
+        Task.IMAGE_TEXT_TO_TEXT: f"{question.workload.image_tokens} tokens are of images, as the"
+        " model's AutoProcessor makes them; labels are -100 there",
     }.get(question.workload.model.task, "")
 
 

@@ -226,6 +226,7 @@ def _question(study: Study) -> dict[str, str]:
         "tensor parallelism": str(workload.tensor_parallel),
         **({} if workload.model.is_causal_lm else {"task": str(workload.model.task)}),
         **({"adapter": str(workload.adapter)} if workload.adapter is not None else {}),
+        **({"image tokens": f"{workload.image_tokens:,}"} if workload.image_tokens else {}),
         **({"frozen": ", ".join(workload.frozen)} if workload.frozen else {}),
         **({"packing": str(workload.packing)} if workload.packing is not None else {}),
         "framework": str(framework.name),

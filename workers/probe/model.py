@@ -95,7 +95,11 @@ def vocabulary(config: Mapping[str, Any]) -> int:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The model's blocks, in order: the unit of sharding and of checkpointing."""
+    """The model's blocks, in order: the unit of sharding and of checkpointing. Of a model that sees
+    images they are those of its language model."""
+    if hasattr(model.config, "vision_config"):
+        whole: Any = getattr(model, "get_base_model", lambda: model)()
+        model = whole.get_decoder()
     names = set(model._no_split_modules or ())
     # FSDP2 puts a class of its own before a layer's
     named = [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]

@@ -15,6 +15,7 @@ TASKS = {
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
     "sequence_classification": "AutoModelForSequenceClassification",
+    "image_text_to_text": "AutoModelForImageTextToText",
 }
 
 
@@ -82,6 +83,7 @@ class Spec:
     and documents, the tokens of each, the same in every sequence."""
 
     task: str = "causal_lm"  # one of `TASKS`
+    image_tokens: int = 0  # of each sequence; some of image_text_to_text, else none
     attention_backends: dict[str, str] = field(default_factory=dict)
     """Kernels of attention that the cost model says torch chooses on the device: by kind of call,
     ``unmasked`` or ``masked``. A dry run takes ``math`` where it is said so, and else a fused one.
@@ -98,10 +100,10 @@ class Spec:
             raise ValueError(f"fidelity: got {self.fidelity!r}; must be one of {FIDELITIES}")
         if self.task not in TASKS:
             raise ValueError(f"task: got {self.task!r}; must be one of {', '.join(TASKS)}")
-        if self.task != "causal_lm" and (self.settings.tp_size > 1 or self.settings.fused_loss):
-            raise ValueError("task: only causal_lm is run with tp_size or fused_loss")
-        if self.task != "causal_lm" and (self.loss != "hf" or self.packing or self.adapter):
-            raise ValueError("task: only causal_lm is run with a loss, packing or an adapter")
+        if self.task != "causal_lm":
+            self._check_other_task()
+        if (self.task == "image_text_to_text") != (self.image_tokens > 0):
+            raise ValueError("image_tokens: some are of image_text_to_text, and of it alone")
         if odd := set(self.attention_backends) - {"unmasked", "masked"}:
             raise ValueError(f"attention_backends: got {sorted(odd)}; there are unmasked, masked")
         if (self.adapter is not None or self.frozen) and self.settings.tp_size > 1:
@@ -110,6 +112,15 @@ class Spec:
             self._check_packing(**self.packing)
         if self.give_up_above_s is not None and not self.give_up_above_s > 0:
             raise ValueError(f"give_up_above_s: got {self.give_up_above_s}; must be positive")
+
+    def _check_other_task(self) -> None:
+        if self.settings.tp_size > 1 or self.settings.fused_loss:
+            raise ValueError("task: only causal_lm is run with tp_size or fused_loss")
+        if self.loss != "hf" or self.packing:
+            raise ValueError("task: only causal_lm is run with a loss or packing")
+        quantizes = self.adapter is not None and self.adapter["method"] == "qlora"
+        if self.adapter is not None and (self.task != "image_text_to_text" or quantizes):
+            raise ValueError("task: only causal_lm and, by lora, image_text_to_text are adapted")
 
     def _check_packing(self, variant: str, documents: list[int]) -> None:
         if variant not in PACKING_VARIANTS:

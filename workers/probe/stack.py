@@ -33,6 +33,7 @@ from workers.probe.checkpointing import checkpoint_layers
 from workers.probe.ddp import DdpAlone
 from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
+from workers.probe.images import with_images
 from workers.probe.model import (
     WeightFiller,
     add_adapter,
@@ -73,6 +74,9 @@ class Stack:
     def batch(self, tokens: torch.Tensor) -> dict[str, Any]:
         """What the model is called with of a micro-batch's tokens."""
         spec = self.spec
+        if spec.image_tokens:
+            inner: Any = getattr(self.model, "module", self.model)
+            return {**with_images(tokens, inner.config, spec.image_tokens), "use_cache": False}
         if spec.task != "causal_lm":
             return labelled(tokens, spec.task, spec.model)
         width = torch.float32 if spec.precision == "fp32" else torch.bfloat16

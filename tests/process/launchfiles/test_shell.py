@@ -165,7 +165,7 @@ def test_the_trainer_trains_an_adapter_on_packed_rows(
     }
     settings = f"{DDP},sync_each_batch=true,activation_checkpointing=every_2"
     more = {"framework": trainer(), "workload": workload, "sequence_length": 8}
-    case = _case("cpu:2", settings, **more)
+    case = _case("cpu:2", settings, model=str(tmp_path / "model" / "config.json"), **more)
     said = _beside("trainer", case)
     (load,) = [text.partition("\n")[2] for text in said if "get_peft_model" in text]
     (collator,) = re.findall(r"data_collator=(lambda.*?)\. Its rows have documents", " ".join(said))

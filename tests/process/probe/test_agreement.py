@@ -19,6 +19,7 @@ from tests.process.probe.specs import (
     ACCUMULATION,
     GLOBAL_BATCH,
     MODELS,
+    SHAPE,
     dry_runs,
     measure,
     peak_bytes,
@@ -330,6 +331,29 @@ def test_packed_rows_train_what_one_process_trains(preloaded: Preloaded, tmp_pat
     assert difference(one_text, undivided) <= SAME < 10 * SAME < difference(undivided, alone)
 
 
+_VISION = {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "image_size": 56, "patch_size": 14,
+}  # fmt: skip
+SEES = {
+    "gemma3": {
+        "model_type": "gemma3", "mm_tokens_per_image": 4, "image_token_index": 5,
+        "text_config": {**SHAPE, "head_dim": 16}, "vision_config": _VISION,
+    },
+    "qwen2_5_vl": {
+        "model_type": "qwen2_5_vl", "image_token_id": 5, "vision_start_token_id": 6,
+        "text_config": {
+            **SHAPE, "rope_parameters": {
+                "rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 6, 6],
+            },
+        },
+        "vision_config": {
+            "depth": 4, "hidden_size": 64, "out_hidden_size": 128, "num_heads": 4,
+            "intermediate_size": 128,
+        },
+    },
+}  # fmt: skip
+IMAGES = {"task": "image_text_to_text", "image_tokens": 8}
 # Those that differ most from one another in memory, on two ranks.
 CASES: dict[str, dict[str, Any]] = {
     "ddp": {"precision": "bf16_mixed", "sync_each_batch": False},
@@ -474,6 +498,16 @@ OTHER_TYPES: Mapping[str, dict[str, Any]] = {
                    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
                    "vocab_size": 512, "max_position_embeddings": 128},
 }  # fmt: skip
+
+
+def test_memory_of_text_and_images(preloaded: Preloaded, tmp_path: Path) -> None:
+    cases: dict[str, dict[str, Any]] = {
+        "a frozen tower": {
+            "model": SEES["gemma3"], "sharding": "full_shard", "frozen": ["vision_tower"], **IMAGES,
+        },
+        "adapted": {"model": SEES["qwen2_5_vl"], "ranks": 1, "adapter": DROPS, **IMAGES},
+    }  # fmt: skip
+    hold_predictions(preloaded, tmp_path, of_cases(cases))
 
 
 def test_memory_of_one_rank(preloaded: Preloaded, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tests.unit.launchfiles.cases import ABOUT, STATED
 from tuner.catalog.models import Task, task_types
 from tuner.client.cases import read_case
 from tuner.client.request import read_here, read_request
-from tuner.core.adapter import Adapter
+from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import framework
@@ -52,7 +52,7 @@ def asked(task: Task, cluster: str = "8xa100-80gb", stack: str = "torch", **more
 
 
 def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out() -> None:
-    found = [asked(task) for task in Task]
+    found = [asked(task) for task in (Task.CAUSAL_LM, MASKED, CLASSES)]
     assert [one.as_dict()["workload"].get("task") for one in found] == [None, MASKED, CLASSES]
     assert len({one.identity for one in found}) == 3
     assert len({one.workload.model.fingerprint for one in found}) == 3
@@ -60,6 +60,28 @@ def test_a_task_is_part_of_what_is_asked_and_the_default_is_left_out() -> None:
         assert Question.from_dict(one.as_dict()) == one
         spec = plan(one)["spec"]
         assert spec.get("task") == one.as_dict()["workload"].get("task")
+
+
+def test_images_are_so_many_tokens_of_a_sequence() -> None:
+    """Their number is part of the question; models that see none have none."""
+    sees = Task.IMAGE_TEXT_TO_TEXT
+    model = read_model_config({"model_type": "gemma3", "text_config": LLAMA}, "m", sees)
+    given = {"sequence_length": 64, "global_batch_size": 8}
+    work = Workload(model=model, image_tokens=8, **given)
+    assert work.is_traced
+    assert Workload.from_dict(work.as_dict()) == work
+    assert work.as_dict()["image_tokens"] == 8
+    assert "8 tokens of images" in work.unlike_usual
+    assert replace(work, adapter=Adapter()).adapter is not None
+    for wrong in (0, 64, -1):
+        with pytest.raises(UsageError, match="image_tokens"):
+            replace(work, image_tokens=wrong)
+    with pytest.raises(UsageError, match="needs task image_text_to_text"):
+        replace(work, model=model_of(MASKED))
+    with pytest.raises(UsageError, match="is not covered for gemma3 image_text_to_text: lora is"):
+        replace(work, adapter=Adapter(method=AdapterMethod.QLORA))
+    with pytest.raises(ModelConfigError, match="no type that transformers builds for image_text"):
+        read_model_config({"model_type": "qwen3_vl", "text_config": LLAMA}, "m", sees)
 
 
 def plan(question: Question) -> dict[str, Any]:

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "a8da738ea46330de742d5839fa3bb4652cdae3047bd85495f9ed829d4706fb71"),
-    "verdict": (4, "2bf6a80cff4a3421b5d82fed2938c79cad329273896056924f8a8eb7697b2a42"),
+    "dry run": (4, "2662f28563fc93a77ec41e5c121170e095f7294d4b2659726b9f84545949ae0b"),
+    "verdict": (4, "8ec735ea0893695be79396e7aeb29727659efcd00e0c4444bfc8bebb367c39fc"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

@@ -88,7 +88,7 @@ def test_only_what_the_stack_refused_is_kept():
         ({"type": "NotImplementedError", "operator": "aten.odd"}, True),
         ({"type": "ValueError", "rule": "stack"}, True),
         (
-            {"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd", "limit_s": 45.0},
+            {"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd", "limit_s": LIMIT_S},
             True,
         ),
         ({"type": "TimeLimit", "rule": "time_limit", "operator": "aten.odd"}, False),

@@ -54,6 +54,7 @@ WRONG = {
     "workload.adapter.dropout": "1",
     "workload.adapter.quantize": "nf3",
     "workload.adapter.double_quant": "perhaps",
+    "workload.image_tokens": "many",
     MODEL: "lama-3.1-8b",
     GPU: "h10",
     NODES: "0",

@@ -244,7 +244,7 @@ class DryRuns:
             (
                 *(workload.optimizer, workload.precision, workload.reduce_dtype),
                 *(workload.loss, workload.tensor_parallel, workload.adapter, workload.packing),
-                workload.frozen,
+                *(workload.frozen, workload.image_tokens),
             ),
             (cluster.nodes, cluster.gpus_per_node, cluster.gpu.device),
             framework,

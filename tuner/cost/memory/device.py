@@ -21,7 +21,7 @@ from tuner.core.cluster import Cluster, Device, Gpu
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import Framework
 from tuner.core.measurement import Phase
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Quantity, predicted
 from tuner.core.workload import Workload
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.optimizers import copies_whole, state_bytes
@@ -79,10 +79,10 @@ def device_terms(
     proportion to all that is allocated, as the runs that it is fitted to: with :func:`workspaces`.
     """
     if cluster.gpu.device is not Device.CUDA:
-        return DeviceTerms(context=_NONE, communicators=_NONE, reserved_free=_NONE)
+        return DeviceTerms(context=NOTHING, communicators=NOTHING, reserved_free=NOTHING)
     figures = (default_costs() if costs is None else costs).device
-    context = _quantity(*figures.context_bytes)
-    each = _quantity(*figures.communicator_bytes)
+    context = predicted(*figures.context_bytes)
+    each = predicted(*figures.communicator_bytes)
     communicators = each.scaled(communicator_count(settings, cluster))
     checkpointed = settings.activation_checkpointing in (Checkpointing.FULL, Checkpointing.OFFLOAD)
     fsdp = axis_sizes(settings, cluster).is_fsdp
@@ -97,7 +97,7 @@ def device_terms(
     taken = allocated_bytes + (context.value or 0.0) + (communicators.value or 0.0)
     left = max(0.0, cluster.gpu.memory_bytes - taken)
     free = [min(left, (factor - 1) * allocated_bytes) for factor in reserved]
-    return DeviceTerms(context=context, communicators=communicators, reserved_free=_quantity(*free))
+    return DeviceTerms(context=context, communicators=communicators, reserved_free=predicted(*free))
 
 
 def workspace_bytes(gpu: Gpu) -> int:
@@ -114,10 +114,10 @@ def workspaces(gpu: Gpu) -> Quantity:
     The interval is from older defaults, to those of now with cuBLASLt's apart; 0 on a CPU.
     """
     if gpu.device is not Device.CUDA:
-        return _NONE
+        return NOTHING
     value = THREADS * workspace_bytes(gpu)
     high = 2 * max(value, THREADS * HOPPER_WORKSPACE_BYTES)
-    return _quantity(value, min(value, THREADS * WORKSPACE_BYTES), high)
+    return predicted(value, min(value, THREADS * WORKSPACE_BYTES), high)
 
 
 def communicator_count(settings: Settings, cluster: Cluster) -> int:
@@ -133,11 +133,7 @@ def communicator_count(settings: Settings, cluster: Cluster) -> int:
     return len(groups) + (cluster.world_size > 1 and cluster.world_size not in groups)
 
 
-def _quantity(value: float, low: float, high: float) -> Quantity:
-    return Quantity(value=value, low=low, high=high, provenance=Provenance.PREDICTED)
-
-
-_NONE = _quantity(0.0, 0.0, 0.0)
+NOTHING = predicted(0.0, 0.0, 0.0)
 
 
 # Blocks of torch's CUDA caching allocator. A tensor gets a block of the size asked for, in steps of

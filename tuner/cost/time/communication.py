@@ -13,7 +13,7 @@ from math import inf
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Phase
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Quantity, predicted
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.shards import Axis, Sizes, axis_sizes
 from tuner.cost.time.collectives import Op, Overlap, StepCollective
@@ -269,9 +269,8 @@ def exposed_s(
         taken = passes_s(found, slow, passes=passes, synced=synced, joined=joined, costs=costs)
         return max(0.0, taken - alone)
 
-    return Quantity(
-        value=longer(undisturbed, 1.0),
+    return predicted(
+        longer(undisturbed, 1.0),
         low=longer(undisturbed, costs.time.unfitted.low),
         high=longer(computing, costs.time.unfitted.high),
-        provenance=Provenance.PREDICTED,
     )

@@ -12,7 +12,7 @@ from tuner.catalog.gpus import gpu_kinds, has_matmul_share, matmul_share
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
-from tuner.core.quantity import UNKNOWN, Provenance, Quantity
+from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.core.workload import Optimizer, Precision, Workload
 from tuner.cost.constants import Costs, Width
 from tuner.cost.memory.attention import Backend
@@ -213,7 +213,7 @@ def step_time(
         else:
             width = t.torch_other
     low, high = width.low * least, width.high * most + paging_s(workload, settings, cluster)
-    return Quantity(value=seconds, low=low, high=high, provenance=Provenance.PREDICTED), ""
+    return predicted(seconds, low, high), ""
 
 
 def paging_s(workload: Workload, settings: Settings, cluster: Cluster) -> float:

@@ -31,7 +31,7 @@ def main() -> int:
     """Answer all requests on standard input."""
     started = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m workers.probe.dry", description=__doc__)
-    parser.add_argument("--limit-s", type=float, default=45.0, help="CPU time of a class")
+    parser.add_argument("--limit-s", type=float, default=90.0, help="CPU time of a class")
     parser.add_argument("--wall-s", type=float, default=135.0, help="for what hangs; given twice")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()

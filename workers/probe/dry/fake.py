@@ -14,6 +14,7 @@ from torch._subclasses._fake_tensor_utils import _CacheKeyState
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, _BypassDispatchCache
 
 from workers.probe.checkpointing import VARLEN_ON_CPU
+from workers.probe.collectives import tensors_of
 
 # Arguments of operators that stand for themselves in a key.
 _PLAIN = frozenset(
@@ -46,11 +47,20 @@ class _Recipe(NamedTuple):
     results: tuple[_Made, ...]
 
 
+def _are_numbers(args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Tells whether an operator's tensors are all of whole numbers that have values."""
+    tensors = tensors_of((args, kwargs))
+    return bool(tensors) and all(
+        type(one) is torch.Tensor and not one.is_floating_point() for one in tensors
+    )
+
+
 class FakeMode(FakeTensorMode):
     """torch's mode, with a cache of its own, and without the guard against being compiled."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, keeps_indices: bool = False) -> None:
         super().__init__(allow_non_fake_inputs=True)
+        self._keeps_indices = keeps_indices  # whether whole numbers with values keep them
         self._recipes: dict[Key, _Recipe | None] = {}
         self._device = torch.device("cpu")
         with self:
@@ -70,6 +80,8 @@ class FakeMode(FakeTensorMode):
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kwargs = kwargs or {}
+        if self._keeps_indices and _are_numbers(args, kwargs):
+            return func(*args, **kwargs)
         found = self.known(func, args, kwargs)
         return self.dispatch(func, types, args, kwargs) if found is UNKNOWN else found
 

@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from workers.probe.dry.data_parallel import DdpBuckets, unsharded_gradients
 from workers.probe.dry.fake import FakeMode
 from workers.probe.dry.ledger import LOSS, Category, Ledger, Progress, Segment
 from workers.probe.dry.request import Request
-from workers.probe.dry.substitutes import substituted
+from workers.probe.dry.substitutes import substituted, with_numbers
 from workers.probe.dry.trace import AFTER, BEFORE, Tracked, TrackedSteps, trace_of, turning_points
 from workers.probe.dry.work import Work, work_of
 from workers.probe.model import build_on_meta, decoder_layers, micro_batches, vocabulary
@@ -47,13 +47,15 @@ class FakeDevice:
 
     is_fake = True
 
-    def __init__(self, phase: Phase, kind: str, progress: Progress) -> None:
+    def __init__(
+        self, phase: Phase, kind: str, progress: Progress, *, sees_images: bool = False
+    ) -> None:
         # CPU's for both kinds: autograd of a build of torch without CUDA aborts the process on
         # fake CUDA tensors
         self.torch_device = torch.device("cpu")
         self.foreach: bool | None = True if kind == "cuda" else None
         self.tracker = Ledger(phase, progress, over_gloo=kind == "cpu")
-        self._mode = FakeMode()
+        self._mode = FakeMode(keeps_indices=sees_images)
 
     def memory(self) -> AbstractContextManager[object]:
         """Under this, new tensors have shapes and no values."""
@@ -67,7 +69,8 @@ class DryRun:
     def __init__(self, request: Request, progress: Progress) -> None:
         self.request = request
         self.phase = Phase()
-        self.device = FakeDevice(self.phase, request.spec.device, progress)
+        sees_images, kind = request.spec.image_tokens > 0, request.spec.device
+        self.device = FakeDevice(self.phase, kind, progress, sees_images=sees_images)
         self._progress = progress
         self._stack: Stack
         self._buckets: DdpBuckets
@@ -94,7 +97,8 @@ class DryRun:
             spec.attention_backends,
             packs=len((spec.packing or {}).get("documents", ())) > 1,
         )
-        with substitutes as fallbacks, self.device.memory(), ledger:
+        numbers = with_numbers(stack.model) if spec.image_tokens else nullcontext()
+        with numbers, substitutes as fallbacks, self.device.memory(), ledger:
             model: Any = stack.model
             held = [*model.parameters(), *model.buffers(), *scales(model)]
             self._own(held, Category.PARAMETERS)

@@ -1,6 +1,8 @@
 """Substitutes for code that asks fake CPU tensors for what they do not have."""
 
 import contextlib
+import functools
+import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,10 +12,13 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 from transformers import masking_utils
 
 from workers.probe import checkpointing
 
+# Turns off what transformers asserts of values (``torch_compilable_check``).
+_CHECKS = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _DETECTION = "find_packed_sequence_indices"
 
 
@@ -72,6 +77,36 @@ class Fallbacks:
             f"{' and '.join(functions)} ran as operators of torch's, for want of"
             f" {' and '.join(packages)}, whose kernels keep other tensors and are fewer and faster"
         ]
+
+
+@contextlib.contextmanager
+def with_numbers(model: Any) -> Iterator[None]:
+    """Under this, images' positions and lengths have values, and are not checked against others
+    that have none: functions of transformers' vision_utils.py (5.23) make loops of them."""
+    inner = getattr(model, "module", model)
+    inner = getattr(inner, "get_base_model", lambda: inner)()
+    kind = next(one for one in type(inner).__mro__ if one.__module__.startswith("transformers."))
+    modeling, checks = sys.modules[kind.__module__], _CHECKS
+
+    def with_values(function: Any) -> Any:
+        @functools.wraps(function)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **kwargs)
+
+        return made
+
+    before, own = os.environ.get(checks), dict(vars(modeling))
+    found = {name: one for name, one in own.items() if name.startswith("get_vision_")}
+    os.environ[checks] = "1"
+    vars(modeling).update({name: with_values(one) for name, one in found.items()})
+    try:
+        yield
+    finally:
+        vars(modeling).update(found)
+        os.environ.pop(checks)
+        if before is not None:
+            os.environ[checks] = before
 
 
 @contextlib.contextmanager
