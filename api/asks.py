@@ -52,7 +52,7 @@ class _Silent:
     "/size",
     openapi_extra=_body_of(SizeRequest),
     summary="How many GPUs a job needs, and how large it may be",
-    responses={200: answer(schemas.Sizes, "A row for each cluster."), **problems(413, 415, 422)},
+    responses={200: answer(schemas.SizedJob, "A row for each cluster."), **problems(413, 415, 422)},
 )
 async def size_job(context: InContext, caller: Reader, body: JsonBody) -> Response:
     """By arithmetic over every legal configuration, in seconds: the fewest GPUs on which it fits,

@@ -27,6 +27,8 @@ OTHER_FILES = 64
 MOST_FILES = 65_536
 # Connections of one address whose callers were not let in: of all browsers behind one address.
 MOST_EACH = 100
+# Seconds that a caller has before that: a hundred who come at once, as after a restart, are heard.
+GRACE_S = 2.0
 # Seconds between two lines about the same trouble.
 QUIET_S = 60.0
 # How asyncio begins to tell that it could not accept a connection.
@@ -62,7 +64,7 @@ class Connections:
         self._proxies = frozenset(proxies)
         self._clock = clock
         self._open: dict[Protocol, str] = {}
-        self._of: defaultdict[str, dict[Protocol, None]] = defaultdict(dict)
+        self._of: defaultdict[str, dict[Protocol, float]] = defaultdict(dict)
         self._told_at = float("-inf")
         self._closed = 0
 
@@ -73,11 +75,12 @@ class Connections:
         """Adds a connection, and closes an older one where there are too many."""
         address = one.client[0] if one.client else ""
         network = network_of(address)
-        self._open[one], self._of[network][one] = network, None
-        theirs = self._of[network]
+        theirs, now = self._of[network], self._clock()
+        self._open[one], theirs[one] = network, now
         if len(theirs) > self.most_each and address not in self._proxies:
-            strangers = [other for other in theirs if not other.is_let_in]
-            if len(strangers) > self.most_each:
+            silent = (one for one, since in theirs.items() if since <= now - GRACE_S)
+            strangers = [one for one in silent if not (one.is_let_in or one.is_asking)]
+            if len(strangers) >= self.most_each:
                 self._close(strangers[0])
                 return
         if len(self._open) > self.most:
@@ -119,6 +122,11 @@ class Protocol(H11Protocol):
         """True where the last request's caller was let in (:class:`api.security.Gate`)."""
         return self.scope is not None and self.scope["state"].get("caller") is not None
 
+    @property
+    def is_asking(self) -> bool:
+        """True while a request is being answered."""
+        return self.cycle is not None and not self.cycle.response_complete
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._kept_in.enter(self)
@@ -140,7 +148,7 @@ class Protocol(H11Protocol):
 
     def _wait(self) -> None:
         """Has the seconds begin, unless a request is being answered."""
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.is_asking:
             if self._silence is not None:
                 self._silence.cancel()
                 self._silence = None

@@ -246,7 +246,7 @@ class SizedCluster(Answered):
     notes: list[str]
 
 
-class Sizes(Answered):
+class SizedJob(Answered):
     """A row for each cluster, the best first."""
 
     goal: dict[str, float | None]

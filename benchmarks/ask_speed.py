@@ -19,6 +19,7 @@ from tuner.core.workload import Workload
 from tuner.model import load_model
 from tuner.planner.prior import prior_of
 from tuner.search.engine import ask
+from tuner.search.kernel import alike
 from tuner.search.trials import Past, Prior, Result, Trial
 
 LIMIT_S = 0.1
@@ -66,16 +67,21 @@ def trials(prior: Prior) -> list[Trial]:
 
 
 def past(prior: Prior) -> Past:
-    """Trials of six other searches, each of a workload of its own."""
+    """Trials of six other searches, each of a workload of its own, that were off alike: only then
+    is there anything to be learned from them.
+    """
     random = np.random.default_rng(1)
     rows = random.permutation(len(prior.settings))[:PAST]
     study = np.arange(PAST) % 6
-    shift = random.normal(0, 0.3, (6, len(prior.workload)))
+    shift = random.normal(0, 0.1, (6, len(prior.workload)))
+    features, workload = prior.features[rows], prior.workload + shift[study]
+    near = alike(features, features) * alike(workload, workload)
+    common = np.linalg.cholesky(near + 1e-6 * np.eye(PAST)) @ random.normal(0, 0.5, PAST)
     return Past(
         study=study.astype(float),
-        features=prior.features[rows],
-        workload=prior.workload + shift[study],
-        excess=random.normal(0.1, 0.3, (PAST, len(prior.experts))),
+        features=features,
+        workload=workload,
+        excess=common[:, None] + random.normal(0.0, 0.1, (PAST, len(prior.experts))),
         ran=(random.random(PAST) < 0.8).astype(float),
         expected=np.full(PAST, 0.9),
     )

@@ -99,9 +99,9 @@ def connections(folder: Path) -> list[dict[str, Any]]:
             took_ms = healthz_ms(server.port, HEALTH_S, 0.05)
             stop.set()
             keeper.join()
+            log = (place / "serve.log").stat().st_size
             for one in held:
                 one.close()
-        log = (place / "serve.log").stat().st_size
         found.append(
             {
                 "callers": what,

@@ -36,7 +36,7 @@ CLUSTER = "8xa100-80gb"
 TUNED = frozenset({
     "micro_batch_size", "gradient_accumulation_steps", "gradient_checkpointing",
     "gradient_checkpointing_kwargs", "activation_offloading", "accelerator_config", "plugins",
-    "liger_fused_linear_cross_entropy", "fsdp_version", "fsdp_config",
+    "liger_fused_linear_cross_entropy", "fsdp", "fsdp_version", "fsdp_config", "batch_size",
 })  # fmt: skip
 
 

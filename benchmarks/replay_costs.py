@@ -21,7 +21,7 @@ from fit_costs import MEMORY, TIME, memory_loss, search, time_loss
 from sweep import DATA, nanotron_runs, vtrain_runs
 
 from tuner.core.framework import FrameworkName
-from tuner.cost.constants import Costs, default_costs, experts_of
+from tuner.cost.constants import Costs, crossed, default_costs, experts_of
 
 FILE = DATA / "replay_costs.json"
 PHYSICS_MEMORY = {
@@ -97,12 +97,12 @@ def experts(left_out: str) -> tuple[Costs, ...]:
     """The experts that ship, without what was fitted to a model of the sweep; or to vTrain, where
     none is named.
     """
-    found, shipped = load(), experts_of(FrameworkName.NANOTRON)
+    found = load()
     if not left_out:
-        return (*shipped[:-1], replace(shipped[-1], time=found["physics"].time))
+        shipped = experts_of(FrameworkName.NANOTRON)
+        return crossed(shipped[0], replace(shipped[-1], time=found["physics"].time))
     fitted = found["sweep"][left_out]
-    unstalled = _with(fitted, {"time": {"stall_s": 0.0}})
-    return fitted, unstalled, replace(fitted, time=found["vtrain"].time)
+    return crossed(fitted, replace(fitted, time=found["vtrain"].time))
 
 
 def _with(costs: Costs, values: Mapping[str, Mapping[str, float]]) -> Costs:

@@ -140,9 +140,10 @@ def _our(name: str, run: Searching, source: str, rows: str = "") -> Line:
     def search(of: str, replay: Replay, seed: int) -> None:
         run(replay, past(of, source, replay.case.name, rows) if rows else None)
 
-    # With history a replay takes ten times as long.
-    alone = not rows
-    return Line(name=name, source=source, history=not alone, ours=True, search=search, stable=alone)
+    stable = name in KEPT.values()
+    return Line(
+        name=name, source=source, history=bool(rows), ours=True, search=search, stable=stable
+    )
 
 
 NEEDS = {

@@ -46,6 +46,17 @@ def searches(result: Row) -> list[str]:
     return found[:-1]
 
 
+def parts(result: Row) -> list[str]:
+    """Mean regrets on random parts, with their standard errors."""
+    head = ("search", "knows", *(f"mean, {k}" for k in PROBES))
+    cells = [
+        [row["search"], row["knows"],
+         *(f"{100 * row[f'mean@{k}']:.1f}% ({100 * row[f'error@{k}']:.1f})" for k in PROBES)]
+        for row in result["stability"]
+    ]  # fmt: skip
+    return markdown.table(head, cells)
+
+
 def seconds_of(name: str) -> Callable[[Row], list[str]]:
     """A table of seconds as the result has it, with its own head."""
 
@@ -79,10 +90,11 @@ PAGES: Mapping[Path, Sections] = {
     PAGE: {
         "goals": markdown.goals,
         "searches": searches,
+        "parts": parts,
         "asks": seconds_of("asks"),
         "plans": seconds_of("plans"),
         "transferred": transferred,
     },
-    PUBLISHED: {"searches": searches},
+    PUBLISHED: {"searches": searches, "parts": parts},
 }
 """Sections by page."""

@@ -41,6 +41,8 @@ class Plain:
 
 def plain(value: Any) -> Any:
     """A value in JSON's kinds: enumerations by their values, tuples as lists, keys as text."""
+    if type(value) in (float, int, str, bool, NoneType):  # most there are
+        return value
     if hasattr(value, "as_dict"):
         return value.as_dict()
     if isinstance(value, Enum):

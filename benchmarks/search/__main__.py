@@ -31,8 +31,6 @@ def scored(
         played = [one.part(SHARE, seed) for seed in range(PARTS)] if parts else [one]
         curves = [_curve(kind, game, others, seed) for game in played for seed in range(seeds)]
         found.append([mean(values) for values in zip(*curves, strict=True)])
-        print(f"\r{table}: {len(found)} of {len(whole)} workloads", end="", file=sys.stderr)
-    print(file=sys.stderr)
     return found
 
 
@@ -45,6 +43,10 @@ def _curve(kind: Any, game: Game, others: Sequence[Any], seed: int) -> list[floa
 def line(name: str, curves: Sequence[Sequence[float]]) -> str:
     """One row of the table."""
     figures = [of([curve[k - 1] for curve in curves]) for of in (mean, median) for k in PROBES]
+    return _row(name, figures)
+
+
+def _row(name: str, figures: Sequence[float]) -> str:
     return f"{name:42}" + "".join(f"{100 * figure:7.1f}%" for figure in figures)
 
 
@@ -58,16 +60,24 @@ def main() -> None:
                         help=f"{PARTS} random parts, {SHARE:.0%} of each workload")  # fmt: skip
     options = parser.parse_args()
     path, _, name = options.tuner.partition(":")
+    if not Path(path).is_file():
+        parser.error(f"tuner: {path!r} is no file; FILE.py:CLASS is meant")
     sys.path.insert(0, str(Path(path).resolve().parent))
-    kind = runpy.run_path(path)[name]
+    if (kind := runpy.run_path(path).get(name)) is None:
+        parser.error(f"tuner: {path} defines no {name!r}")
     kept = json.loads((DATA / "search_curves.json").read_text(encoding="utf-8"))
+    result = DATA.parent / "results" / "search.json"
+    parts = json.loads(result.read_text(encoding="utf-8"))["stability"]
     for table in TABLES:
         curves = scored(kind, table, options.seeds, history=options.history, parts=options.parts)
         print(
             f"\n{table:42}"
             + "".join(f"{f'{of} {k}':>8}" for of in ("mean", "med.") for k in PROBES)
         )
-        if not options.parts:
+        if options.parts:  # on other draws of such parts
+            for one in (one for one in parts if one["table"] == table):
+                print(_row(one["search"], [one[f"mean@{k}"] for k in PROBES]))
+        else:
             for one in (one for one in kept if one["table"] == table):
                 print(line(one["search"], one["curves"]))
         print(line(name, curves))

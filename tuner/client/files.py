@@ -33,7 +33,7 @@ NO_OPTION = "the file does not say it, and it is not said here"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FileSays:
     """What a file asks, with what is said beside it."""
 
     arguments: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Asked:
     """What no figure takes into account."""
 
 
-def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> Asked:
+def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
     """What a file asks.
 
     Args:
@@ -77,22 +77,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
             raise UsageError("global_batch_size", batch, f"the file makes {made} on it: {parts}")
         batch = made
     batch = _needed("global_batch_size", batch)
-    name, fields = found.may.get("model_name", ("",))[0], found.may.get("model")
-    stated_notes = [*found.notes]
-    model = beside.get("model")
-    if fields and model is not None and not isinstance(fields[0], str):
-        shown = model if isinstance(model, str) else "a model"
-        raise UsageError("model", shown, "the file says which: leave it out")
-    if fields and name:
-        model = read_model_config(fields[0], name=name)
-    else:
-        task = choice("task", Task, own("task") or Task.CAUSAL_LM)
-        if fields and model is None and isinstance(fields[0], str):
-            model, note = _named(fields[0], folder)
-            stated_notes += [note] if note else []
-        elif fields and model is None:
-            model = fields[0]
-        model = read_model(_needed("model", model), task)
+    model, notes = _model(found, beside, folder)
     layer = layer_class(model)
     if found.layer_classes and layer and found.layer_classes != (layer,) and found.strict:
         allowed = (
@@ -109,7 +94,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
             packing = {**packing, "variant": PackingVariant.POSITION_IDS}
         packing = _fitting_packing(packing, model, length, uncounted)
     fused = bool(found.knobs.get("fused_loss"))
-    stated, notes = with_liger(fused, own("framework"), stated)
+    stated, liger = with_liger(fused, own("framework"), stated)
     knobs, why = _on_host(found, knobs, {**installed_versions(), **(stated or {})})
     arguments = {
         "model": model,
@@ -125,17 +110,36 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         "frozen": own("frozen"),
         "image_tokens": own("image_tokens"),
         "packing": packing,
-        "task": None if fields and name else own("task"),
+        "task": None if "model_name" in found.may else own("task"),
         "framework": _needed("framework", own("framework")),
         "framework_versions": stated,
     }
-    return Asked(
+    return FileSays(
         arguments=arguments,
         knobs=knobs,
         made=parts,
-        notes=(*stated_notes, *notes, *why),
+        notes=(*found.notes, *notes, *liger, *why),
         uncounted=tuple(uncounted),
     )
+
+
+def _model(
+    found: Found, beside: Mapping[str, Any], folder: Path | None
+) -> tuple[ModelConfig, list[str]]:
+    """The model that the file names or holds, or that is said beside it; and notes on it."""
+    said, given = found.may.get("model", (None,))[0], beside.get("model")
+    name = found.may.get("model_name", ("",))[0]
+    if said is not None and given is not None and not isinstance(said, str):
+        shown = given if isinstance(given, str) else "a model"
+        raise UsageError("model", shown, "the file says which: leave it out")
+    if said is not None and name:
+        return read_model_config(said, name=name), []
+    note = ""
+    if isinstance(said, str) and given is None:
+        said, note = _named(said, folder)
+    task = choice("task", Task, _own(found, beside, "task") or Task.CAUSAL_LM)
+    model = read_model(_needed("model", said if given is None else given), task)
+    return model, [note] if note else []
 
 
 def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> Case:

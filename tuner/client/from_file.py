@@ -10,7 +10,7 @@ from tuner.client.answered import write_text
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.check import Checked, check
-from tuner.client.files import Asked, asked_of, case_of, with_liger
+from tuner.client.files import FileSays, asked_of, case_of, with_liger
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.core.configuration import Settings, knob_value
@@ -34,7 +34,7 @@ class FileQuestion:
 
     path: Path
     opened: Opened
-    asked: Asked
+    asked: FileSays
     request: RequestHere
     beside: Mapping[str, Any]
     """What was said beside the file."""
@@ -87,7 +87,7 @@ def read_question(
     )
 
 
-def _knobs(opened: Opened, asked: Asked) -> dict[str, list[Any]]:
+def _knobs(opened: Opened, asked: FileSays) -> dict[str, list[Any]]:
     """Values that are allowed: what the file can say otherwise is free."""
     found: dict[str, list[Any]] = {}
     for name, value in asked.knobs.items():
@@ -145,6 +145,7 @@ def put_into(
     """
     reader = READERS[opened.found.format_name]
     present = Settings(**{name: knob_value(name, value) for name, value in knobs.items()})
+    kept = frozenset(kept)
     best = replace(best, **{name: getattr(present, name) for name in kept})
     if not sync_acts(asked, best):  # then it is left as it was
         best = replace(best, sync_each_batch=present.sync_each_batch)
@@ -157,7 +158,7 @@ def put_into(
     if "\r\n" in opened.text:
         text = text.replace("\n", "\r\n")
     again = read_text(text, path, opened.found.format_name).found.knobs
-    for name in again:
+    for name in again.keys() - kept:  # what is not sharded has no offload to say either
         if knob_value(name, again[name]) != getattr(best, name):
             said = f"{name}={show(getattr(best, name))}"
             allowed = f"{said} cannot be put into it: it would read {again[name]}"

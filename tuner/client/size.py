@@ -100,8 +100,7 @@ def size(
         global_batch_size: sequences of one optimizer step, over all GPUs. No answer changes it.
         sequence_length: tokens of one sequence.
         tokens_per_s: tokens per second that all GPUs together must reach.
-        tokens: tokens to be trained on.
-        within_s: seconds in which these must be trained on.
+        tokens, within_s: tokens to be trained on, and the seconds that this may take.
         price_per_gpu_hour: in any currency; of clusters that have no price of their own.
         optimizer, precision, reduce_dtype, loss, tensor_parallel, adapter, packing, task: what is
             trained, as in :func:`tuner.suggest`.
@@ -112,7 +111,6 @@ def size(
 
     Raises:
         UsageError: an argument is wrong.
-        StoreError: the database cannot be used.
     """
     request = read_size(
         plain_arguments(

@@ -162,6 +162,12 @@ def _catalogue() -> Mapping[str, Any]:
     return tomllib.loads(text)
 
 
+# Constants of what is sent between nodes; the others of time are of what a node does by itself.
+BETWEEN_NODES = (
+    "inter_efficiency", "inter_step_s", "scale_exponent", "data_exposed", "stall_s",
+)  # fmt: skip
+
+
 @cache
 def experts_of(framework: FrameworkName) -> tuple[Costs, ...]:
     """The constants that a search weighs by what its probes take; the catalogue's own come first.
@@ -171,5 +177,16 @@ def experts_of(framework: FrameworkName) -> tuple[Costs, ...]:
     if framework is not FrameworkName.NANOTRON:
         return (default_costs(),)
     whole = default_costs()
-    others = _catalogue()["experts"].values()
-    return (whole, *(replace(whole, time=replace(whole.time, **other)) for other in others))
+    return crossed(whole, replace(whole, time=replace(whole.time, **_catalogue()["elsewhere"])))
+
+
+def crossed(one: Costs, other: Costs) -> tuple[Costs, ...]:
+    """Both, and between them each with the other's network between nodes: what is known of nodes
+    may hold where what is known of their network does not.
+    """
+
+    def with_network(nodes: Costs, network: Costs) -> Costs:
+        taken: dict[str, Any] = {name: getattr(network.time, name) for name in BETWEEN_NODES}
+        return replace(nodes, time=replace(nodes.time, **taken))
+
+    return one, with_network(one, other), with_network(other, one), other

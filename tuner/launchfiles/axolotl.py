@@ -243,7 +243,7 @@ def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
     options = fields.part("fsdp_config")
     by_fsdp = options.flag(options.any_of("fsdp_activation_checkpointing",
                                           "activation_checkpointing"))  # fmt: skip
-    is_on = by_fsdp or fields.flag("gradient_checkpointing")
+    is_on = by_fsdp or str(how).lower() not in ("none", "false", "")  # it has words of its own
     return str(Checkpointing.FULL if is_on else Checkpointing.NONE)
 
 
@@ -326,6 +326,9 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         },
         "liger_fused_linear_cross_entropy": settings.fused_loss or None,
     }
+    if "batch_size" in values and "gradient_accumulation_steps" not in values:  # one of the two
+        steps = found.pop("gradient_accumulation_steps")
+        found["batch_size"] = settings.micro_batch_size * steps
     plugins = [*(values.get("plugins") or [])]
     if settings.fused_loss and _LIGER not in plugins:
         found["plugins"] = [*plugins, _LIGER]

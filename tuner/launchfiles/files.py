@@ -99,7 +99,8 @@ def read_text(text: str, path: str, format_name: str | None = None) -> Opened:
     name = format_name or format_of(values, path)
     engine = values.get("deepspeed")
     if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:
-        values = {**values, "deepspeed": parse(there.read_text(encoding="utf-8"), engine)}
+        whole = there.read_bytes()[: LARGEST_BYTES + 1]
+        values = {**values, "deepspeed": parse(whole.decode(errors="replace"), engine)}
     return Opened(text=text, values=values, found=READERS[name].read(values))
 
 

@@ -287,7 +287,7 @@ def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
     def fit(choice: VarianceSizes) -> float:
         noise = np.full(rows.size, choice.single)
         usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
-        return usual + log_likelihood(rows.log_excess, covariance(choice), noise)
+        return usual + float(log_likelihood(rows.log_excess, covariance(choice), noise))
 
     choices = [
         VarianceSizes(common=common, shape=a, own=b, single=c)

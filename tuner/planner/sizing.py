@@ -17,6 +17,7 @@ from tuner.core.answer import Awkward
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
+from tuner.core.framework import FrameworkName
 from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import describe
@@ -311,8 +312,9 @@ def parts_of(question: Question) -> Iterator[Question]:
     cluster = question.cluster
     each, batch = cluster.gpus_per_node, question.workload.global_batch_size
     within = {*range(1, min(each, MOST_OF_A_NODE) + 1), *divisors(each)}
-    # Ranks that split no batch are pipeline stages, or share a node.
-    stages = divisors(question.workload.model.layers)
+    # Ranks that split no batch share a node, or are nanotron's pipeline stages.
+    piped = question.framework.name is FrameworkName.NANOTRON
+    stages = divisors(question.workload.model.layers) if piped else (1,)
     nodes = {one * size for one in divisors(batch) for size in stages}
     sizes = [(1, gpus) for gpus in sorted(within)]
     sizes += [(count, each) for count in sorted(nodes) if 1 < count <= cluster.nodes]

@@ -6,9 +6,9 @@ from math import inf, log, pi
 
 import numpy as np
 
-from tuner.search.belief import Belief, believe, normal_cdf
+from tuner.search.belief import Belief, normal_cdf
 from tuner.search.kernel import Array, Mask
-from tuner.search.trials import Past, Prior, Trial
+from tuner.search.trials import Prior, Trial
 
 # Standard deviations beyond which the tail's expansion is used.
 FAR = 6.0
@@ -32,19 +32,12 @@ class Proposal:
         return self.fits < HOPEFUL
 
 
-def propose(
-    prior: Prior, trials: Sequence[Trial], allowed: Mask, past: Past | None = None
-) -> Proposal:
+def chosen(prior: Prior, belief: Belief, trials: Sequence[Trial], allowed: Mask) -> Proposal:
     """The allowed candidate with the largest expected gain; the first by order where equal.
 
     While nothing is known to fit, that with the largest expected speed. Candidates that are hardly
     expected to fit come last, the likeliest first.
     """
-    return chosen(prior, believe(prior, trials, past), trials, allowed)
-
-
-def chosen(prior: Prior, belief: Belief, trials: Sequence[Trial], allowed: Mask) -> Proposal:
-    """The same, by a belief at hand."""
     best = best_log_seconds(prior, trials)
     if best is None:
         score, gains = log_expected_speed(belief), np.full(len(allowed), inf)
@@ -54,8 +47,8 @@ def chosen(prior: Prior, belief: Belief, trials: Sequence[Trial], allowed: Mask)
         gains = np.expm1(np.exp(np.minimum(score, 5.0)))
     hopeless = belief.fits < HOPEFUL
     score = np.where(hopeless, -1e6 + np.log(np.maximum(belief.fits, 1e-300)), score)
-    # Expectations that differ by less than a percent: the simpler one, then the space's order.
-    order = np.lexsort((-prior.simplicity, -score.round(2), ~allowed))
+    # Where expectations are equal: the simpler one, then the space's order.
+    order = np.lexsort((-prior.simplicity, -score.round(6), ~allowed))
     index = int(order[0])
     return Proposal(
         index=index,

@@ -6,12 +6,12 @@ Rasmussen and Williams, Gaussian Processes for Machine Learning (2006), algorith
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -51,7 +51,7 @@ def alike_again(one: Array, other: Array) -> Array:
 
 
 # At every ask of a study its candidates and its past are the same.
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
     return alike(*key.value)
 
@@ -59,69 +59,80 @@ def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
 @contextmanager
 def one_thread() -> Iterator[None]:
     # For matrices as small as ours its threads wait for each other where other programs compute.
-    with threadpool_limits(limits=1, user_api="blas"):
+    with _controller().limit(limits=1, user_api="blas"):
         yield
+
+
+# To look for the libraries of a process takes as long as to ask a small search.
+_controller = cache(ThreadpoolController)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Posterior:
-    """A Gaussian process at the points that were asked for."""
+    """A Gaussian process at the points that were asked for; or ``k`` of them, which differ in the
+    values seen alone.
+    """
 
     mean: Array
-    """Shape ``(n,)``."""
+    """Shape ``(n,)``, or ``(n, k)``."""
     variance: Array
     """Shape ``(n,)``; never negative."""
     surprise: Array
-    """Shape ``(m,)``: minus the log-likelihood of each value seen, given those before it."""
+    """Shape ``(m,)``, or ``(m, k)``: minus the log-likelihood of each value seen, given those
+    before it."""
 
 
 def regress(seen: Array, between: Array, noise: Array, cross: Array, own: Array) -> Posterior:
     """The posterior of a zero-mean Gaussian process.
 
     Args:
-        seen: values that were seen, shape ``(m,)``.
+        seen: values that were seen, shape ``(m,)``, or ``(m, k)``.
         between: their covariance, shape ``(m, m)``, without noise.
         noise: standard deviation of each value seen, shape ``(m,)``, positive.
         cross: covariance of the points asked for with them, shape ``(n, m)``.
         own: prior variance of the points asked for, shape ``(n,)``.
     """
     if not len(seen):
-        return Posterior(mean=np.zeros(len(own)), variance=own, surprise=np.zeros(0))
+        return Posterior(mean=np.zeros(own.shape + seen.shape[1:]), variance=own, surprise=seen)
     noisy = between.copy()
     np.fill_diagonal(noisy, np.diag(between) + noise**2)
     factor = np.asarray(np.linalg.cholesky(noisy), dtype=np.float64)
-    spread, white = _solved(factor, cross.T, seen)
+    spread, white = solved(factor, cross.T), solved(factor, seen)
+    widths = np.diag(factor).reshape(-1, *[1] * (seen.ndim - 1))
     return Posterior(
         mean=spread.T @ white,
         variance=np.maximum(own - np.einsum("mn,mn->n", spread, spread), 0.0),
-        surprise=0.5 * white**2 + np.log(np.diag(factor)) + 0.5 * np.log(2 * np.pi),
+        surprise=0.5 * white**2 + np.log(widths) + 0.5 * np.log(2 * np.pi),
     )
 
 
-def log_likelihood(seen: Array, between: Array, noise: Array) -> float:
-    """The likelihood of values under a zero-mean process; arguments as in :func:`regress`."""
-    count = len(seen)
-    # With the values as one more row the factor's last row is these, made white: no solving.
-    bordered = np.empty((count + 1, count + 1))
+def log_likelihood(seen: Array, between: Array, noise: Array) -> Array:
+    """The likelihood of values under a zero-mean process; arguments as in :func:`regress`.
+
+    Of shape ``(k,)`` where the values are ``(m, k)``, else a number.
+    """
+    count, columns = len(seen), seen if seen.ndim > 1 else seen[:, None]
+    # With the values as more rows the factor's last rows are these, made white: no solving.
+    bordered = np.zeros((count + columns.shape[1],) * 2)
     bordered[:count, :count] = between
     np.einsum("mm->m", bordered)[:count] += noise**2
-    bordered[count, :count] = bordered[:count, count] = seen
-    bordered[count, count] = 1 + 2 * (seen @ seen) / (noise**2).min()
+    bordered[count:, :count] = columns.T  # of the other triangle nothing is read
+    corner = 1 + 2 * (columns**2).sum() / (noise**2).min(initial=1.0)
+    np.einsum("mm->m", bordered)[count:] = corner
     factor = np.linalg.cholesky(bordered)
-    white, diagonal = factor[count, :count], np.diag(factor)[:count]
+    white, diagonal = factor[count:, :count], np.diag(factor)[:count]
     constant = 0.5 * count * np.log(2 * np.pi)
-    return float(-0.5 * white @ white - np.log(diagonal).sum() - constant)
+    found = -0.5 * (white**2).sum(1) - np.log(diagonal).sum() - constant
+    return np.asarray(found.reshape(seen.shape[1:]))
 
 
-def _solved(factor: Array, *rights: Array) -> tuple[Array, ...]:
-    """``x`` of ``factor @ x = right`` for a lower triangle and each right side."""
+def solved(factor: Array, right: Array) -> Array:
+    """``x`` of ``factor @ x = right``, for a lower triangle."""
     # NumPy has no solver for triangles, and the inverse of a whole one takes twice as long. The
     # inverse of a block is as exact here as solving.
-    found = tuple(np.empty(right.shape) for right in rights)
+    x = np.empty(right.shape)
     for begin in range(0, len(factor), BLOCK):
         rows = slice(begin, begin + BLOCK)
-        inverse = np.linalg.inv(factor[rows, rows])
-        for x, right in zip(found, rights, strict=True):
-            known = factor[rows, :begin] @ x[:begin] if begin else 0.0
-            x[rows] = inverse @ (right[rows] - known)
-    return found
+        known = factor[rows, :begin] @ x[:begin] if begin else 0.0
+        x[rows] = np.linalg.inv(factor[rows, rows]) @ (right[rows] - known)
+    return x

@@ -5,16 +5,20 @@ and nothing is probed twice. Three things can hold of a value: it acts; it does 
 the knob is *inactive* there; or it is refused, because the stack would fail or train wrongly.
 """
 
-from tuner.space.enumeration import Space, count_settings, enumerate_space
+from tuner.space.enumeration import (
+    Space,
+    check_settings,
+    count_settings,
+    enumerate_space,
+    settings_notes,
+)
 from tuner.space.rules import (
     NO_TENSOR_PARALLEL,
     NO_TENSOR_PARALLEL_WITH,
     SHARDINGS,
     TENSOR_PARALLEL_MODEL_TYPES,
-    check_settings,
     divisors,
     no_liger,
-    settings_notes,
 )
 
 __all__ = [

@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
-from tuner.core.configuration import FSDP, Checkpointing, InactiveKnob, Settings, Sharding
+from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     Condition,
     Effect,
@@ -554,103 +554,3 @@ def _no_sharded_adapter(question: Question, settings: Settings) -> str:
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
     return accumulation >= settings.pp_size - 1
-
-
-# Knobs that are refused where they are inactive: without them these are other settings.
-SIZES = ("tp_size", "pp_size")
-
-
-def check_settings(
-    question: Question, settings: Settings, *, given: Collection[str] = ()
-) -> Settings:
-    """The canonical form of settings that somebody wrote down; see :func:`settings_notes`.
-
-    An accumulation of 1 counts as left out, and is derived, unless the knobs that were ``given``
-    hold it. A knob that is not among them has the only value that is not refused.
-
-    Raises:
-        UsageError: they break a rule, contradict each other or the question's restrictions.
-    """
-    return _checked(question, settings, given)[0]
-
-
-def settings_notes(
-    question: Question, settings: Settings, *, given: Collection[str]
-) -> tuple[InactiveKnob, ...]:
-    """The knobs that :func:`check_settings` changes, with the reasons.
-
-    Of those that were not ``given``, only what has another value than its default because that is
-    refused is told.
-
-    Raises:
-        UsageError: as :func:`check_settings`.
-    """
-    _, fixed = _checked(question, settings, given)
-    notes = []
-    for one in fixed:
-        written = getattr(settings, one.knob)
-        if written != one.value and (one.knob in given or one.refused):
-            # none was written where a value was left out because others are refused
-            why = sentence(one, asked=() if one.refused else (written,))
-            notes.append(InactiveKnob(knob=one.knob, why=why))
-    return tuple(notes)
-
-
-def _checked(
-    question: Question, settings: Settings, given: Collection[str]
-) -> tuple[Settings, list[Fixed]]:
-    """The canonical form, and the knobs that are inactive in it."""
-    check_has(question, settings.sharding)
-    checked, fixed = canonical_class(question, settings)
-    for one in fixed:
-        wanted = getattr(settings, one.knob)
-        if one.knob in SIZES and wanted != one.value:
-            raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
-    for knob in ("sharding", "tp_size", "pp_size", "activation_checkpointing", "cpu_offload"):
-        check_possible(question, knob, getattr(checked, knob))
-    if broken := broken_rule(question, checked):
-        raise broken
-    count = _accumulation(question, checked, strict="gradient_accumulation_steps" in given)
-    checked = replace(checked, gradient_accumulation_steps=count)
-    sync = fixed_sync(question, checked)
-    if sync is not None:
-        asked = checked.sync_each_batch
-        unless = "sync_each_batch" in given or sync.value is None
-        if sync.refused and asked != sync.value and unless:
-            raise UsageError("sync_each_batch", show(asked), sync.why)
-        fixed = [*fixed, sync]
-        checked = replace(checked, sync_each_batch=sync.value)
-    if all_reduce := fixed_all_reduce(question, checked):
-        fixed = [*fixed, all_reduce]
-        checked = replace(checked, defer_all_reduce=all_reduce.value)
-    inactive = {one.knob for one in fixed if not one.refused}
-    for knob, values in question.knobs.items():
-        value = getattr(checked, knob)
-        if knob not in inactive and value not in values:
-            raise UsageError(knob, show(value), f"is restricted to {show_all(values)}")
-    return checked, fixed
-
-
-def _accumulation(question: Question, settings: Settings, *, strict: bool) -> int:
-    """The accumulation that makes the global batch, checked against a given one."""
-    batch = question.workload.global_batch_size
-    ranks = settings.data_parallel_size(question.cluster.world_size)
-    if batch % ranks:
-        allowed = f"must be a multiple of the data-parallel size, {ranks}"
-        raise UsageError("global_batch_size", batch, allowed)
-    per_rank, micro = batch // ranks, settings.micro_batch_size
-    if per_rank % micro:
-        allowed = f"must divide {per_rank} = global batch {batch} / data-parallel size {ranks}"
-        raise UsageError("micro_batch_size", micro, allowed)
-    derived, wanted = per_rank // micro, settings.gradient_accumulation_steps
-    if wanted != derived and (strict or wanted != 1):
-        raise UsageError(
-            "gradient_accumulation_steps",
-            wanted,
-            f"must be {derived}: global batch {batch} = micro batch {micro} x accumulation"
-            f" x data-parallel size {ranks}",
-        )
-    if not enough_micro_batches(settings, derived):
-        allowed = f"must be at least pp_size - 1 = {settings.pp_size - 1}"
-        raise UsageError("gradient_accumulation_steps", derived, allowed)
-    return derived

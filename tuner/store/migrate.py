@@ -42,7 +42,7 @@ REVISIONS = ("0012",)
 HEAD = REVISIONS[-1]
 
 # Revisions of databases from before the first release, which no migration leads from.
-BEFORE_RELEASE = tuple(f"{number:04}" for number in range(1, 11))
+BEFORE_RELEASE = tuple(f"{number:04}" for number in range(1, int(REVISIONS[0])))
 
 METADATA = Base.metadata
 

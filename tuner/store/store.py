@@ -498,7 +498,9 @@ def _wanted(
     wanted = [StudyRow.state == state] if state else []
     if query:
         of = StudyRow
-        texts = (of.id, of.model_name, of.cluster_name, cast(of.labels, Text), of.notes)
+        # JSON escapes what is not ASCII, which a name may have.
+        name = of.labels["name"].as_string()
+        texts = (of.id, of.model_name, of.cluster_name, cast(of.labels, Text), name, of.notes)
         wanted.append(or_(*(text.icontains(query, autoescape=True) for text in texts)))
     for name, text in labels.items():
         kept = StudyRow.labels[name].as_string()

@@ -75,7 +75,7 @@ class Scope(StrEnum):
 
     READ = "read"  # see studies and metrics
     SUBMIT = "submit"  # ask questions, and cancel studies
-    ADMIN = "admin"  # see who did what
+    ADMIN = "admin"  # see who did what, and delete studies
 
 
 class UtcTime(TypeDecorator[datetime]):

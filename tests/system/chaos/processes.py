@@ -86,7 +86,14 @@ def environment(folder, **more):
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNER_")}
     own = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(folder), "PYTHONPATH": str(ROOT)}
     # Each process computes little, and there are many.
-    return {**kept, **own, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **more}
+    return {
+        "TUNER_PASS_ENV": "STAND_IN_*",
+        **kept,
+        **own,
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+        **more,
+    }
 
 
 def worker(name, db, folder, script, *, machine="machine", how="--serve", **more):

@@ -44,7 +44,7 @@ def test_a_job_is_sized(client, store):
     response = client.post("/size", json={**SIZED, "price_per_gpu_hour": 2, "tokens": 1e9})
     assert response.status_code == 200, response.text
     found = response.json()
-    schemas.Sizes.model_validate(found)
+    schemas.SizedJob.model_validate(found)
     (row,) = found["rows"]
     assert (row["fewest"]["gpus"], row["whole"]["gpus"]) == (1, 4)
     assert row["fewest"]["provenance"] == "predicted"

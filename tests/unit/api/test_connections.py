@@ -2,7 +2,7 @@
 
 import asyncio
 
-from api.connections import NO_FILES, QUIET_S, Complaints, Connections
+from api.connections import GRACE_S, NO_FILES, QUIET_S, Complaints, Connections
 
 
 class One:
@@ -10,7 +10,7 @@ class One:
 
     def __init__(self, address, *, is_let_in=False):
         self.client, self.is_let_in, self.transport = (address, 1), is_let_in, self
-        self.is_closed = False
+        self.is_closed = self.is_asking = False
 
     def abort(self):
         self.is_closed = True
@@ -18,26 +18,34 @@ class One:
 
 def entered(connections, *some):
     for one in some:
-        connections.enter(one)
+        if one not in connections._open and not one.is_closed:
+            connections.enter(one)
     return [one.is_closed for one in some]
 
 
-def test_the_oldest_of_an_address_makes_room_unless_it_was_let_in():
-    connections = Connections(100, most_each=2)
-    known = One("192.0.2.1", is_let_in=True)
-    mine = [One("192.0.2.1") for _ in range(4)]
-    assert (
-        entered(connections, known, One("192.0.2.2"), *mine)
-        == [False] * 2 + [True] * 2 + [False] * 2
-    )
-    of_one_subscriber = [One(f"2001:db8::{number}") for number in range(1, 4)]
-    assert entered(connections, *of_one_subscriber) == [True, False, False]
-    connections.leave(mine[3])
-    assert entered(connections, One("192.0.2.1")) == [False]
+def test_the_oldest_silent_one_of_an_address_makes_room(clock):
+    connections = Connections(100, most_each=2, clock=clock)
+    known, asking = One("192.0.2.1", is_let_in=True), One("192.0.2.1")
+    asking.is_asking = True
+    silent = [One("192.0.2.1") for _ in range(3)]
+    assert not any(entered(connections, known, asking, One("192.0.2.2"), *silent)), "all at once"
+    clock.now += GRACE_S
+    newest = One("192.0.2.1")
+    assert entered(connections, newest, *silent) == [False, True, False, False]
+    assert entered(connections, One("192.0.2.1"), known, asking) == [False] * 3
+    assert [one.is_closed for one in silent] == [True, True, False]
 
 
-def test_no_more_are_open_than_may_be_whoever_they_are():
-    connections = Connections(3, ["192.0.2.9"], most_each=1)
+def test_of_ipv6_a_subscriber_is_one_address(clock):
+    connections = Connections(100, most_each=1, clock=clock)
+    first = One("2001:db8::1")
+    assert entered(connections, first) == [False]
+    clock.now += GRACE_S
+    assert entered(connections, One("2001:db8::2"), first) == [False, True]
+
+
+def test_no_more_are_open_than_may_be_whoever_they_are(clock):
+    connections = Connections(3, ["192.0.2.9"], most_each=1, clock=clock)
     behind_a_proxy = [One("192.0.2.9") for _ in range(5)]
     assert entered(connections, *behind_a_proxy) == [True] * 2 + [False] * 3
     assert len(connections) == 3

@@ -4,7 +4,7 @@ from importlib.resources import files
 import pytest
 
 from tuner.core.framework import FrameworkName
-from tuner.cost.constants import Costs, default_costs, experts_of
+from tuner.cost.constants import BETWEEN_NODES, Costs, default_costs, experts_of
 from tuner.plain import plain
 
 TABLES = tomllib.loads(files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8"))
@@ -28,11 +28,20 @@ def test_no_constant_may_lack_or_be_unknown() -> None:
 
 
 def test_experts_differ_in_what_the_file_says_of_them() -> None:
-    """Only nanotron's steps have any; the catalogue's own constants come first."""
+    """Only nanotron's steps have any; the catalogue's own constants come first, and each source's
+    nodes are combined with each source's network.
+    """
     first, *others = experts_of(FrameworkName.NANOTRON)
     assert first is default_costs()
-    for costs, named in zip(others, TABLES["experts"].values(), strict=True):
-        assert plain(costs.time) == TABLES["time"] | named
-        assert costs.memory == first.memory
+    mine, other = TABLES["time"], TABLES["time"] | TABLES["elsewhere"]
+
+    def network(table: dict[str, float]) -> dict[str, float]:
+        return {name: table[name] for name in BETWEEN_NODES}
+
+    assert network(mine) != network(other)
+    assert [plain(costs.time) for costs in others] == [
+        mine | network(other), other | network(mine), other,
+    ]  # fmt: skip
+    assert all(costs.memory == first.memory for costs in others)
     for framework in set(FrameworkName) - {FrameworkName.NANOTRON}:
         assert experts_of(framework) == (first,)

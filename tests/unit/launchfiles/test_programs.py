@@ -166,6 +166,11 @@ def test_a_file_is_a_question_and_its_present_settings(
              "reshard_after_forward: true": "reshard_after_forward: false",
              "activation_checkpointing: true": "activation_checkpointing: false"},
         ),
+        (  # accumulation by the batch of one rank
+            AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 8"),
+            "micro_batch_size=8,sync_each_batch=false,activation_checkpointing=full",
+            {"\nmicro_batch_size: 2": "\nmicro_batch_size: 8"},
+        ),
         (  # a block is taken away
             AXOLOTL.replace("me/mine", "m") + "fsdp:\n  - full_shard\nfsdp_config:\n"
             "  fsdp_offload_params: false\n  fsdp_state_dict_type: FULL_STATE_DICT\nseed: 1\n",

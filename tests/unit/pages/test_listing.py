@@ -52,13 +52,14 @@ def answers(store):
 def test_filters_leave_out_what_is_not_wanted(store, answers):
     first, second = ask(store, 0, "llama"), ask(store, 1, "llama-2")
     store.move(second.id, StudyState.CANCELLED)
-    store.label(first.id, {"urgent": ""})
+    store.label(first.id, {"urgent": "", "name": "größer"})
     store.label(second.id, {}, notes="asked by hand")
     for values, found in (
         ({}, [second, first]),
         ({"query": "LLAMA"}, [second, first]),
         ({"query": "llama-"}, [second]),
         ({"query": "urgent"}, [first]),
+        ({"query": "größer"}, [first]),
         ({"query": "by hand"}, [second]),
         ({"state": "cancelled"}, [second]),
         ({"state": "cancelled", "query": "urgent"}, []),

@@ -177,13 +177,14 @@ def test_nanotron_is_not_probed(lab):
 
 def test_a_tighter_limit_makes_the_same_study_go_on(lab):
     machine = lab.Machine(lab.question())
-    study, _ = machine.play(lab.study(max_probes=12))
+    study, _ = machine.play(lab.study(max_probes=3))
     needed = sorted(machine.memory(p.request.settings) for p in study.probes)
-    tight = replace(on(study, memory_limit_bytes=needed[2]), probes_before=len(study.probes))
-    assert answer(tight).best.allocated_gib.value * GIB <= needed[2]
+    limits = {"memory_limit_bytes": needed[0], "max_probes": 12}
+    tight = replace(on(study, **limits), probes_before=len(study.probes))
+    assert answer(tight).best.allocated_gib.value * GIB <= needed[0]
     more, _ = machine.play(tight)
     assert len(more.probes) > len(study.probes)
-    assert answer(more).best.allocated_gib.value * GIB <= needed[2]
+    assert answer(more).best.allocated_gib.value * GIB <= needed[0]
 
 
 @pytest.mark.parametrize("outcome", LOOK_AT)

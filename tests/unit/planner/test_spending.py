@@ -88,7 +88,7 @@ def test_all_that_was_spent_counts(study):
 def test_budget_answer_and_break_even_say_the_same(study):
     found = answer(study)
     assert (found.wall_s, found.device_s) == (cost(study).wall_s, cost(study).device_s)
-    assert any("49 s and 96 device-seconds so far" in line for line in found.explanation)
+    assert any("Tuning took 49 s and 96 device-seconds" in line for line in found.explanation)
     for limits, why in (
         ({"wall_s": 23.6, "device_s": 46.1}, ""),
         ({"wall_s": 23.5}, "the budget of 23.5 s is spent"),

@@ -178,8 +178,8 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
     study = replace(study, probes=(*study.probes, lab.probe(2, slow, lab.ok(0.5, GIB))))
     found = answer(study)
     assert found.best.settings == slow
-    (compared,) = (line for line in found.explanation if line.startswith("With sharding=ddp"))
-    assert "but trains something else and is not suggested (probe #1" in compared
+    (compared,) = (line for line in found.explanation if "sharding=ddp: " in line)
+    assert "(#1; trains wrongly)" in compared
 
 
 def verdict(text, *, wrong, ranks=2, **more):

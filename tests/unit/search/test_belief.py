@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 from tuner.search.belief import believe, believed_trials
+from tuner.search.excess import ErrorSizes, TrialErrors, learn, told_by
+from tuner.search.kernel import alike
 from tuner.search.trials import Result, Trial
 
 
@@ -171,6 +173,39 @@ def test_earlier_searches_that_probes_contradict_are_left_alone(made: SimpleName
     past = made.past(prior, [0.0] * 3 + [log(5.0)] * 3, studies=4)
     trials = [made.trial(n, exp(prior.log_seconds[n])) for n in (0, 3, 5)]
     told, alone = believe(prior, trials, past), believe(prior, trials)
-    assert believe(prior, [], past).log_seconds[4] > alone.log_seconds[4] + 0.3
+    assert believe(prior, [], past).log_seconds[4] > alone.log_seconds[4] + 0.2
     assert told.log_seconds == pytest.approx(alone.log_seconds, abs=0.1)
     assert told.weights[: len(alone.weights)].sum() > 0.5
+
+
+def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made: SimpleNamespace) -> None:
+    """Told first of the past and then of trials, or of all at once: one Gaussian process."""
+    prior = made.prior([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
+    past = made.past(prior, [0.3, 0.2, 0.1, 0.0, -0.1, -0.2], studies=4)
+    told = told_by(past, past.excess, prior)
+    assert told is not None
+    sizes = ErrorSizes(offset=1.0, smooth=0.3, single=0.1)
+    index, off = np.array([0, 4]), np.array([[0.5], [-0.3]])
+    errors = TrialErrors(
+        index=index, off=off, error=np.full(2, 0.05), indirect=np.zeros(2), judged=2
+    )
+    near = alike(prior.features, prior.features)
+    found = learn(near[:, index], errors, [sizes], told)
+    # after the past alone the candidates' own part is as uncertain as ever, and adds to it
+    own = 1.0 + 0.3**2 * near + 0.1**2 * np.eye(6)
+    both = own + told.amplitude**2 * near - told.spread.T @ told.spread
+    noisy = both[np.ix_(index, index)] + 0.05**2 * np.eye(2)
+    gain = both[:, index] @ np.linalg.inv(noisy)
+    assert found.mean == pytest.approx(told.mean + gain @ (off - told.mean[index]), abs=1e-9)
+    assert found.variance == pytest.approx(np.diag(both - gain @ both[index]), abs=1e-9)
+
+
+def test_runs_that_scatter_tell_little_of_their_neighbours(made: SimpleNamespace) -> None:
+    """Errors of single configurations are as large as a search's own trials show."""
+    prior = made.prior([1.0] * 8)
+    errors = {}
+    for name, seconds in (("quiet", (1.0, 1.02, 0.98, 1.0)), ("noisy", (1.0, 4.0, 0.7, 3.0))):
+        trials = [made.trial(2 * n, one) for n, one in enumerate(seconds)]
+        errors[name] = believe(prior, trials).error
+    assert errors["noisy"][3] > 3 * errors["quiet"][3]
+    assert errors["noisy"][2] < 0.03  # what was measured is known all the same

@@ -9,8 +9,9 @@ from optuna.trial import TrialState
 
 from tuner.core.study import SamplerName
 from tuner.search import engine
+from tuner.search.belief import believe
 from tuner.search.engine import MOST_ILLEGAL, ask, replayed
-from tuner.search.gain import best_log_seconds, propose
+from tuner.search.gain import best_log_seconds, chosen
 from tuner.search.sampler import MEMORY, trial_of
 from tuner.search.trials import Prior, Result, Trial
 
@@ -66,7 +67,7 @@ def test_our_sampler_is_asked_through_optuna(made: SimpleNamespace) -> None:
     prior, trials = made.knobbed(), some_trials(made)
     for allowed in (every(prior), np.arange(8) == 5):
         for told in ([], trials[:1], trials):
-            assert ask(prior, told, allowed) == propose(prior, told, allowed)
+            assert ask(prior, told, allowed) == chosen(prior, believe(prior, told), told, allowed)
     one = made.prior([1.0])
     assert ask(one, [], every(one)).index == 0
 
@@ -80,7 +81,7 @@ def test_a_sampler_of_optunas_goes_through_all_that_may_fit(
     while not (found := ask(prior, trials, allowed, sampler=name, seed=1)).is_hopeless:
         assert allowed[found.index]
         assert found == ask(prior, trials, allowed, sampler=name, seed=1)
-        assert found.gain == propose(prior, trials, allowed).gain
+        assert found.gain == chosen(prior, believe(prior, trials), trials, allowed).gain
         allowed[found.index] = False
         trials.append(as_predicted(made, prior, found.index))
     assert [trial.index for trial in trials] != [0, 1, 2, 4, 5, 6, 7]
