@@ -171,7 +171,7 @@ def test_the_fewest_gpus_are_as_many_as_are_needed():
 
 
 def test_the_fewest_gpus_are_those_that_sizing_finds():
-    asked, limits = question("llama-3.1-8b", "1xrtx-4090"), Limits(fidelity=Fidelity.PREDICTED)
+    asked, limits = question("llama-3.1-8b", "1xa100-40gb"), Limits(fidelity=Fidelity.PREDICTED)
     asked = replace(asked, workload=replace(asked.workload, global_batch_size=24))
     whole = replace(asked, cluster=replace(asked.cluster, gpus_per_node=8))
     sized = size_cluster(whole, limits, Goal())
