@@ -28,9 +28,7 @@ SECRET = re.compile(
 
 def passed(inherited: Mapping[str, str]) -> dict[str, str]:
     """The variables that may pass: :data:`PASSED`, and those that ``TUNER_PASS_ENV`` names."""
-    more = {name.strip() for name in inherited.get(PASSED_BY_NAME, "").split(",")} | {
-        PASSED_BY_NAME
-    }
+    more = _named(inherited) | {PASSED_BY_NAME}
     return {
         name: value
         for name, value in inherited.items()

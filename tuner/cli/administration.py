@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import typer
@@ -13,7 +13,7 @@ from tuner.store import default_url, migrate, open_store
 from tuner.store.access import Audit, Keys, local_user
 from tuner.store.engine import parse_url, shown_url
 from tuner.store.tables import Scope
-from tuner.text import count_text, moment_text, read_duration, read_whole, size_text
+from tuner.text import moment_text, read_duration, read_whole, size_text
 
 # Entries of the audit that are shown at once.
 MOST = 1000
@@ -86,20 +86,6 @@ def show_audit(limit: str, *, as_json: bool, db: str | None) -> int:
         )
         print_rows(("at (UTC)", "who", "what", "study", "more"), rows)
     return 0
-
-
-def prune_audit(before: str, *, as_json: bool, db: str | None) -> int:
-    """Delete the entries of the audit that are older than a moment; the exit code."""
-    try:  # a day begins at midnight UTC; a moment is of UTC unless it names its offset
-        found = datetime.fromisoformat(before)
-        moment = (found if found.tzinfo else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ValueError, OverflowError) as error:
-        allowed = "must be a day or a moment, such as 2026-01-31 or 2026-01-31T12:00"
-        raise UsageError("prune_before", before, allowed) from error
-    with open_store(db, create=False) as store:
-        deleted = Audit(store.transactions).prune(moment, by=local_user())
-    text = f"{count_text(deleted, 'row')} from before {moment:%Y-%m-%d %H:%M} UTC deleted"
-    return tell({"deleted": deleted, "before": moment.isoformat()}, text, as_json=as_json)
 
 
 def upgrade(*, as_json: bool, db: str | None) -> int:

@@ -540,10 +540,6 @@ def revoke_key(
 
 def audit_keys(
     limit: Annotated[str, Option(metavar="N", help="Entries to show at most, up to 1000.")] = "50",
-    prune_before: Annotated[
-        str | None,
-        Option(metavar="DATE", help="Show none, but delete those from before this day, in UTC."),
-    ] = None,
     json: Json = False,
     db: Database = None,
 ) -> int:
@@ -553,10 +549,8 @@ def audit_keys(
     Example:
       tuner keys audit --limit 20
     """
-    from tuner.cli.administration import prune_audit, show_audit
+    from tuner.cli.administration import show_audit
 
-    if prune_before is not None:
-        return prune_audit(prune_before, as_json=json, db=db)
     return show_audit(limit, as_json=json, db=db)
 
 

@@ -175,7 +175,8 @@ def _outcome_of(error: BaseException) -> str:
     torch = torch_here()
     if torch is not None and any(isinstance(e, torch.OutOfMemoryError) for e in _chain(error)):
         return "oom"
-    if any(isinstance(each, MemoryError) for each in _chain(error)):
+    # torch's own words: it raises a plain ``RuntimeError`` where the host gives no memory
+    if any(isinstance(e, MemoryError) or "DefaultCPUAllocator: " in str(e) for e in _chain(error)):
         return "host_oom"
     distributed = sys.modules.get("torch.distributed")
     # out of torch.distributed's own code: gloo raises ``RuntimeError``

@@ -35,6 +35,9 @@ _NCCL_MEMORY = re.compile(r"\bFailed to CUDA [mc]alloc(?: async)? (\d+) bytes")
 # ``OutOfMemoryError`` it asks NVML what other processes hold (``reportProcessMemoryInfo`` in
 # c10/cuda/CUDACachingAllocator.cpp), which a MIG slice, a vGPU or a container may refuse.
 _NVML_REFUSED = re.compile(r"\bNVML_SUCCESS == .* INTERNAL ASSERT FAILED at .*CUDACachingAllocator")
+# torch's words for host memory that it did not get, in a plain ``RuntimeError``: the kernel gives
+# no more, or the process is at its limit of data (c10/core/impl/alloc_cpu.cpp).
+_HOST_ALLOCATOR = "DefaultCPUAllocator: "
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -59,7 +62,7 @@ _UNAVAILABLE = (OptimizerUnavailableError, AdapterUnavailableError, AttentionUna
 
 def outcome_of(error: BaseException, phase: str) -> str:
     """The record's outcome for any error but a device's out of memory."""
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or _HOST_ALLOCATOR in str(error):
         return "host_oom"
     if isinstance(error, NonFiniteLossError):
         return "non_finite"

@@ -9,6 +9,7 @@ goes to this process's own output, a file, of which beginning and end are kept.
 """
 
 import argparse
+import ctypes
 import json
 import os
 import select
@@ -45,6 +46,8 @@ LAST_WORDS_S = 2.0
 GONE_S = 30.0
 # Between two looks for such processes.
 END_LOOK_S = 0.05
+# Of prctl(2): processes that lose their parent become this one's children.
+PR_SET_CHILD_SUBREAPER = 36
 
 
 def write_order(
@@ -89,6 +92,7 @@ def main() -> int:
     path = options.out / HOST
     order = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()  # secrets of the user's may be in the environment
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     copier = Copier(BoundedLog(sys.stdout.fileno()))
     try:
         launcher = subprocess.Popen(
@@ -111,7 +115,7 @@ def main() -> int:
             return 128 + signal.SIGTERM if watch.is_stopped else SUPERVISOR_GONE
         return code if code >= 0 else 128 - code
     finally:
-        end_all(options.out)
+        end_all(options.out, psutil.Process())
         copier.close()
 
 
@@ -179,18 +183,21 @@ def _write(fd: int, text: bytes) -> None:
         left = left[os.write(fd, left) :]
 
 
-def end_all(folder: Path) -> None:
+def end_all(folder: Path, host: psutil.Process | None = None) -> None:
     """Kills whatever was started for the probe in a folder; returns when nothing of it is left.
 
     torchrun gives each rank a session of its own, so that they are found by what they inherit: the
-    probe's folder in their environment.
+    probe's folder in their environment. The host's descendants are found without it, too.
 
     Raises:
         ProbeError: one cannot be killed.
     """
     until = time.monotonic() + GONE_S
     while True:
-        left = []
+        left = host.children(recursive=True) if host else []
+        for process in left:
+            with suppress(ChildProcessError):  # a grandchild: its own parent's, which ends too
+                os.waitpid(process.pid, os.WNOHANG)
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):  # gone by now, or somebody else's
                 if process.pid != os.getpid() and process.environ().get(PROBE) == str(folder):

@@ -5,6 +5,8 @@ import sys
 
 import pytest
 
+from tuner.environment import passed
+
 SERVICE = [sys.executable, "-P", "-m", "api"]
 
 
@@ -34,6 +36,17 @@ def test_options_are_handed_on(cli, became):
     with pytest.raises(BecameError):
         cli("serve", "--no-require-keys")
     assert became[1] == [*SERVICE, "--no-require-keys"]
+
+
+def test_variables_that_ranks_inherit_are_handed_on(cli, became, monkeypatch):
+    monkeypatch.setenv("TUNER_PASS_ENV", "SITE_A")
+    with pytest.raises(BecameError):
+        cli("worker", "--pass-env", "HF_TOKEN", "--pass-env", "NOT_*")
+    known = {"SITE_A": "1", "HF_TOKEN": "2", "NOT_A": "3", "NOT_MY_KEY": "4", "OTHER": "5"}
+    ranks = passed({**os.environ, **known})
+    assert {name: ranks[name] for name in known.keys() & ranks.keys()} == {
+        "SITE_A": "1", "HF_TOKEN": "2", "NOT_A": "3",
+    }  # fmt: skip
 
 
 def test_a_database_with_its_password_is_no_argument(cli, became, monkeypatch):

@@ -63,6 +63,12 @@ def test_the_kind_of_an_error_decides(error: Exception, phase: str, outcome: str
     assert cuda_code(error) is None
 
 
+def test_host_memory_that_torch_does_not_get_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)  # more than a process can address
+    assert outcome_of(caught.value, "forward") == "host_oom"
+
+
 def test_a_runtime_error_out_of_torch_distributed_is_one_of_communication() -> None:
     where = "/site-packages/torch/distributed/distributed_c10d.py"
     with pytest.raises(RuntimeError) as caught:

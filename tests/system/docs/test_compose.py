@@ -90,7 +90,6 @@ def test_what_a_container_may_take_is_limited():
         assert service["mem_limit"], name
         assert service["pids_limit"] > 0, name
         assert service["logging"]["options"]["max-size"], name
-    assert {"LimitNOFILE", "MemoryMax", "TasksMax"} <= unit().keys()
 
 
 def test_every_setting_is_in_the_table_with_its_default():
@@ -122,9 +121,9 @@ def test_every_metric_is_in_the_table():
     assert set(alerts) <= shown | {"tuner_outside"}
 
 
-def unit():
-    """The service of the unit of systemd."""
-    block = (ROOT / "examples" / "deploy" / "tuner-serve.service").read_text()
+def unit(name):
+    """The service of a unit of systemd."""
+    block = (ROOT / "examples" / "deploy" / f"tuner-{name}.service").read_text()
     found = configparser.ConfigParser()
     found.optionxform = str  # type: ignore[assignment, method-assign]
     found.read_string(block)
@@ -168,6 +167,10 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
         assert who == postgres["POSTGRES_USER"]
         assert rest.rsplit("@", 1)[1] == f"postgres:5432/{postgres['POSTGRES_DB']}"
     assert COMPOSE["networks"]["database"]["internal"] is True
-    program, *arguments = unit()["ExecStart"].split()
-    assert Path(program).name in PROJECT["project"]["scripts"]
-    parsed(arguments)
+    for name in ("serve", "worker"):
+        program, *arguments = unit(name)["ExecStart"].split()
+        assert Path(program).name in PROJECT["project"]["scripts"]
+        assert arguments == [name]
+        parsed(arguments)
+        assert unit(name).keys() >= {"LimitNOFILE", "MemoryMax", "TasksMax"}
+    assert unit("worker")["OOMPolicy"] == "continue"

@@ -283,6 +283,7 @@ def test_errors_are_problems(client):
         ("GET", "/tune?label=a%20b", 422),
         ("GET", "/tune?label=a&label=a%3Db", 422),
         ("GET", "/tune?cursor=bm90aGluZw", 422),
+        ("GET", "/tune?cursor=", 422),
         ("GET", f"{study}?waits=30", 422),
         ("DELETE", f"{study}?force=1", 422),
     ):

@@ -63,7 +63,6 @@ def test_what_is_wrong_is_named_and_changes_nothing(cli, database):
         ("create a --scope root", "scope"),
         ("revoke nothing", "key"),
         ("audit --limit 0", "limit"),
-        ("audit --prune-before yesterday", "prune_before"),
     ):
         result = cli("keys", *words.split(" "), "--json")
         assert (result.code, result.json["error"]["field"]) == (2, field), words

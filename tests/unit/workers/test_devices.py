@@ -7,11 +7,22 @@ import pytest
 
 from tuner import machine as facts
 from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Settings
 from tuner.core.framework import Framework
 from tuner.core.measurement import Fidelity
+from tuner.core.study import ProbeRequest
+from tuner.cost.prediction import predict
 from tuner.errors import ProbeError
-from tuner.machine import Machine, ReportedGpu
-from workers.devices import Device, DeviceLocks, DeviceShare, check_machine, devices_here, shares
+from tuner.machine import Machine, ReportedGpu, free_bytes
+from workers.devices import (
+    Device,
+    DeviceLocks,
+    DeviceShare,
+    check_free_memory,
+    check_machine,
+    devices_here,
+    shares,
+)
 from workers.measuring.ranks import Kind
 
 UUIDS = ("GPU-c", "GPU-a", "GPU-b")
@@ -131,6 +142,43 @@ def test_other_versions_than_were_stated(question):
     stated = Framework(name=question.framework.name, versions={**versions, package: "2.11.9"})
     with pytest.raises(ProbeError, match=f"states {package} 2.11.9"):
         check_machine(replace(question, framework=stated))
+
+
+def has_free(monkeypatch, root, size):
+    """Has this machine's kernel tell so many free bytes, of more."""
+    (root / "proc").mkdir(exist_ok=True)
+    told = f"MemTotal: {2**36} kB\nMemAvailable: {size // 1024} kB\n"
+    (root / "proc" / "meminfo").write_text(told)
+    monkeypatch.setattr("workers.devices.free_bytes", lambda: free_bytes(root))
+
+
+def test_ranks_on_the_cpu_start_only_where_what_they_need_is_free(question, monkeypatch, tmp_path):
+    settings = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
+    alone = ProbeRequest(settings=settings, fidelity=Fidelity.EMULATED)
+    both = replace(alone, fidelity=Fidelity.MEASURED)
+    found = predict(question.workload, question.cluster, question.framework, settings)
+    needed = int(found.allocated_bytes.value)
+    has_free(monkeypatch, tmp_path, needed + 1024)
+    check_free_memory(question, alone)
+    with pytest.raises(ProbeError, match=r"needs some \S+ GiB in its 2 ranks, and \S+ GiB"):
+        check_free_memory(question, both)
+    has_free(monkeypatch, tmp_path, 2 * needed + 1024)
+    check_free_memory(question, both)
+    has_free(monkeypatch, tmp_path, 0)
+    check_free_memory(on(question, "2xa100-80gb"), both)  # GPUs have memory of their own
+
+
+def test_what_a_control_group_holds_is_not_free(tmp_path, monkeypatch):
+    has_free(monkeypatch, tmp_path, 10_000 * 1024)
+    assert free_bytes(tmp_path) == 10_000 * 1024
+    group = tmp_path / "sys" / "fs" / "cgroup"
+    group.mkdir(parents=True)
+    told = {"max": "5000\n", "current": "4000\n", "stat": "anon 3000\ninactive_file 700\n"}
+    for name, text in told.items():
+        (group / f"memory.{name}").write_text(text)
+    assert free_bytes(tmp_path) == 5000 - 4000 + 700
+    (group / "memory.max").write_text("max\n")
+    assert free_bytes(tmp_path) == 10_000 * 1024
 
 
 ONE = ("GPU-1",)

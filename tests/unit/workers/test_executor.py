@@ -189,6 +189,23 @@ def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
     assert places.another(*HERE).acquire()
 
 
+def test_a_probe_for_which_no_memory_is_free_is_given_back_before_its_ranks_start(
+    store, stop, options, study, places, monkeypatch
+):
+    monkeypatch.setattr("workers.devices.free_bytes", lambda: 2**20)
+    places.measures[0].go.set()
+    with (
+        pytest.raises(ProbeError, match=r"2 ranks, and 0\.0 GiB of this machine's memory are free"),
+        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRuns()) as executor,
+    ):
+        executor.open(places.all)
+        assert places.all[0].acquire(alone=False, waits=True)
+        executor.start(places.all[0], executor.claim(study, Fidelity.MEASURED, places.all[0]))
+        executor.wait(math.inf)
+    assert places.measures[0].whys == []
+    assert states(store, study) == ["queued"] * 4
+
+
 def test_a_probe_that_must_be_alone_ends_other_ranks_and_waits_for_its_neighbours(
     executor, places, begin
 ):

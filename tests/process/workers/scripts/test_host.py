@@ -64,9 +64,9 @@ def left(folder):
     ]
 
 
-def with_child(folder, then):
+def with_child(folder, then, more=""):
     """Code that starts a process in a session of its own, and goes on."""
-    more = ", start_new_session=True"
+    more = f", start_new_session=True{more}"
     return CHILD.format(code=HANGS, tag=tag(folder), more=more) + f"\n{then}"
 
 
@@ -81,8 +81,10 @@ def test_a_script_that_prints_much_does_not_fill_the_disk(host, tmp_path):
     assert log.endswith("001999" + "x" * 10_000 + "\nthe end\n")
 
 
-def test_nothing_is_left_when_the_launcher_ends(host, tmp_path):
-    assert host(with_child(tmp_path, "")).wait(60) == 0
+@pytest.mark.parametrize("more", ["", ", env={}"])
+def test_nothing_is_left_when_the_launcher_ends(host, tmp_path, more):
+    """Not even a child that neither its session nor its environment tells of."""
+    assert host(with_child(tmp_path, "", more)).wait(60) == 0
     assert not left(tmp_path)
 
 

@@ -64,6 +64,10 @@ def test_steps_of_a_script_are_measured(asking, run):
     assert found.losses == (1.0,) * 13
 
 
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words
+WITHHELD = {"TUNER_DB", "PET_NNODES", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGHOST", "MY_PASSWORD"}
+
+
 def test_what_a_script_is_told(asking, run, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "batch: {micro_batch_size}\nglobal: {global_batch_size}\n"
@@ -75,8 +79,8 @@ def test_what_a_script_is_told(asking, run, tmp_path):
         from tuner.integrations import report_step
         path = Path(sys.argv[1])
         Path({str(seen)!r}).write_text("|".join((path.name, path.read_text(), os.environ["SIZE"],
-            os.getcwd(), os.environ["USERS_OWN"],
-            str({{"TUNER_DB", "PET_NNODES"}} & {{*os.environ}}))))
+            os.getcwd(), os.environ["USERS_OWN"], os.environ["WANTED_API_KEY"],
+            str({WITHHELD} & {{*os.environ}}))))
         while True:
             report_step()
         """
@@ -86,17 +90,25 @@ def test_what_a_script_is_told(asking, run, tmp_path):
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("USERS_OWN", "kept")
-        patch.setenv("TUNER_DB", "secret")
-        patch.setenv("PET_NNODES", "2")  # torchrun would wait for another node
+        patch.setenv("WANTED_API_KEY", "named")
+        patch.setenv("TUNER_PASS_ENV", "WANTED_API_KEY")
+        for name in WITHHELD:  # with PET_NNODES torchrun would wait for another node
+            patch.setenv(name, "2")
         assert run(question).outcome is Outcome.OK
     said = seen.read_text().split("|")
-    assert said == ["config.yaml", "batch: 2\nglobal: 4\n", "2", str(tmp_path), "kept", "set()"]
+    assert said[:4] == ["config.yaml", "batch: 2\nglobal: 4\n", "2", str(tmp_path)]
+    assert said[4:] == ["kept", "named", "set()"]
 
 
 @pytest.mark.parametrize(
     ("step", "outcome", "detail"),
     [
         ("if rank == 1: raise MemoryError('too much')", "host_oom", "rank 1 in step: MemoryError"),
+        (
+            f'if rank == 1: raise RuntimeError("{NO_MEMORY}")',
+            "host_oom",
+            f"RuntimeError: {NO_MEMORY}",
+        ),
         ("if rank == 1: raise ValueError('no')", "crashed", "rank 1 in step: ValueError: no"),
         ("if step == 2: sys.exit(0)", "crashed", "ended after 2 reported steps"),
         ("if rank == 1: os.kill(os.getpid(), 9)", "crashed", "its record is missing"),
