@@ -177,6 +177,8 @@ def main() -> None:
 
 def _short(why: str) -> str:
     """A reason without the names in it."""
+    if "has no answer" in why:
+        return "dry runs gave no answer"
     for word in ("is not in the catalogue", "is not covered", "not predicted"):
         if word in why:
             return f"{why.partition(':')[0]}: {word}"
