@@ -7,7 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, print_rows, stdout_console
+from tuner.cli.console import (
+    TEXT_WIDTH,
+    facts_grid,
+    paragraphs,
+    print_facts,
+    print_rows,
+    stdout_console,
+)
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -241,8 +248,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
     if (best := suggestion.best) is not None:
         console.print()
         console.print(Text("Memory", style="bold"))
-        grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
-        console.print(grid, width=min(console.width, TEXT_WIDTH))
+        print_facts(console, _memory_facts(best, per), indent=2)
     sentences = shown(suggestion.facts, suggestion.explanation, but=IN_BRIEF if best else ())
     paragraphs(console, [text for text, _ in sentences], "Evidence" if best else "No answer")
     rows = knob_rows(suggestion.facts)
