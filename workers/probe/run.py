@@ -27,14 +27,20 @@ from workers.probe.group import (
     one_copy_gathers,
     wait_for_watchdog,
 )
-from workers.probe.instruments import frozen_sums, recomputing, total_gradient_norm, watching
 from workers.probe.model import micro_batches
 from workers.probe.quantized import scales
 from workers.probe.record import Record, recording
 from workers.probe.spec import Spec, read_spec
-from workers.probe.stack import DATA_AXES, Stack, build_stack
-from workers.probe.step import optimizer_step
-from workers.probe.tracker import INSTRUMENT, Phase, plain_tensors
+from workers.probe.stack import DATA_AXES, Stack, build_stack, optimizer_step
+from workers.probe.tracker import (
+    INSTRUMENT,
+    Phase,
+    frozen_sums,
+    plain_tensors,
+    recomputing,
+    total_gradient_norm,
+    watching,
+)
 
 # Collectives that gradients are reduced with.
 REDUCTIONS = ("reduce_scatter", "all_reduce")
