@@ -220,8 +220,8 @@ def _train_job_render(question: Question, settings: Settings, about: About) -> s
     }
     use = comments(
         f"kubectl apply -f {TRAIN_JOB_FILE_NAME}, with Kubeflow Trainer 2.0 or newer and its"
-        " runtime torch-distributed. Put your script, its arguments and, as spec.trainer.image, an image"
-        " that holds them in the place of SCRIPT.py.",
+        " runtime torch-distributed. Put your script, its arguments and, as spec.trainer.image, an"
+        " image that holds them in the place of SCRIPT.py.",
         in_force(question),
     )
     text = yaml.safe_dump(job, sort_keys=False)

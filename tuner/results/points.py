@@ -7,7 +7,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import KNOBS, Settings, Sharding
+from tuner.core.configuration import KNOBS, Settings, Sharding, idle_knobs
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import (
     BROKEN,
@@ -267,12 +267,9 @@ def fastest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
 @lru_cache(maxsize=4096)
 def knob_texts(settings: Settings) -> Mapping[str, str]:
     texts = {name: _text(value) for name, value in settings.all_values().items()}
-    if settings.gradient_accumulation_steps == 1:
-        texts["sync_each_batch"] = texts["defer_all_reduce"] = "-"
+    texts |= dict.fromkeys(idle_knobs(settings), "-")
     if settings.sharding is not Sharding.HYBRID_SHARD or not settings.sync_each_batch:
         texts["defer_all_reduce"] = "-"
-    if settings.tp_size == 1:
-        texts["tp_recompute_allgather"] = "-"
     return texts
 
 

@@ -1,5 +1,6 @@
-"""The user's stack around the model: accelerate, with FSDP2 or DDP, as the configuration says; and one
-optimizer step on it, as a training script with accelerate writes it.
+"""The user's stack around the model: accelerate, with FSDP2 or DDP, as the configuration says.
+
+One optimizer step on it is :func:`optimizer_step`, as a training script with accelerate writes it.
 
 The probe runs what users run: ``Accelerator.accumulate`` with a ``GradientAccumulationPlugin``,
 and accelerate's own FSDP2 wrapping. Two things differ from a training script. The model is built
