@@ -70,7 +70,7 @@ def _family(name: str) -> str:
 @cache
 def _same_shape() -> dict[str, str]:
     text = files("tuner.catalog").joinpath("same_shape.toml").read_text("utf-8")
-    return {repository.lower(): name for repository, name in tomllib.loads(text).items()}
+    return {repository.lower(): one["like"] for repository, one in tomllib.loads(text).items()}
 
 
 def alike(repository: str) -> str | None:

@@ -221,7 +221,7 @@ def _tied(fact: PlainFact, best: Evaluation) -> str:
     why = {
         Reason.CHECKED: "this one was seen to train right",
         Reason.LIGHTER: f"this one needs {size_text(fact['spared_bytes'])} less",
-        Reason.SIMPLER: "this one is simpler",
+        Reason.SIMPLER: "this one keeps more of the defaults",
     }[Reason(fact["reason"])]
     ratio = fact["change"]["ratio"] if fact["change"] else None
     return f"Tied with {_other(fact['fastest'], best, ratio)}; {why}."

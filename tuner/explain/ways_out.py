@@ -6,12 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from tuner.core.adapter import Adapter, AdapterMethod
-from tuner.core.cluster import MOST_GPUS_PER_NODE, MOST_NODES, Cluster, Device
+from tuner.core.cluster import MOST_NODES, Device
 from tuner.core.configuration import Settings
 from tuner.core.study import Limits, Question
 from tuner.core.workload import Optimizer
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
+from tuner.planner.sizing import fits_surely, parts_of
 from tuner.space import enumerate_space
 
 # GPUs of a node where more of them are proposed.
@@ -87,22 +88,18 @@ def least_need(question: Question, limits: Limits, option: str = "") -> WayOut |
 
 
 def _more_devices(question: Question, limits: Limits) -> WayOut | None:
-    """The fewest devices of the same kind on which something fits, doubled each time."""
+    """The fewest devices of the same kind on which something surely fits, as ``tuner size`` finds
+    them: more of one node, then more nodes."""
     cluster = question.cluster
     if cluster.gpu.device is Device.CPU:  # whose ranks share one machine's memory
         return None
-    while (cluster := _doubled(cluster)).nodes <= MOST_NODES:
-        found = least_need(replace(question, cluster=cluster), limits, f"--cluster {cluster.name}")
-        if found is None or found.fits:
-            return found
-    return None
-
-
-def _doubled(cluster: Cluster) -> Cluster:
-    wide = 2 * cluster.gpus_per_node
-    if cluster.nodes == 1 and wide <= min(WHOLE_NODE, MOST_GPUS_PER_NODE):
-        return replace(cluster, gpus_per_node=wide)
-    return replace(cluster, nodes=2 * cluster.nodes)
+    wide = max(cluster.gpus_per_node, WHOLE_NODE) if cluster.nodes == 1 else cluster.gpus_per_node
+    most = replace(question, cluster=replace(cluster, nodes=MOST_NODES, gpus_per_node=wide))
+    larger = parts_of(most, above=cluster.world_size)
+    enough = next((part for part in larger if fits_surely(part, limits)), None)
+    if enough is None:
+        return None
+    return least_need(enough, limits, f"--cluster {enough.cluster.name}")
 
 
 def _others(question: Question, limits: Limits) -> Iterator[WayOut | None]:

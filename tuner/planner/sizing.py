@@ -306,9 +306,9 @@ def _over(numerator: float, by: Quantity) -> Quantity:
     return Quantity(value=ends[0], low=ends[1], high=ends[2], provenance=by.provenance)
 
 
-def parts_of(question: Question) -> Iterator[Question]:
-    """The question on each part of its cluster on which something is legal, the smallest first: on
-    some GPUs of one node, and on whole nodes."""
+def parts_of(question: Question, *, above: int = 0) -> Iterator[Question]:
+    """The question on each part of its cluster of more than ``above`` GPUs on which something is
+    legal, the smallest first: on some GPUs of one node, and on whole nodes."""
     cluster = question.cluster
     each, batch = cluster.gpus_per_node, question.workload.global_batch_size
     within = {*range(1, min(each, MOST_OF_A_NODE) + 1), *divisors(each)}
@@ -319,6 +319,8 @@ def parts_of(question: Question) -> Iterator[Question]:
     sizes = [(1, gpus) for gpus in sorted(within)]
     sizes += [(count, each) for count in sorted(nodes) if 1 < count <= cluster.nodes]
     for count, gpus in sizes:
+        if count * gpus <= above:
+            continue
         part = replace(question, cluster=replace(cluster, nodes=count, gpus_per_node=gpus))
         # Values of a knob that only larger parts have are not asked of this one.
         knobs = {knob: _possible(part, knob) for knob in question.knobs}
@@ -328,6 +330,11 @@ def parts_of(question: Question) -> Iterator[Question]:
         with suppress(UsageError):  # its restrictions are of knobs that do not act there
             enumerate_space(part)
             yield part
+
+
+def fits_surely(question: Question, limits: Limits) -> bool:
+    """True where something fits at the upper end of its interval too, by arithmetic alone."""
+    return _Sizer(limits, Goal(), nothing_known).fits(question)
 
 
 def _possible(question: Question, knob: str) -> tuple[Any, ...]:

@@ -1,5 +1,8 @@
 """Every published model is what its file says: built by transformers, counted, and compared."""
 
+import tomllib
+from importlib.resources import files
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -84,11 +87,20 @@ def test_a_repository_is_as_large_as_one_that_is_known_by_its_name_or_the_list()
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
         ("google/gemma-3-12b-it", "gemma-3-12b-text"),
         ("mistralai/Devstral-Small-2507", "mistral-small-24b"),
+        ("mistralai/Mistral-7B-Instruct-v0.2", "mistral-7b-v0.2"),
+        ("llava-hf/llava-1.5-7b-hf", "llava-1.5-7b-text"),
         ("me/my-llama-3.1-8b-with-more", None),
         ("me/llama-3.1-9b", None),
     ]:
         assert models.alike(spec) == name, spec
-    assert set(models._same_shape().values()) <= set(models.names())
+
+
+def test_a_repository_of_the_list_has_a_source_and_the_shape_of_a_known_model():
+    text = files("tuner.catalog").joinpath("same_shape.toml").read_text("utf-8")
+    for repository, one in tomllib.loads(text).items():
+        assert set(one) == {"like", "source"}, repository
+        assert one["like"] in models.names(), repository
+        assert one["source"].startswith("https://"), repository
 
 
 def test_an_unknown_name_gets_the_nearest_and_the_other_way():

@@ -19,6 +19,7 @@ from tuner.explain import facts
 from tuner.explain.brief import brief, scale
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
+from tuner.planner.sizing import Goal, size_cluster
 
 GIB = 2**30
 PREDICTED = Provenance.PREDICTED
@@ -167,3 +168,12 @@ def test_the_fewest_gpus_are_as_many_as_are_needed():
     assert found[0].option == "--cluster 4xrtx-4090"
     shorter = next(one for one in found if one.option.startswith("--sequence-length"))
     assert not shorter.fits  # what it needs is not of the sequence
+
+
+def test_the_fewest_gpus_are_those_that_sizing_finds():
+    asked, limits = question("llama-3.1-8b", "1xa100-40gb"), Limits(fidelity=Fidelity.PREDICTED)
+    asked = replace(asked, workload=replace(asked.workload, global_batch_size=24))
+    whole = replace(asked, cluster=replace(asked.cluster, gpus_per_node=8))
+    sized = size_cluster(whole, limits, Goal())
+    assert sized.fewest.gpus == 3  # doubling would pass over it
+    assert ways_out(asked, limits)[0].option == f"--cluster {sized.fewest.question.cluster.name}"

@@ -13,6 +13,7 @@ from typing import Any
 from tests.records import dry_trace, rank_record
 from tuner.core.measurement import RAN
 from tuner.dryrun import DryRunStoppedError
+from tuner.dryrun.profile import LIMIT_S
 from tuner.errors import ProbeError
 from workers.launchers.base import Ended, Job, RankEnd, Why
 from workers.measuring.records import record_path
@@ -237,6 +238,6 @@ DRY_ERRORS = {
         "rule": "time_limit",
         "operator": "aten.odd",
         "phase": "backward",
-        "limit_s": 45.0,
+        "limit_s": LIMIT_S,
     },
 }

@@ -161,7 +161,13 @@ def model_tensors(
         packed = (into, Tensor(experts, hidden * width, last=width))
         router = (Tensor(experts, hidden),)
         shared = model.fields.get("shared_expert_intermediate_size")
-        always = (*_mlp(model, shared), Tensor(1, hidden)) if shared else ()
+        # as the other experts, the one that every token goes through is whole on each rank
+        always: tuple[Tensor, ...] = ()
+        if shared:
+            always = (
+                *(t._replace(split=Split.NONE) for t in _mlp(model, shared)),
+                Tensor(1, hidden),
+            )
         routed = (*packed, *router) if model.model_type == "qwen3_moe" else (*router, *packed)
         sparse = layer(*routed, *always)
         if model.model_type == "granitemoe":
