@@ -1,5 +1,6 @@
 """``tuner suggest --from FILE``: what a file does today, what the best does, and the change."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +21,12 @@ from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
+
+# What starts a file, by its format; others are read by a script of the user's own.
+LAUNCHERS = {
+    "axolotl": "axolotl train",
+    "llama-factory": "llamafactory-cli train",
+}
 
 
 def run(asked: SuggestAsked, path: str) -> int:
@@ -56,7 +63,11 @@ def run(asked: SuggestAsked, path: str) -> int:
         if refused is not None and (asked.in_place or asked.diff):
             return report(refused, as_json=False)
         return code
-    code = show_asked(asked, answered)
+    launch = LAUNCHERS.get(question.opened.found.format_name, "")
+    then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
+    if wanted and not asked.in_place:
+        then = f"the same command with --in-place, which writes it into {path}"
+    code = show_asked(asked, answered, then=then)
     if refused is not None and (asked.in_place or asked.diff):
         code = report(refused, as_json=False)
     console = stdout_console()

@@ -79,9 +79,13 @@ def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
 
 
 def show_asked(
-    asked: SuggestAsked, answered: Answered, more: Mapping[str, Any] | None = None
+    asked: SuggestAsked,
+    answered: Answered,
+    more: Mapping[str, Any] | None = None,
+    then: str = "",
 ) -> int:
-    """Show an answer as the options say, with ``more`` fields in JSON; the exit code."""
+    """Show an answer as the options say, with ``more`` fields in JSON; the exit code. ``then`` is
+    what to do next, in the place of an export and its launch."""
     return show_answered(
         answered,
         as_json=asked.json,
@@ -90,6 +94,7 @@ def show_asked(
         tokens=None if asked.tokens is None else read_tokens("tokens", asked.tokens),
         page=page_of(answered.study.id, asked.server, asked.db),
         more=more,
+        then=then,
     )
 
 
@@ -102,6 +107,7 @@ def show_answered(
     tokens: float | None = None,
     page: str = "",
     more: Mapping[str, Any] | None = None,
+    then: str = "",
 ) -> int:
     """Show an answer, and write its files; the exit code."""
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
@@ -133,7 +139,8 @@ def show_answered(
         show_ways_out(console, why, found)
     if not in_short:
         console.print()
-    show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
+    written = tuple(answered.files)
+    show_answer(console, study, suggestion, tokens, written=written, page=page, then=then)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
@@ -291,6 +298,7 @@ def show_answer(
     *,
     written: Sequence[str] = (),
     page: str = "",
+    then: str = "",
 ) -> None:
     """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
     width = min(console.width, TEXT_WIDTH) - INDENT
@@ -308,7 +316,9 @@ def show_answer(
         ]
 
     end = [
-        line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
+        line
+        for title, text in _ends(suggestion, written, page, then)
+        for line in block(title, [text])
     ]
     if suggestion.best is None:
         for line in end:
@@ -329,10 +339,14 @@ def show_answer(
         console.print(line, soft_wrap=True)
 
 
-def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator[tuple[str, str]]:
+def _ends(
+    suggestion: Suggestion, written: Sequence[str], page: str, then: str
+) -> Iterator[tuple[str, str]]:
     """What was written, how to launch it, where the rest is, and what it all cost."""
     yield from (("Written", path) for path in written)
-    if suggestion.launch["argv"]:
+    if then:
+        yield "Next", then
+    elif suggestion.launch["argv"]:
         formats = {known.file_name: name for name, known in FORMATS.items()}
         for path in suggestion.launch["files"]:
             if path not in written:
