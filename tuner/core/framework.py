@@ -127,6 +127,12 @@ class Framework(Plain):
         required = version_table().frameworks[self.name].fsdp2
         return 2 if any(meets_all(self.versions, one) for one in required) else 1
 
+    @property
+    def puts_off(self) -> bool:
+        """True of frameworks that put reductions off until the last micro-batch by themselves
+        (``no_sync``), as accelerate and the Trainer on it do."""
+        return self.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+
     def family(self, *, replicated: bool) -> Condition:
         """The rules' name for a sharding: ``ddp`` if parameters are replicated, else the FSDP."""
         if replicated:

@@ -94,7 +94,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield facts.AllocatorConfigured(conf=conf)
 
 
-def rule_of_thumb(outlook: Outlook) -> Settings | None:
+def rule_of_thumb(question: Question, outlook: Outlook) -> Settings | None:
     """Picks what one would launch without tuning, of what is known or expected to fit.
 
     The least model parallelism, then the fewest knobs off their default, then the largest
@@ -102,13 +102,13 @@ def rule_of_thumb(outlook: Outlook) -> Settings | None:
     """
     return min(
         outlook.expected,
-        key=lambda s: (s.model_parallel_size, complexity(s), -s.micro_batch_size, str(s)),
+        key=lambda s: (s.model_parallel_size, complexity(question, s), -s.micro_batch_size, str(s)),
         default=None,
     )
 
 
 def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
-    spent, rule = cost(known.study), rule_of_thumb(outlook)
+    spent, rule = cost(known.study), rule_of_thumb(known.study.question, outlook)
     if rule is None or not spent.wall_s:
         return
     timed, change, grounds = compared(known), None, None

@@ -54,7 +54,7 @@ def answer(study: Study) -> Answered:
         found = forecast(study)
         return _predicted(study, found, None)
     known = learned(study, study.limits.fidelity)
-    choice = choose(known.fitting, study.limits.tolerance)
+    choice = choose(study.question, known.fitting, study.limits.tolerance)
     if choice is None:
         # That it has ended says nothing of its dry runs.
         return _predicted(study, _expected(forecast(replace(study, reason="")), known), known)
@@ -85,14 +85,15 @@ def predicted_choice(known: Forecast) -> Choice | None:
     show that these do not fit.
     """
     leader, tolerance = leading(known), known.study.limits.tolerance
+    question = known.study.question
     if leader is None:
         return None
     if known.is_settled(leader.settings):
-        return choose_predicted(known.promising, tolerance, known.checked)
+        return choose_predicted(question, known.promising, tolerance, known.checked)
     dry_run = [e for e in known.fitting if e.is_dry_run]
     expected = [e for e in known.timed if e.fits]
     pools = (dry_run, known.fitting, expected)
-    choices = (choose_predicted(pool, tolerance, known.checked) for pool in pools)
+    choices = (choose_predicted(question, pool, tolerance, known.checked) for pool in pools)
     return next(filter(None, choices), None)
 
 

@@ -1,6 +1,7 @@
 """Chooses the layout to dry-run next, and decides when the answer needs no further one."""
 
 from dataclasses import replace
+from functools import partial
 
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
@@ -56,7 +57,10 @@ def _next_traced(known: Forecast) -> ProbeRequest | Stop:
         if settings.settings_class not in known.refused and not known.is_settled(settings)
     ]
     if left and not (why := spent(known.study)):
-        return ProbeRequest(settings=min(left, key=complexity), fidelity=Fidelity.PREDICTED)
+        return ProbeRequest(
+            settings=min(left, key=partial(complexity, known.study.question)),
+            fidelity=Fidelity.PREDICTED,
+        )
     if known.estimates:
         return _stop(known, why if left else "every layout was dry-run")
     ended = (p.measurement.detail for p in known.refused.values() if p.measurement)
@@ -73,7 +77,10 @@ def leading(known: Forecast) -> Evaluation | None:
     """
     if known.refused and not known.profiles and _all_tried(known):
         return None
-    choice = choose_predicted(known.promising, known.study.limits.tolerance, known.checked)
+    study = known.study
+    choice = choose_predicted(
+        study.question, known.promising, study.limits.tolerance, known.checked
+    )
     if choice:
         return choice.best
     return known.untimed[0] if known.untimed else known.smallest
@@ -117,7 +124,7 @@ def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
         for e in known.fitting
         if not known.is_settled(e.settings) and not too_many_dry_runs(known, e)
     ]
-    choice = choose_predicted(untried, study.limits.tolerance)
+    choice = choose_predicted(study.question, untried, study.limits.tolerance)
     return choice.best if choice else None
 
 

@@ -303,12 +303,13 @@ class Forecast:
         """
         if self.timed:
             return ()
+        question = self.study.question
         largest: dict[Settings, Evaluation] = {}
         for found in filter(self._is_promising, self.estimates.values()):
             key, size = found.settings.settings_class, found.settings.micro_batch_size
             if key not in largest or size > largest[key].settings.micro_batch_size:
                 largest[key] = found
-        return tuple(sorted(largest.values(), key=lambda e: complexity(e.settings)))
+        return tuple(sorted(largest.values(), key=lambda e: complexity(question, e.settings)))
 
     def _is_promising(self, found: Evaluation) -> bool:
         return found.fits_surely or (bool(found.fits) and not self.is_settled(found.settings))

@@ -132,7 +132,9 @@ def prior_among(asked: Asked, candidates: Sequence[Settings]) -> Prior:
         log_need=np.array([mean for mean, _ in needs]),
         need_error=np.array([error for _, error in needs]),
         runs=np.full(len(candidates), RUNS),
-        simplicity=np.array([-complexity(settings) for settings in candidates], dtype=float),
+        simplicity=np.array(
+            [-complexity(question, settings) for settings in candidates], dtype=float
+        ),
         log_limit=0.0,
         workload=workload_features(question.workload, question.cluster),
     )

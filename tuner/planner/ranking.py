@@ -13,7 +13,7 @@ from tuner.core.answer import Reason
 from tuner.core.configuration import BATCH, KNOBS, Settings
 from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
 from tuner.core.measurement import PROBED, Outcome
-from tuner.core.study import ProbeRequest, Study
+from tuner.core.study import ProbeRequest, Question, Study
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import is_checked, known_verdicts, replicas_of
 from tuner.guard.replica import STACK, NoReplicaError, stack_of
@@ -48,16 +48,17 @@ class Choice:
         return Reason.LIGHTER if is_lighter else Reason.SIMPLER
 
 
-def choose(fitting: Sequence[Evaluation], tolerance: float) -> Choice | None:
+def choose(question: Question, fitting: Sequence[Evaluation], tolerance: float) -> Choice | None:
     """The fastest, or one that cannot be told apart from it and is lighter or as light and simpler.
 
     Two findings cannot be told apart when each one's step time lies in the other's interval,
     or when they differ by ``tolerance`` (relative) or less.
     """
-    return _choose(fitting, partial(indistinguishable, tolerance=tolerance))
+    return _choose(question, fitting, partial(indistinguishable, tolerance=tolerance))
 
 
 def choose_predicted(
+    question: Question,
     fitting: Sequence[Evaluation],
     tolerance: float,
     checked: Callable[[Settings], bool] = lambda _: False,
@@ -67,10 +68,11 @@ def choose_predicted(
     Their intervals say nothing here. They are wide for what all configurations have in common, such
     as the rate that a kernel reaches, and that moves all of them together.
     """
-    return _choose(fitting, partial(near, tolerance=tolerance), checked)
+    return _choose(question, fitting, partial(near, tolerance=tolerance), checked)
 
 
 def _choose(
+    question: Question,
     fitting: Sequence[Evaluation],
     same: Callable[[Evaluation, Evaluation], bool],
     checked: Callable[[Settings], bool] = lambda _: False,
@@ -80,7 +82,7 @@ def _choose(
     fastest = fitting[0]
     tied = tuple(f for f in fitting if same(fastest, f))
     if known := [f for f in tied if checked(f.settings)]:
-        found = _choose(known, same)
+        found = _choose(question, known, same)
         assert found is not None
         preferred = not checked(fastest.settings)
         return Choice(best=found.best, fastest=fastest, tied=tied, is_checked=preferred)
@@ -96,7 +98,7 @@ def _choose(
         pool = [f for f in lighter if f.most_bytes == least]
     else:
         pool = [f for f in sound if f.most_bytes <= fastest.most_bytes]
-    best = min(pool, key=lambda f: (complexity(f.settings), f.seconds, str(f.settings)))
+    best = min(pool, key=lambda f: (complexity(question, f.settings), f.seconds, str(f.settings)))
     return Choice(best=best, fastest=fastest, tied=tied)
 
 
@@ -109,9 +111,17 @@ def near(one: Evaluation, other: Evaluation, tolerance: float) -> bool:
     return abs(one.seconds - other.seconds) <= tolerance * min(one.seconds, other.seconds)
 
 
-def complexity(settings: Settings) -> int:
-    """Knobs that are not at their simplest value, batch sizes apart."""
-    return sum(map(ne, _CHOICES(settings), _SIMPLEST))
+def complexity(question: Question, settings: Settings) -> int:
+    """Knobs that are not at the framework's own value, batch sizes apart.
+
+    What cannot be told apart from it in speed and memory is not worth an option in a file.
+    """
+    off: int = sum(map(ne, _CHOICES(settings), _SIMPLEST))
+    # Where it makes a difference, accelerate and the Trainer put reductions off by themselves.
+    ranks = settings.data_parallel_size(question.cluster.world_size)
+    if question.framework.puts_off and ranks > 1 and settings.gradient_accumulation_steps > 1:
+        off += 1 if settings.sync_each_batch else -1
+    return off
 
 
 def pareto(fitting: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
@@ -138,7 +148,7 @@ def finals(known: Knowledge, *, remaining_wall_s: float | None = None) -> list[P
     """
     # The answer so far, and its closest rival when the two cannot be told apart.
     fitting, limits = known.fitting, known.study.limits
-    if (choice := choose(fitting, limits.tolerance)) is None:
+    if (choice := choose(known.study.question, fitting, limits.tolerance)) is None:
         return []
     rivals = [f for f in (choice.fastest, *fitting) if f is not choice.best][:1]
     if limits.max_probes < REPEAT_FROM or not (
@@ -227,7 +237,7 @@ def to_guard(known: Knowledge) -> list[Settings]:
     finalists = []
     if first is not None and (not fitting or first.seconds < fitting[0].seconds):
         finalists.append(first)
-    if (choice := choose(fitting, tolerance)) is not None:
+    if (choice := choose(study.question, fitting, tolerance)) is not None:
         finalists += [choice.best, choice.fastest]
         rivals = [f for f in fitting if f is not choice.best][:1]
         finalists += [f for f in rivals if indistinguishable(choice.best, f, tolerance)]

@@ -93,10 +93,8 @@ def fixed_by_script(
     if len(asked) == 1:
         why = f"{why}, so it is as stated"
         return Fixed(knob=knob, value=asked[0], why=why, by_versions=True)
-    # the plain value, and what accelerate does by itself
-    name = question.framework.name
-    deferred = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
-    usual = False if knob == "sync_each_batch" and deferred else getattr(Settings(), knob)
+    deferred = knob == "sync_each_batch" and question.framework.puts_off
+    usual = False if deferred else getattr(Settings(), knob)
     why = f"{why}, so it is taken to be that"
     return Fixed(knob=knob, value=usual, why=why, by_versions=True)
 

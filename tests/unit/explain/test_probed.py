@@ -209,12 +209,13 @@ def test_the_rule_keeps_to_defaults_and_to_what_fits(lab):
     study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
     known = learn(study)
     outlook = Outlook(known)
-    found = rule_of_thumb(outlook)
+    found = rule_of_thumb(study.question, outlook)
     fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]
     assert found.tp_size == 1
     assert found.micro_batch_size < 4
     assert found.micro_batch_size < max(s.micro_batch_size for s in fitting)
-    assert complexity(found) == min(map(complexity, fitting))
+    fewest = min(complexity(study.question, one) for one in fitting)
+    assert complexity(study.question, found) == fewest
 
 
 def test_what_failed_is_named_by_its_kind(lab):

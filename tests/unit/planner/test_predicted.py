@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tuner.catalog.gpus import matmul_share
+from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings
@@ -310,18 +311,42 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(pre
     assert is_answered(settled)
 
 
-def test_ties_go_to_less_memory_then_to_simplicity():
-    def settings(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
-        return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
+def finding(seconds: float, needed: int, **knobs: Any) -> SimpleNamespace:
+    return SimpleNamespace(settings=Settings(**knobs), seconds=seconds, most_bytes=needed)
 
-    fast = settings(1.0, 100, tp_size=2)
-    light = settings(1.005, 50)
-    simple = settings(1.001, 100)
-    slow = settings(1.5, 10)
-    choice = choose_predicted([fast, light, slow], 0.01)
+
+def test_ties_go_to_less_memory_then_to_simplicity():
+    asked = ask()
+    fast = finding(1.0, 100, tp_size=2)
+    light = finding(1.005, 50)
+    simple = finding(1.001, 100)
+    slow = finding(1.5, 10)
+    choice = choose_predicted(asked, [fast, light, slow], 0.01)
     assert (choice.best, choice.fastest) == (light, fast)
-    assert choose_predicted([fast, simple, slow], 0.01).best is simple
-    assert choose_predicted([], 0.01) is None
+    assert choose_predicted(asked, [fast, simple, slow], 0.01).best is simple
+    assert choose_predicted(asked, [], 0.01) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "cluster", "each"),
+    [
+        ("torch", "8xh100-80gb", True),  # FSDP2 and DDP reduce unless they are told not to
+        ("accelerate", "8xh100-80gb", False),
+        ("trainer", "8xh100-80gb", False),
+        ("accelerate", "1xh100-80gb", True),  # nobody to reduce with: it is what it is
+    ],
+)
+def test_ties_in_all_go_to_what_the_framework_does_by_itself(name, cluster, each):
+    table = version_table()
+    stated = {one: table.packages[one].newest for one in table.frameworks[name].required}
+    asked = replace(ask(cluster=cluster), framework=framework(name, stated, {}))
+    two = [
+        finding(1.0, 100, gradient_accumulation_steps=4, sync_each_batch=sync)
+        for sync in (True, False)
+    ]
+    for pool in (two, two[::-1]):
+        best = choose_predicted(asked, pool, 0.01).best
+        assert best.settings.sync_each_batch is each
 
 
 def test_probes_of_one_fidelity_keep_their_place_in_the_askings(lab, predicted):

@@ -22,7 +22,7 @@ def findings(lab, *rows):
 
 
 def best(lab, *rows):
-    choice = choose(findings(lab, *rows), TOLERANCE)
+    choice = choose(lab.study().question, findings(lab, *rows), TOLERANCE)
     texts = {parse_settings(text): text for text, _, _ in rows}
     return texts[choice.best.settings]
 
@@ -38,8 +38,9 @@ def test_within_the_luck_of_one_run_the_lighter_wins(lab):
 
 def test_within_the_tolerance_the_lighter_wins(lab):
     found = findings(lab, (A, 1.0, 900), (B, 1.045, 500))
-    assert choose(found, 0.044).best is found[0]
-    assert choose(found, 0.046).best is found[1]
+    question = lab.study().question
+    assert choose(question, found, 0.044).best is found[0]
+    assert choose(question, found, 0.046).best is found[1]
 
 
 def test_repetitions_tell_apart_what_one_run_does_not(lab):
@@ -53,7 +54,9 @@ def test_repetitions_tell_apart_what_one_run_does_not(lab):
         ]
         for runs in (1, 2)
     )
-    answers = [choose(learn(lab.study(probes=p)).fitting, TOLERANCE).best for p in (once, twice)]
+    question = lab.study().question
+    fitting = [learn(lab.study(probes=p)).fitting for p in (once, twice)]
+    answers = [choose(question, found, TOLERANCE).best for found in fitting]
     assert [found.settings for found in answers] == [parse_settings(B), parse_settings(A)]
 
 
