@@ -15,9 +15,9 @@ from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of
 from tuner.client.cases.answers import unknown
 from tuner.client.cases.reading import CaseGiven
 from tuner.client.check import CheckRequest, check, read_check
-from tuner.client.names import listed_gpus, listed_models
 from tuner.client.request import SizeRequest, check_plain, read
 from tuner.client.size import known_of, sizes_of
+from tuner.client.values import listed_gpus, listed_models
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS

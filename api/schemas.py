@@ -3,12 +3,12 @@
 They are the product's own objects (``as_dict``); tests hold them against what is said here.
 """
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from api import EXAMPLES
-from tuner.core.configuration import Checkpointing, Sharding
+from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeState, StudyState
@@ -31,20 +31,16 @@ class Quantity(Answered):
     provenance: Provenance
 
 
-class SettingsAnswered(Answered):
-    """One candidate."""
-
-    sharding: Sharding
-    tp_size: int
-    tp_recompute_allgather: bool
-    pp_size: int
-    micro_batch_size: int
-    gradient_accumulation_steps: int
-    sync_each_batch: bool
-    defer_all_reduce: bool = Field(default=False, description="Left out where it is false.")
-    activation_checkpointing: Checkpointing
-    cpu_offload: bool
-    fused_loss: bool = Field(default=False, description="Left out where it is false.")
+if TYPE_CHECKING:
+    SettingsAnswered = Answered
+else:
+    LEFT_OUT = Field(default=False, description="Left out where it is false.")
+    SettingsAnswered = create_model(
+        "SettingsAnswered",
+        __base__=Answered,
+        __doc__="One candidate.",
+        **{name: (one.kind, LEFT_OUT if one.added_later else ...) for name, one in KNOBS.items()},
+    )
 
 
 class Memory(Answered):

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -71,8 +72,10 @@ def best_of(question: Question) -> Settings | None:
 
 
 def dry_run(question: FileQuestion) -> Settings | None:
-    """The same by dry runs."""
-    answered = answer_at(question.request, PythonCaller(silent), (), db=None)
+    """The same by dry runs, of which no study before this one tells anything."""
+    with TemporaryDirectory() as folder:
+        db = f"sqlite:///{folder}/studies.db"
+        answered = answer_at(question.request, PythonCaller(silent), (), db=db)
     best = answered.suggestion.best
     if best is None and answered.why_none is not None and answered.why_none.exit_code != 3:
         raise answered.why_none
@@ -174,6 +177,8 @@ def main() -> None:
 
 def _short(why: str) -> str:
     """A reason without the names in it."""
+    if "has no answer" in why:
+        return "dry runs gave no answer"
     for word in ("is not in the catalogue", "is not covered", "not predicted"):
         if word in why:
             return f"{why.partition(':')[0]}: {word}"

@@ -129,7 +129,7 @@ class RefusedError(UsageError):
 
 
 def did_you_mean(given: object, names: Iterable[str]) -> str:
-    """`` (did you mean tp_size?)`` of the name that is most like a mistyped one; or nothing."""
+    """`` (did you mean sharding?)`` of the name that is most like a mistyped one; or nothing."""
     text, known = str(given)[:80].lower(), [*names]
     near = [one for one in known if text and one.startswith(text)]
     near = near or get_close_matches(text, known, n=1)

@@ -2,7 +2,8 @@
 
 A file holds ``source`` (the page that publishes the figures), ``parameters`` (the exact count,
 tied weights once) and ``config`` (fields of the published ``config.json`` that shape the model);
-where the page was not at hand, ``read`` says what quotes it, and what the count was held against.
+where the page was not at hand, ``read`` says what quotes it, and what the count was held against,
+or that it is of the model that transformers builds of these fields.
 A name that ends in ``-text`` is the language model alone of one that sees images too.
 """
 

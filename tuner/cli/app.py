@@ -14,11 +14,17 @@ It runs a few real training steps with candidate settings, and answers from what
 """
 # Characters of a command's line in a list of them: as many as a terminal of 80 columns has.
 LONGEST_SHORT = 63
-# Of every command; a signal's are 128 and its number, 130 for Ctrl-C.
-EXIT_CODES = (
-    "Exit codes: 0 answered, 1 failed, 2 wrong usage, 3 nothing fits in memory, 4 what fits trains"
-    " something else."
-)
+# Commands that end with 3, and with 4; what lists commands may.
+MAY_NOT_FIT = frozenset({"", "suggest", "predict", "check", "size", "probe", "export"})
+MAY_TRAIN_WRONGLY = MAY_NOT_FIT - {"size", "probe"}
+
+
+def exit_codes(name: str) -> str:
+    """Those of a command; a signal's are 128 and its number, 130 for Ctrl-C."""
+    codes = ["0 answered", "1 failed", "2 wrong usage"]
+    codes += ["3 nothing fits in memory"] * (name in MAY_NOT_FIT)
+    codes += ["4 what fits trains something else"] * (name in MAY_TRAIN_WRONGLY)
+    return f"Exit codes: {', '.join(codes)}."
 
 
 # Options whose value may be left out, with what is meant then.
@@ -85,7 +91,7 @@ def app() -> typer.Typer:
         pass
 
     for name, (text, commands) in GROUPS.items():
-        whole.add_typer(_group(text, commands), name=name)
+        whole.add_typer(_group(text, commands, f"{name} "), name=name)
     return whole
 
 
@@ -98,11 +104,15 @@ def _show_version(asked: bool) -> None:
 
 
 def _group(
-    text: str, commands: dict[str, Callable[..., int]], *, add_completion: bool = False
+    text: str,
+    commands: dict[str, Callable[..., int]],
+    of: str = "",
+    *,
+    add_completion: bool = False,
 ) -> typer.Typer:
     group = typer.Typer(
         help=text,
-        epilog=EXIT_CODES,
+        epilog=exit_codes(of),
         add_completion=add_completion,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
@@ -116,5 +126,7 @@ def _group(
             end = max(begin.rfind(": "), begin.rfind("; "))
             end = end if end > 0 else begin.rfind(", ")
             short = f"{begin[:end]}." if end > 0 else short
-        group.command(name, cls=GroupedHelp, epilog=EXIT_CODES, short_help=short)(command)
+        group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)(
+            command
+        )
     return group

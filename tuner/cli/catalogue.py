@@ -2,7 +2,7 @@
 
 from tuner.cli.console import print_rows
 from tuner.cli.errors import print_json
-from tuner.client.names import listed_gpus, listed_models
+from tuner.client.values import listed_gpus, listed_models
 from tuner.text import size_text
 
 # Of a GPU, of what is listed.

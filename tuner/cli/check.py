@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from tuner.cli.case_options import CheckAsked
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
+from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.predict import why_not
 from tuner.cli.tables import seconds_text
@@ -53,8 +53,7 @@ def run(asked: CheckAsked) -> int:
     elif checked.fits is not None:
         console = stdout_console()
         console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
-        width = min(console.width, TEXT_WIDTH)
-        console.print(facts_grid(_facts(asked.file, checked)), width=width)
+        print_facts(console, _facts(asked.file, checked))
         paragraphs(console, checked.notes, "Notes", further=2)
     why = why_not("this", checked.fits, checked.trains_wrongly, checked.reason)
     return 0 if why is None else report(why, as_json=False)
@@ -66,8 +65,8 @@ def _facts(path: str, checked: Checked) -> Iterator[tuple[str, str]]:
     yield "settings", describe(checked.case.settings).replace(",", ", ")
     yield "fits", "yes" if checked.fits else f"no: {checked.reason}"
     limit = f", of {prediction.limit_gib:.2f} GiB" if prediction.limit_gib is not None else ""
-    memory = checked.allocated_gib
-    yield "memory", f"{sizes_text(memory)} allocated per {per}{limit}, {memory.provenance}"
+    memory = checked.needed_gib
+    yield "memory", f"{sizes_text(memory)} needed per {per}{limit}, {memory.provenance}"
     speed, step = checked.tokens_per_s_per_gpu, checked.step_time_s
     if step.value is None:
         yield "speed", "unknown"

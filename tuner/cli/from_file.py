@@ -1,5 +1,6 @@
 """``tuner suggest --from FILE``: what a file does today, what the best does, and the change."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import typer
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, stdout_console, watch_of
+from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import report
 from tuner.cli.options import SuggestAsked
 from tuner.cli.render import answer_asked, show_asked
@@ -20,6 +21,12 @@ from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
+
+# What starts a file, by its format; others are read by a script of the user's own.
+LAUNCHERS = {
+    "axolotl": "axolotl train",
+    "llama-factory": "llamafactory-cli train",
+}
 
 
 def run(asked: SuggestAsked, path: str) -> int:
@@ -56,14 +63,17 @@ def run(asked: SuggestAsked, path: str) -> int:
         if refused is not None and (asked.in_place or asked.diff):
             return report(refused, as_json=False)
         return code
-    code = show_asked(asked, answered)
+    launch = LAUNCHERS.get(question.opened.found.format_name, "")
+    then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
+    if wanted and not asked.in_place:
+        then = f"the same command with --in-place, which writes it into {path}"
+    code = show_asked(asked, answered, then=then)
     if refused is not None and (asked.in_place or asked.diff):
         code = report(refused, as_json=False)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
-    width = min(console.width, TEXT_WIDTH)
-    console.print(facts_grid(_facts(question, answered, now, best, wanted, refused)), width=width)
+    print_facts(console, _facts(question, answered, now, best, wanted, refused))
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
     if asked.diff and patch:
@@ -111,7 +121,7 @@ def _facts(
 def _figures(one: Checked | Candidate, per: str) -> str:
     speed = one.tokens_per_s_per_gpu
     rate = "speed unknown" if speed.value is None else f"{rate_text(speed, per)}"
-    return f"{rate}, {sizes_text(one.allocated_gib)} allocated, {one.provenance}"
+    return f"{rate}, {sizes_text(one.needed_gib)} needed, {one.provenance}"
 
 
 def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
@@ -122,7 +132,7 @@ def _difference(now: Checked | UsageError, best: Candidate | None) -> str:
     was, is_now = now.tokens_per_s_per_gpu.value, best.tokens_per_s_per_gpu.value
     if was and is_now:
         parts.append(f"{100 * (is_now / was - 1):+.1f}% tokens/s")
-    held, holds = now.allocated_gib.value, best.allocated_gib.value
+    held, holds = now.needed_gib.value, best.needed_gib.value
     if held is not None and holds is not None:
         parts.append(f"{holds - held:+.1f} GiB")
     return ", ".join(parts)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, Column, facts_grid, paragraphs, table_of
+from tuner.cli.console import Column, paragraphs, print_facts, table_of
 from tuner.cli.tables import seconds_text, spare_text
 from tuner.client.cases import Case, Finding, notes_of, prediction_of
 from tuner.core.configuration import Settings
@@ -38,8 +38,7 @@ def show_prediction(
     """
     found = prediction_of(case, finding)
     console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
-    width = min(console.width, TEXT_WIDTH)
-    console.print(facts_grid(_facts(case, found)), width=width)
+    print_facts(console, _facts(case, found))
     console.print()
     # memory by category at the peak, and beside it the peak of each phase
     unit, divisor = size_unit(max(found.by_phase.values()))

@@ -7,7 +7,14 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from tuner.cli.console import TEXT_WIDTH, facts_grid, paragraphs, print_rows, stdout_console
+from tuner.cli.console import (
+    TEXT_WIDTH,
+    facts_grid,
+    paragraphs,
+    print_facts,
+    print_rows,
+    stdout_console,
+)
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import SuggestAsked
@@ -72,9 +79,13 @@ def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
 
 
 def show_asked(
-    asked: SuggestAsked, answered: Answered, more: Mapping[str, Any] | None = None
+    asked: SuggestAsked,
+    answered: Answered,
+    more: Mapping[str, Any] | None = None,
+    then: str = "",
 ) -> int:
-    """Show an answer as the options say, with ``more`` fields in JSON; the exit code."""
+    """Show an answer as the options say, with ``more`` fields in JSON; the exit code. ``then`` is
+    what to do next, in the place of an export and its launch."""
     return show_answered(
         answered,
         as_json=asked.json,
@@ -83,6 +94,7 @@ def show_asked(
         tokens=None if asked.tokens is None else read_tokens("tokens", asked.tokens),
         page=page_of(answered.study.id, asked.server, asked.db),
         more=more,
+        then=then,
     )
 
 
@@ -95,6 +107,7 @@ def show_answered(
     tokens: float | None = None,
     page: str = "",
     more: Mapping[str, Any] | None = None,
+    then: str = "",
 ) -> int:
     """Show an answer, and write its files; the exit code."""
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
@@ -126,7 +139,8 @@ def show_answered(
         show_ways_out(console, why, found)
     if not in_short:
         console.print()
-    show_answer(console, study, suggestion, tokens, written=tuple(answered.files), page=page)
+    written = tuple(answered.files)
+    show_answer(console, study, suggestion, tokens, written=written, page=page, then=then)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
     return report(why, as_json=False)
@@ -241,8 +255,7 @@ def show_all(console: Console, suggestion: Suggestion, per: str) -> None:
     if (best := suggestion.best) is not None:
         console.print()
         console.print(Text("Memory", style="bold"))
-        grid = facts_grid((f"  {name}", value) for name, value in _memory_facts(best, per))
-        console.print(grid, width=min(console.width, TEXT_WIDTH))
+        print_facts(console, _memory_facts(best, per), indent=2)
     sentences = shown(suggestion.facts, suggestion.explanation, but=IN_BRIEF if best else ())
     paragraphs(console, [text for text, _ in sentences], "Evidence" if best else "No answer")
     rows = knob_rows(suggestion.facts)
@@ -285,6 +298,7 @@ def show_answer(
     *,
     written: Sequence[str] = (),
     page: str = "",
+    then: str = "",
 ) -> None:
     """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
     width = min(console.width, TEXT_WIDTH) - INDENT
@@ -302,7 +316,9 @@ def show_answer(
         ]
 
     end = [
-        line for title, text in _ends(suggestion, written, page) for line in block(title, [text])
+        line
+        for title, text in _ends(suggestion, written, page, then)
+        for line in block(title, [text])
     ]
     if suggestion.best is None:
         for line in end:
@@ -323,10 +339,14 @@ def show_answer(
         console.print(line, soft_wrap=True)
 
 
-def _ends(suggestion: Suggestion, written: Sequence[str], page: str) -> Iterator[tuple[str, str]]:
+def _ends(
+    suggestion: Suggestion, written: Sequence[str], page: str, then: str
+) -> Iterator[tuple[str, str]]:
     """What was written, how to launch it, where the rest is, and what it all cost."""
     yield from (("Written", path) for path in written)
-    if suggestion.launch["argv"]:
+    if then:
+        yield "Next", then
+    elif suggestion.launch["argv"]:
         formats = {known.file_name: name for name, known in FORMATS.items()}
         for path in suggestion.launch["files"]:
             if path not in written:

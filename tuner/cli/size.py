@@ -6,7 +6,7 @@ import typer
 from rich.console import Console
 
 from tuner.cli.case_options import SizeAsked
-from tuner.cli.console import facts_grid, paragraphs, print_rows, stdout_console, watch_of
+from tuner.cli.console import Column, paragraphs, print_facts, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.values import Texts, read_knobs
 from tuner.client.size import Sizes, read_size, sizes_here
@@ -62,11 +62,18 @@ def show(console: Console, found: Sizes) -> None:
     columns += ["cost of 1B tokens"] * costs
     if tokens := found.goal.tokens:
         columns.append(f"{tokens_text(tokens)} take")
-    print_rows(columns, [tuple(_cells(row, found, costs=costs)) for row in found.rows], "tokens/s")
-    for row in found.rows:
+    rows = [list(_cells(row, found, costs=costs)) for row in found.rows]
+    whole = [Column(title, cells) for title, *cells in zip(columns, *rows, strict=True)]
+    # What has no room in the table is said of each cluster.
+    told = len(columns)
+    while sum(column.width + 1 for column in whole[:told]) > console.width + 1:
+        told -= 1
+    print_rows(columns[:told], [cells[:told] for cells in rows], "tokens/s")
+    for row, cells in zip(found.rows, rows, strict=True):
         console.print()
         console.print(f"{row.cluster.name}, {row.model}" if row.model else row.cluster.name)
-        console.print(facts_grid((f"  {name}", text) for name, text in _of_row(row)))
+        beside = zip(columns[told:], cells[told:], strict=True)
+        print_facts(console, (*_of_row(row), *beside), indent=2)
         sentences = [row.why] if row.why else []
         sentences += [say(AwkwardBatch(batch=one)) for one in row.awkward]
         paragraphs(console, [*sentences, *row.notes])

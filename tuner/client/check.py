@@ -169,6 +169,11 @@ class Checked:
         return self._figure("allocated_gib")
 
     @property
+    def needed_gib(self) -> Quantity:
+        """What must be free of a device: the one figure that the terminal shows of memory."""
+        return self._figure("needed_gib")
+
+    @property
     def step_time_s(self) -> Quantity:
         """Seconds of one optimizer step."""
         return self._figure("step_time_s")
@@ -203,10 +208,9 @@ class Checked:
     def notes(self) -> tuple[str, ...]:
         """Notes for a reader, also that a prediction's upper end lies above the limit."""
         found, limit = self.prediction, self.prediction.limit_gib
-        if self.seen is not None or not self.fits or not limit or found.allocated_gib.high is None:
+        most = self.needed_gib.high
+        if self.seen is not None or not self.fits or not limit or most is None:
             return found.notes
-        beside = found.plain["memory"]
-        most = found.allocated_gib.high + beside["context_gib"] + beside["communicator_gib"]
         if most <= limit:
             return found.notes
         close = f"it may need up to {most:.2f} GiB, which is more than the limit of {limit:.2f} GiB"
@@ -221,6 +225,7 @@ class Checked:
             "settings": self.case.settings.as_dict(),
             "fits": self.fits,
             "memory": {
+                "needed_gib": self.needed_gib.as_dict(),
                 "allocated_gib": self.allocated_gib.as_dict(),
                 "limit_gib": self.prediction.limit_gib,
             },

@@ -16,7 +16,13 @@ from tuner.client.values import NotCoveredError, read_model
 from tuner.core.adapter import ALL_LINEAR, Adapter
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster, Device
-from tuner.core.configuration import KNOBS, Checkpointing, Sharding, knob_value
+from tuner.core.configuration import (
+    KNOBS,
+    Checkpointing,
+    Sharding,
+    knob_value,
+    model_parallel_size,
+)
 from tuner.core.framework import FrameworkName, flag_differs, installed_versions
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
@@ -68,7 +74,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     cluster = read_cluster(beside.get("cluster") or _needed("cluster", own("cluster")))
     _check_cluster(found, cluster)
     knobs = _knobs(found, beside.get("settings") or {})
-    ranks = cluster.world_size // (knobs.get("tp_size", 1) * knobs.get("pp_size", 1))
+    ranks = cluster.world_size // model_parallel_size(knobs)
     batch, parts = own("global_batch_size"), ""
     micro, steps = knobs.get("micro_batch_size"), knobs.get("gradient_accumulation_steps")
     if steps is not None and micro is not None:
@@ -149,8 +155,7 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
     if "micro_batch_size" not in knobs:
         allowed = f"{NO_OPTION}: --settings micro_batch_size=N"
         raise UsageError("micro_batch_size", None, allowed)
-    parallel = knobs.get("tp_size", 1) * knobs.get("pp_size", 1)
-    ranks = values["cluster"].world_size // parallel
+    ranks = values["cluster"].world_size // model_parallel_size(knobs)
     if values["global_batch_size"] > knobs["micro_batch_size"] * ranks and ranks > 1:
         # It accumulates: what decides how much memory that takes is not guessed.
         for name in [one for one in found.needs if one not in knobs]:

@@ -19,8 +19,7 @@ from tuner.errors import TunerError, UsageError
 from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
-from tuner.launchfiles.files import READERS, Opened, open_file, read_text
-from tuner.launchfiles.syntax import syntax_of
+from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
 from tuner.space.rules import show
 from tuner.store import Store
 

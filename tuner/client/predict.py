@@ -38,6 +38,8 @@ class Prediction:
     """The settings with dead knobs collapsed; ``None`` of what is not covered."""
     fits: bool | None
     """Whether they are expected to run; ``None`` where nothing is known."""
+    needed_gib: Quantity
+    """What must be free of a device."""
     allocated_gib: Quantity
     reserved_gib: Quantity
     """Peak held by the caching allocator, part of it free."""
@@ -75,6 +77,7 @@ class Prediction:
         return cls(
             settings=None if knobs is None else Settings.from_dict(knobs),
             fits=answer["fits"],
+            needed_gib=Quantity.from_dict(memory["needed_gib"]),
             allocated_gib=Quantity.from_dict(memory["allocated_gib"]),
             reserved_gib=Quantity.from_dict(memory["reserved_gib"]),
             device_gib=Quantity.from_dict(memory["device_gib"]),

@@ -1,4 +1,5 @@
-"""Values as people and programs write them, and how errors in them pass through pydantic.
+"""Values as people and programs write them, and how errors in them pass through pydantic; the
+names that there are.
 
 Nothing of the planner is imported here: answering a file of cases needs none of it.
 """
@@ -19,10 +20,12 @@ from pydantic import BaseModel, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from tuner.catalog import models
+from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
+from tuner.cost.memory.tensors import counts
 from tuner.errors import UsageError, all_of, did_you_mean
-from tuner.model import ModelConfig, load_model, read_model_config
+from tuner.model import ModelConfig, load_model, published_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import ANONYMOUS, known_types, named
 
@@ -279,3 +282,30 @@ def _placed(names: Sequence[str], field: str) -> str:
     if not path or field in (path, "", "framework", "framework_version", names[-1]):
         return path or field or "body"
     return field if field.startswith(f"{path}.") else f"{path}.{field}"
+
+
+def listed_models(begun: str = "") -> list[dict[str, Any]]:
+    """The models of the catalogue whose names hold ``begun``; of those that only dry runs know,
+    nobody has counted the active parameters."""
+    found = [published_model(name) for name in models.names() if begun.lower() in name]
+    return [
+        {"name": one.name, "model_type": one.model_type,
+         "parameters": models.entry(one.name)["parameters"],
+         "active_parameters": None if one.is_traced else counts(one).active_parameters,
+         "layers": one.layers,
+         "longest_sequence": one.max_sequence_length}
+        for one in found
+    ]  # fmt: skip
+
+
+def listed_gpus(begun: str = "") -> list[dict[str, Any]]:
+    """The kinds of GPUs whose names hold ``begun``."""
+    return [
+        {"name": one.name, "title": one.title, "memory_bytes": one.memory_bytes,
+         "bf16_flops_per_s": one.bf16_flops_per_s,
+         "memory_bytes_per_s": one.memory_bytes_per_s,
+         "intra_node_bytes_per_s": one.intra_node.bytes_per_s,
+         "inter_node_bytes_per_s": one.inter_node.bytes_per_s}
+        for one in gpu_kinds().values()
+        if begun.lower() in one.name
+    ]  # fmt: skip

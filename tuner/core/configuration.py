@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
+from math import prod
 from operator import attrgetter
 from typing import Any
 
@@ -151,6 +152,18 @@ class Settings(_Kept):
 
 # What launchers without tensor parallelism and pipelines run.
 NO_MODEL_PARALLELISM: Mapping[str, int] = {"tp_size": 1, "pp_size": 1}
+
+
+def model_parallel_size(knobs: Mapping[str, int]) -> int:
+    """:attr:`Settings.model_parallel_size` of knobs some of which are not said."""
+    return prod(knobs.get(name, one) for name, one in NO_MODEL_PARALLELISM.items())
+
+
+def idle_knobs(settings: Settings) -> frozenset[str]:
+    """Knobs that do nothing beside the others' values, whatever the question."""
+    one_micro_batch, unsplit = settings.gradient_accumulation_steps == 1, settings.tp_size == 1
+    found = {"sync_each_batch", "defer_all_reduce"} if one_micro_batch else set()
+    return frozenset(found | ({"tp_recompute_allgather"} if unsplit else set()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

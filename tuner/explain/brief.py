@@ -10,7 +10,7 @@ from math import inf
 from typing import Any
 
 from tuner.core.answer import Reason, Suggestion
-from tuner.core.configuration import ACCUMULATION, Settings
+from tuner.core.configuration import ACCUMULATION, Settings, idle_knobs
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
@@ -127,13 +127,11 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
 
 def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
     """Names the knobs in which a configuration differs from the answer, but for those that do not
-    act in it: ``tp_size=2``."""
+    act in it: ``pp_size=2``."""
     other = Settings.from_dict(settings)
     mine, theirs = best.all_values(), other.all_values()
-    inactive = {ACCUMULATION}
-    inactive |= {"sync_each_batch", "defer_all_reduce"} if theirs[ACCUMULATION] == 1 else set()
-    inactive |= {"tp_recompute_allgather"} if other.tp_size == 1 else set()
-    names = [name for name in theirs if name not in inactive and theirs[name] != mine[name]]
+    passed_over = {ACCUMULATION, *idle_knobs(other)}
+    names = [name for name in theirs if name not in passed_over and theirs[name] != mine[name]]
     return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
 
 
@@ -211,7 +209,7 @@ def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
 
 
 def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str:
-    """``tp_size=2 (14.5 s, +3.2%, 67.1 GiB)``: what is known of another configuration."""
+    """``pp_size=2 (14.5 s, +3.2%, 67.1 GiB)``: what is known of another configuration."""
     seconds, needed = one["step_time_s"]["value"], one["needed_gib"]["value"]
     parts = [seconds_text(seconds)] if seconds else []
     parts += [f"{100 * (ratio - 1):+.1f}%"] if ratio else []

@@ -9,7 +9,6 @@ from tuner.errors import UnknownNameError, UsageError
 from tuner.launchfiles import (
     accelerate,
     deepspeed,
-    kubernetes,
     nanotron,
     plain,
     shell,
@@ -35,7 +34,7 @@ FORMATS: Mapping[str, Format] = {
         deepspeed.FORMAT,
         torchtitan.FORMAT,
         shell.SBATCH_FORMAT,
-        kubernetes.FORMAT,
+        shell.TRAIN_JOB_FORMAT,
         shell.ENV_FORMAT,
         plain.FORMAT,
     )

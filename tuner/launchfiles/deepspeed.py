@@ -20,14 +20,16 @@ from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
+    asked,
     has_data_parallel_ranks,
+    printable,
     reduced_in,
     sync_acts,
     torchrun,
+    written,
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import DTYPES, weights
-from tuner.launchfiles.header import asked, printable, written
 
 FILE_NAME = "deepspeed.json"
 _STAGES = {

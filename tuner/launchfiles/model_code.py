@@ -59,7 +59,7 @@ def loss_code(question: Question, settings: Settings) -> str:
     )
 
 
-# What makes a micro-batch of rows, as ``batch_of`` in workers/probe/packing.py does.
+# What makes a micro-batch of rows, as ``batch_of`` in workers/probe/batches.py does.
 _COLLATED = {
     PackingVariant.VARLEN: """\
 DataCollatorWithFlattening()(
@@ -155,7 +155,7 @@ def mask_code(question: Question) -> tuple[str, str]:
         return "", ""
     dtype = "torch.float32" if work.precision is Precision.FP32 else "torch.bfloat16"
     use = f'batch["attention_mask"] = block_mask(batch["position_ids"], {dtype})'
-    return _function("packing.py", "block_mask"), use
+    return _function("batches.py", "block_mask"), use
 
 
 def freeze_code(question: Question) -> tuple[str, str]:

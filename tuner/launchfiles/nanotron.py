@@ -16,10 +16,19 @@ from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
-from tuner.launchfiles.contract import About, Format, Stack, fused, sync_acts, torchrun
+from tuner.launchfiles.contract import (
+    About,
+    Format,
+    Stack,
+    comments,
+    fused,
+    header,
+    provenance,
+    sync_acts,
+    torchrun,
+)
+from tuner.launchfiles.editing import merged
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.header import comments, header, provenance
-from tuner.launchfiles.merging import merged
 
 FILE_NAME = "nanotron.yaml"
 _OPTIMIZERS = {Optimizer.ADAMW: "adamW", Optimizer.SGD: "sgd"}

@@ -1,8 +1,12 @@
-"""Lines of POSIX shell scripts, safely quoted."""
+"""Starts of a script of the user's own: shell lines, a job of Slurm's, a job of Kubernetes'."""
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
+import yaml
+
+from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
@@ -12,12 +16,15 @@ from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
+    comments,
+    header,
     job_name,
+    printable,
+    provenance,
     surroundings,
     torchrun,
     variables,
 )
-from tuner.launchfiles.header import comments, header, printable, provenance
 from tuner.model.shape import ANONYMOUS
 
 MEDIA_TYPE = "text/x-shellscript"
@@ -167,4 +174,64 @@ SBATCH_FORMAT = Format(
     media_type=MEDIA_TYPE,
     render=_sbatch_render,
     argv=lambda question, path: ("sbatch", path, "SCRIPT.py"),
+)
+
+
+TRAIN_JOB_FILE_NAME = "trainjob.yaml"
+
+
+def _train_job_render(question: Question, settings: Settings, about: About) -> str:
+    """A TrainJob of Kubeflow Trainer v2, as YAML for ``kubectl apply -f``.
+
+    Fields are those of ``TrainJobSpec`` in Kubeflow Trainer 2.3.0
+    (``pkg/apis/trainer/v1alpha1/trainjob_types.go``); 2.0.0 has the same. Its torch plugin
+    (``pkg/runtime/framework/plugins/torch/torch.go``) tells torchrun nodes, ranks and where they
+    meet, through ``PET_`` variables. Values here are of this program's making: Kubernetes would
+    expand ``$(NAME)`` in others.
+    """
+    cluster, gpu = question.cluster, question.cluster.gpu
+    values = {**variables(question, settings), **surroundings(question)}
+    trainer: dict[str, Any] = {
+        "numNodes": cluster.nodes,
+        "numProcPerNode": cluster.gpus_per_node,
+        "command": ["torchrun", "SCRIPT.py"],
+        "env": [{"name": name, "value": value} for name, value in values.items()],
+    }
+    needed = {"cpu": gpu.cores} if gpu.cores else {}
+    if gpu.device is Device.CUDA:
+        kind = gpu_kinds().get(gpu.name)
+        # names that the vendors' device plugins give
+        vendor = "amd" if kind and kind.title.startswith("AMD ") else "nvidia"
+        needed = {f"{vendor}.com/gpu": cluster.gpus_per_node}
+    if needed:
+        trainer["resourcesPerNode"] = {"requests": needed, "limits": needed.copy()}
+    job = {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": {"name": job_name(about.study_id)},
+        "spec": {
+            "runtimeRef": {
+                "apiGroup": "trainer.kubeflow.org",
+                "kind": "ClusterTrainingRuntime",
+                "name": "torch-distributed",
+            },
+            "trainer": trainer,
+        },
+    }
+    use = comments(
+        f"kubectl apply -f {TRAIN_JOB_FILE_NAME}, with Kubeflow Trainer 2.0 or newer and its"
+        " runtime torch-distributed. Put your script, its arguments and, as spec.trainer.image, an"
+        " image that holds them in the place of SCRIPT.py.",
+        in_force(question),
+    )
+    text = yaml.safe_dump(job, sort_keys=False)
+    return f"{header(provenance(question, settings, about), use)}\n{text}"
+
+
+TRAIN_JOB_FORMAT = Format(
+    name="kubernetes",
+    file_name=TRAIN_JOB_FILE_NAME,
+    stack=Stack.ANY,
+    render=_train_job_render,
+    argv=lambda question, path: ("kubectl", "apply", "-f", path),
 )

@@ -22,7 +22,10 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     batch_text,
+    comments,
     has_data_parallel_ranks,
+    header,
+    provenance,
     torchrun,
 )
 from tuner.launchfiles.fsdp import (
@@ -40,7 +43,6 @@ from tuner.launchfiles.fsdp import (
     reshards,
     weights,
 )
-from tuner.launchfiles.header import comments, header, provenance
 from tuner.launchfiles.model_code import (
     attention,
     head_arguments,

@@ -21,14 +21,17 @@ from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
+    code,
+    comments,
     has_data_parallel_ranks,
+    header,
+    provenance,
     reduced_in,
     sync_acts,
     torchrun,
 )
 from tuner.launchfiles.fields import Fields, Found, Uncounted
 from tuner.launchfiles.fsdp import reshards, weights
-from tuner.launchfiles.header import code, comments, header, provenance
 from tuner.model import ModelConfig
 
 FILE_NAME = "torchtitan.toml"

@@ -208,7 +208,7 @@ def deepspeed(value: object) -> tuple[dict[str, Any], list[Uncounted]]:
             Uncounted(key="zero_optimization.offload_optimizer", value="cpu", effect=effect)
         )
         offloads = False
-    return {"sharding": str(kind), "cpu_offload": offloads, "tp_size": 1}, lines
+    return {"sharding": str(kind), "cpu_offload": offloads}, lines
 
 
 def _stage(values: Mapping[str, Any]) -> tuple[int, bool, list[Uncounted]]:

@@ -28,10 +28,17 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     batch_text,
+    code,
+    comment,
     has_data_parallel_ranks,
+    header,
+    loss_text,
     other_stack,
+    printable,
+    provenance,
     reduced_in,
     torchrun,
+    versions_text,
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
@@ -44,15 +51,6 @@ from tuner.launchfiles.fsdp import (
     read_fsdp,
     reshards,
     weights,
-)
-from tuner.launchfiles.header import (
-    code,
-    comment,
-    header,
-    loss_text,
-    printable,
-    provenance,
-    versions_text,
 )
 from tuner.launchfiles.model_code import (
     adapter_code,

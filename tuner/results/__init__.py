@@ -4,8 +4,7 @@ Everything here is a pure function of a study, or of an :class:`Evidence` of it 
 share. Quantities keep their interval and where they come from.
 """
 
-from tuner.results.evidence import Evidence
-from tuner.results.points import BestSoFar, Point, PointKind, points, progress
+from tuner.results.points import BestSoFar, Evidence, Point, PointKind, points, progress
 from tuner.results.summary import Cell, Compared, Difference, Headline, Part, differences, headline
 from tuner.results.what_if import Choices, KnobChoice, Option, Predictor, WhatIf, choices, what_if
 

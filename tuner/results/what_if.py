@@ -23,7 +23,7 @@ from tuner.explain.english import basis_text, failure_text, grounds_text, say
 from tuner.explain.knobs import CHOSEN, MICRO
 from tuner.explain.memory import memory_facts
 from tuner.planner.forecast import evaluated
-from tuner.results.evidence import Evidence
+from tuner.results.points import Evidence
 from tuner.space import Space, check_settings, enumerate_space, settings_notes
 from tuner.space.rules import show, show_all
 

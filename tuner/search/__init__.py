@@ -5,7 +5,7 @@ studies. :mod:`tuner.planner` says what a study's candidates and trials are. Num
 the engine, are slow to import, so this package is imported where it is used.
 
 - :mod:`~tuner.search.trials`: the candidates with what is predicted of them, and what was tried.
-- :mod:`~tuner.search.kernel`, :mod:`~tuner.search.excess`: a Gaussian process, and with it the
+- :mod:`~tuner.search.kernel`, :mod:`~tuner.search.belief`: a Gaussian process, and with it the
   errors of predictions.
 - :mod:`~tuner.search.belief`: speed, memory and success of every candidate after the trials.
 - :mod:`~tuner.search.gain`: the expected gain of a probe, and the most promising candidate.

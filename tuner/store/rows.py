@@ -50,6 +50,8 @@ PROBE_COLUMNS: tuple[InstrumentedAttribute[Any], ...] = (
 
 # Earlier studies that a study is read with.
 MOST_SIMILAR = 20
+# Studies that are named, the newest ones, where all begin as was written.
+MOST_NAMED = 5
 # Probes that they have together, the newest ones; a search looks at no more.
 MOST_PROBES = 300
 
@@ -70,6 +72,9 @@ def unknown_study(session: Session, given: str) -> UsageError:
     ids = session.scalars(newest).all()
     if not ids:
         return UsageError("study", given, "no such study; there are none in this database yet")
+    if given and ids[1:] and ids[0].startswith(given):  # no more than what all ids begin with
+        named = ", ".join([*ids[:MOST_NAMED], *["..."] * (len(ids) > MOST_NAMED)])
+        return UsageError("study", given, f"several begin so: {named}")
     return UnknownNameError("study", given, ids)
 
 

@@ -14,7 +14,7 @@ from tuner.core.study import Probe, Question, Study
 from tuner.cost.memory.device import device_terms
 from tuner.cost.time.emulated import Rates, priced, rates_of
 from tuner.dryrun.plan import rank_spec
-from tuner.guard.counts import inactive_knob
+from tuner.guard.check import inactive_knob
 from tuner.space.rules import show
 from workers.measuring.ranks import Kind, WarmRanks
 from workers.measuring.records import RankEmulation, RankRecord

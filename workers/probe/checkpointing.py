@@ -26,7 +26,7 @@ ATTENTION = (
 )
 # FlashAttention's own for several documents (``torch.library.custom_op`` in its
 # flash_attn_interface.py, 2.7.0 to 2.8.3), in the namespace flash_attn; CPU's stand-in for it
-# (packing.py) is called the same, in a namespace of its own.
+# (batches.py) is called the same, in a namespace of its own.
 VARLEN_FORWARD = "_flash_attn_varlen_forward"
 VARLEN_ON_CPU = "varlen_on_cpu"
 

@@ -1,5 +1,7 @@
 """The user's stack around the model: accelerate, with FSDP2 or DDP, as the configuration says.
 
+One optimizer step on it is :func:`optimizer_step`, as a training script with accelerate writes it.
+
 The probe runs what users run: ``Accelerator.accumulate`` with a ``GradientAccumulationPlugin``,
 and accelerate's own FSDP2 wrapping. Two things differ from a training script. The model is built
 on the meta device and filled after it is sharded, so that a model fits that is larger than one
@@ -8,7 +10,7 @@ on a CPU.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,11 +31,11 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from transformers import PreTrainedModel
 
 from workers.probe import tensor_parallel
+from workers.probe.batches import attention_name, batch_of, labelled, with_images
 from workers.probe.checkpointing import checkpoint_layers
 from workers.probe.ddp import DdpAlone
 from workers.probe.device import TensorPlace
 from workers.probe.group import is_fake_group
-from workers.probe.images import with_images
 from workers.probe.model import (
     WeightFiller,
     add_adapter,
@@ -46,7 +48,6 @@ from workers.probe.model import (
     set_loss,
 )
 from workers.probe.optimizers import make_optimizer
-from workers.probe.packing import attention_name, batch_of, labelled
 from workers.probe.quantized import add_empty_scales, shape_only
 from workers.probe.spec import Spec
 
@@ -351,3 +352,40 @@ def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
         return future
 
     model.register_comm_hook(None, reduce)
+
+
+# Told the name of each phase as it begins: forward, backward, optimizer.
+EnterPhase = Callable[[str], None]
+
+
+def optimizer_step(
+    stack: Stack,
+    batches: Sequence[torch.Tensor],
+    enter: EnterPhase,
+    before_optimizer: Callable[[], None] | None = None,
+) -> torch.Tensor:
+    """Train on ``batches`` and step the optimizer once.
+
+    Returns:
+        The mean loss of this rank's micro-batches, a scalar on the device, detached.
+    """
+    total = torch.zeros((), device=batches[0].device)
+    for tokens in batches:
+        with stack.accelerator.accumulate(stack.model):
+            stack.defer_all_reduce()
+            enter("forward")
+            batch = stack.batch(tokens)
+            with stack.compute():
+                loss = stack.model(**batch).loss
+            total += loss.detach()
+            enter("backward")
+            stack.accelerator.backward(loss)
+            del loss, batch
+            if stack.accelerator.sync_gradients:
+                stack.finish_gradients()
+                if before_optimizer is not None:
+                    before_optimizer()
+            enter("optimizer")
+            stack.optimizer.step()
+            stack.optimizer.zero_grad()
+    return total / len(batches)

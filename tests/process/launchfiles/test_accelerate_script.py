@@ -91,7 +91,7 @@ def test_packed_batches_are_the_probe_s(variant: PackingVariant) -> None:
     import torch
     from transformers import DataCollatorWithFlattening
 
-    from workers.probe.packing import batch_of
+    from workers.probe.batches import batch_of
 
     packing = Packing(variant=variant, documents=((3, 1), (5, 1)))
     case = Case(settings="sharding=ddp", sequence_length=8, workload={"packing": packing})

@@ -21,9 +21,9 @@ from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 from transformers.loss.loss_utils import ForCausalLMLoss
 
 from workers.probe import tensor_parallel
-from workers.probe.instruments import total_gradient_norm
+from workers.probe.tensor_parallel.collectives import Axis
 from workers.probe.tensor_parallel.modules import VocabParallelLoss
-from workers.probe.tensor_parallel.sequence import Axis
+from workers.probe.tracker import total_gradient_norm
 
 VOCABULARY = 97  # no ranks divide it
 SHAPE = (2, 16)  # micro-batch and sequence

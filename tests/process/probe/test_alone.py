@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from workers.probe import alone
-from workers.probe.alone import LEAST_BYTES, Alone
+from workers.probe import run
 from workers.probe.collectives import Call
+from workers.probe.run import LEAST_BYTES, Alone
 
 RANKS = 4
 SIZE = 16 * 2**20
@@ -49,10 +49,10 @@ def seconds(
     dtype: torch.dtype = torch.uint8,
 ) -> float:
     group = SimpleNamespace(size=lambda: RANKS)
-    monkeypatch.setattr(alone, "group_of_name", lambda name: group)
-    monkeypatch.setattr(alone, "gather_into", lambda whole, part, group: device.copy(whole, part))
+    monkeypatch.setattr(run, "group_of_name", lambda name: group)
+    monkeypatch.setattr(run, "gather_into", lambda whole, part, group: device.copy(whole, part))
     scatter = lambda part, whole, group: device.copy(whole, part)  # noqa: E731
-    monkeypatch.setattr(alone, "reduce_scatter_into", scatter)
+    monkeypatch.setattr(run, "reduce_scatter_into", scatter)
     call = replace(CALL, op=op, bytes=size, dtype=dtype)
     return Alone(device=device, axes={})._copy_s(call)  # type: ignore[arg-type]
 

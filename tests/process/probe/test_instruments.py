@@ -10,10 +10,16 @@ from transformers import PreTrainedModel
 
 from workers.probe.checkpointing import checkpoint_layers, host_bytes
 from workers.probe.collectives import Call, overlaps
-from workers.probe.instruments import Recomputed, frozen_sums, recomputing, total_gradient_norm
 from workers.probe.model import build_on_meta, decoder_layers
 from workers.probe.quantized import quantize
-from workers.probe.tracker import Phase, StorageTracker
+from workers.probe.tracker import (
+    Phase,
+    Recomputed,
+    StorageTracker,
+    frozen_sums,
+    recomputing,
+    total_gradient_norm,
+)
 
 
 def with_gradient(gradient: Tensor) -> nn.Parameter:

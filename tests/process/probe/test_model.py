@@ -17,13 +17,13 @@ from tuner.guard.replica import small_model
 from tuner.launchfiles import trainer
 from tuner.model import published_model
 from workers.probe import fused_loss
+from workers.probe.batches import VARLEN_ON_CPU, attention_name, block_mask
 from workers.probe.errors import (
     AdapterUnavailableError,
     AttentionUnavailableError,
     outcome_of,
 )
 from workers.probe.fused_loss import fuse_loss
-from workers.probe.instruments import watching
 from workers.probe.model import (
     LIGER_CONFIG,
     WeightFiller,
@@ -34,9 +34,9 @@ from workers.probe.model import (
     micro_batches,
     set_loss,
 )
-from workers.probe.packing import VARLEN_ON_CPU, attention_name, block_mask
 from workers.probe.quantized import add_empty_scales, quantize_layers, scales, shape_only
 from workers.probe.spec import Spec, parse_spec
+from workers.probe.tracker import watching
 
 SMALL = {
     "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

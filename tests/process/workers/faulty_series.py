@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from workers.probe import stack
 from workers.probe.__main__ import main
-from workers.probe.tensor_parallel import sequence
+from workers.probe.tensor_parallel import collectives
 
 
 def steps_on_every_micro_batch():
@@ -35,7 +35,7 @@ def ignores_sync_each_batch():
 def reuses_a_gathered_buffer():
     """One buffer for all gathered activations of a shape, written again before backward reads."""
     buffers: dict[Any, Tensor] = {}
-    usual = sequence.all_gather_sequence
+    usual = collectives.all_gather_sequence
 
     def gather(shard: Tensor, axis: Any) -> Tensor:
         whole = usual(shard, axis)
@@ -43,7 +43,7 @@ def reuses_a_gathered_buffer():
         buffer.data.copy_(whole)  # behind autograd's back, which counts writes
         return buffer
 
-    sequence.all_gather_sequence = gather
+    collectives.all_gather_sequence = gather
 
 
 def reuses_buffers():
@@ -60,7 +60,7 @@ def ignores_checkpointing():
 def overwrites_the_saved_shard():
     """What recomputation gathers again is a part of a buffer that the next layer has written."""
     buffers: dict[Any, Tensor] = {}
-    usual = sequence.GatherLinears.forward
+    usual = collectives.GatherLinears.forward
 
     def forward(ctx: Any, shard: Tensor, axis: Any, recompute: bool, *rest: Any) -> Any:
         found = usual(ctx, shard, axis, recompute, *rest)
@@ -70,7 +70,7 @@ def overwrites_the_saved_shard():
             ctx.save_for_backward(kept, *rest[: len(rest) // 2])
         return found
 
-    sequence.GatherLinears.forward = staticmethod(forward)
+    collectives.GatherLinears.forward = staticmethod(forward)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,7 @@ import pytest
 from tests.process.workers.conftest import alive, eventually, make_job, stand_in_argv, store  # noqa: F401
 from tests.process.workers.launchers.contract import mark_long
 from tests.system.slurm.cluster import missing, slurm_cluster
-from workers.launchers.slurm import SlurmLauncher
-from workers.launchers.slurm_watch import Watch
+from workers.launchers.slurm import SlurmLauncher, Watch
 from workers.stop import StopRequest
 
 

@@ -18,7 +18,7 @@ from tuner.core.workload import Workload
 from tuner.errors import ProbeError
 from tuner.model import load_model
 from workers.executor import WorkerOptions
-from workers.launchers import slurm_watch
+from workers.launchers import slurm
 from workers.launchers.base import Why
 from workers.launchers.slurm import slurm_site
 from workers.stop import StopRequest
@@ -138,7 +138,7 @@ def test_no_probe_is_begun_that_could_not_end_in_time(
     allocate("--time=5")
     stop = StopRequest()
     with slurm_site(stop, tmp_path, poll_s=0.5) as site:
-        monkeypatch.setattr(slurm_watch, "LEAVE_S", slurm_watch.LEAVE_S + site.left_s - 25.0)
+        monkeypatch.setattr(slurm, "LEAVE_S", slurm.LEAVE_S + site.left_s - 25.0)
         options = WorkerOptions(site=site, folder=tmp_path, queued_only=True)
         assert Worker(store, study.id, stop=stop, options=options).run() == INTERRUPTED
     assert stop.wait(0).endswith("ends before another probe could")

@@ -6,7 +6,7 @@ from tests.process.workers.launchers.contract import *  # noqa: F403
 
 SUPERVISOR = """
 from workers.launchers.slurm import SlurmLauncher
-from workers.launchers.slurm_watch import Watch
+from workers.launchers.slurm import Watch
 from workers.stop import StopRequest
 watch = Watch({job!r}, StopRequest())
 launcher = SlurmLauncher(job_id={job!r}, watch=watch)

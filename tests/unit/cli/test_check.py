@@ -137,6 +137,7 @@ def test_what_was_measured_goes_before_what_is_predicted(cli, exported, answered
     assert seen["provenance"] == "measured"
     assert seen["seen"]["study_id"] == answered.id
     assert seen["memory"]["allocated_gib"]["value"] == pytest.approx(40 / 1024)
+    assert seen["memory"]["needed_gib"]["value"] >= seen["memory"]["allocated_gib"]["value"]
     assert seen["step_time_s"]["provenance"] == "measured"
     assert seen["prediction"]["provenance"] == "predicted"
     text = cli(*exported).out

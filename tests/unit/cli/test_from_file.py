@@ -61,6 +61,10 @@ def test_a_file_is_answered_shown_and_changed(cli, mine):
     assert "of nanotron batch 64 sequences = 1 x 64 x 1 data-parallel ranks" in said
     assert "today sharding=ddp, tp_size=8, " in said
     assert " fits; " in said
+    assert " Next the same command with --in-place, which writes it into " in " ".join(
+        shown.out.split()
+    )
+    assert "tuner export" not in shown.out
     assert "% tokens/s, " in said
     assert "-  tp: 8   # one node\n" in shown.out
     assert "+  tp: " in shown.out

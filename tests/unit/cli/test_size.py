@@ -88,3 +88,14 @@ def test_mistakes_are_told(cli, options, words):
 def test_a_price_is_no_part_of_a_cluster_s_question():
     cluster = parse_cluster("4xa100-80gb")
     assert "price_per_gpu_hour" not in cluster.as_dict()
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_line_is_wider_than_the_terminal(cli, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    found = cli("size", *ASKED, "--cluster", "4x8xh100-80gb", "--price", "2", "--tokens", "1T")
+    assert found.code == 0, found.err
+    assert max(map(len, found.out.splitlines())) <= width
+    assert "…" not in found.out
+    assert "cost of 1B tokens" in found.out  # in the table, or else under it
+    assert "1T take" in found.out

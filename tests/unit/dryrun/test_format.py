@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "2662f28563fc93a77ec41e5c121170e095f7294d4b2659726b9f84545949ae0b"),
-    "verdict": (4, "8ec735ea0893695be79396e7aeb29727659efcd00e0c4444bfc8bebb367c39fc"),
+    "dry run": (4, "efa36b8a39da2cb843445114f86afdc6ce6af00ebc1783cd0200c356e6bd0907"),
+    "verdict": (4, "f092f01869df434df0f63221db7c229564a22fa6d3519669e80500cb997888e9"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

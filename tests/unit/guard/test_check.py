@@ -8,8 +8,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
-from tuner.guard.check import CheckState, GuardCheck, judge
-from tuner.guard.counts import caused
+from tuner.guard.check import CheckState, GuardCheck, caused, judge
 from tuner.guard.replica import STEPS, replica_of
 from tuner.model import load_model
 

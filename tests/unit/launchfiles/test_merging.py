@@ -8,7 +8,7 @@ import yaml
 from tests.unit.launchfiles.cases import ABOUT, EXAMPLES
 from tuner.errors import UsageError
 from tuner.launchfiles import export
-from tuner.launchfiles.merging import merged
+from tuner.launchfiles.editing import merged
 from tuner.launchfiles.nanotron import configuration
 
 BLOCKS = export("nanotron", *EXAMPLES["nanotron"].parts(), ABOUT)

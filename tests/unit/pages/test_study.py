@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from api.pages.answer import answer_of
 from api.pages.charts import OUTSIDE
-from api.pages.study import MOST_TROUBLES, head_of, status_of
+from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of
 from tests.unit.pages.html import Element, read_part
 from tests.unit.pages.made import GIB, crashed, events, ok, oom, question, shown, study
 from tuner.client.answered import with_launch

@@ -8,7 +8,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.results import Evidence
-from tuner.results.evidence import failed
+from tuner.results.points import failed
 
 FOUR = Settings(micro_batch_size=4)
 

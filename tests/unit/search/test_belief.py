@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tuner.search.belief import believe, believed_trials
-from tuner.search.excess import ErrorSizes, TrialErrors, learn, told_by
+from tuner.search.belief import ErrorSizes, TrialErrors, believe, believed_trials, learn, told_by
 from tuner.search.kernel import alike
 from tuner.search.trials import Result, Trial
 

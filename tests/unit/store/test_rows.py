@@ -37,6 +37,9 @@ def test_a_beginning_that_several_have_is_refused(store, question):
     several = digits.most_common(1)[0][0]
     with pytest.raises(UsageError, match="several begin so: st-"):
         store.study(several)
+    for given in ("st", "st-"):
+        with pytest.raises(UsageError, match=r"several begin so: (st-\w+, ){5}\.\.\.$"):
+            store.study(given)
 
 
 def test_studies_are_listed_newest_first_with_their_outcomes(store, claim, question, found):

@@ -11,8 +11,7 @@ from tuner.core.framework import framework, installed_versions
 from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.guard.check import CheckState
-from tuner.guard.counts import caused
+from tuner.guard.check import CheckState, caused
 from tuner.guard.replica import STEPS, family_of, replica_of
 from tuner.model import load_model
 from tuner.store import Store

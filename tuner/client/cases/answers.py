@@ -55,6 +55,7 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
         answer = {
             "fits": found.fits,
             "memory": {
+                "needed_gib": found.needed_bytes.scaled(1 / GIB).as_dict(),
                 "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
                 "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
                 "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
@@ -81,11 +82,11 @@ def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
 def unknown(reason: str) -> dict[str, Any]:
     """Makes the answer of a case about which nothing is predicted, with the reason."""
     nothing = UNKNOWN.as_dict()
-    memory = {"allocated_gib": nothing, "reserved_gib": nothing, "device_gib": nothing}
+    names = ("needed_gib", "allocated_gib", "reserved_gib", "device_gib")
     return {
         "fits": None,
         "memory": {
-            **memory,
+            **dict.fromkeys(names, nothing),
             "limit_gib": None,
             "breakdown": {},
             "by_phase": {},

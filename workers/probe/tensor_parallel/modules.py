@@ -22,8 +22,14 @@ from torch.distributed.tensor import (
     distribute_tensor,
 )
 
-from workers.probe.tensor_parallel.sequence import Axis, GatherLinears, ReduceScatterSequence
-from workers.probe.tensor_parallel.whole import CopyToRanks, GatherFeatures, SumOverRanks
+from workers.probe.tensor_parallel.collectives import (
+    Axis,
+    CopyToRanks,
+    GatherFeatures,
+    GatherLinears,
+    ReduceScatterSequence,
+    SumOverRanks,
+)
 
 
 def distribute(parameter: Tensor, axis: Axis, placement: Placement) -> nn.Parameter:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from workers.probe.tensor_parallel.collectives import Axis
 from workers.probe.tensor_parallel.modules import (
     ColumnParallelLinear,
     Projected,
@@ -20,7 +21,6 @@ from workers.probe.tensor_parallel.modules import (
     set_forward,
     shard_sequence,
 )
-from workers.probe.tensor_parallel.sequence import Axis
 
 # Model types whose training was seen equal to that of one process.
 VERIFIED_MODEL_TYPES = frozenset({"llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe"})

@@ -9,8 +9,8 @@ from math import inf
 import pytest
 
 from tuner.errors import ProbeError
-from workers.launchers import slurm_watch
-from workers.launchers.slurm_watch import LEAVE_S, NodeState, NoJobError, Watch, job_state
+from workers.launchers import slurm
+from workers.launchers.slurm import LEAVE_S, NodeState, NoJobError, Watch, job_state
 from workers.stop import StopRequest
 
 COMMAND = """#!/bin/sh
@@ -79,7 +79,7 @@ def test_a_controller_that_does_not_answer(answers, monkeypatch, tmp_path):
     with pytest.raises(ProbeError, match=r"Slurm does not answer: .*Unable to contact"):
         job_state("7")
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(slurm_watch, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(slurm, "TIMEOUT_S", 0.2)
     with pytest.raises(ProbeError, match="Slurm does not answer: squeue took 0 s"):
         job_state("7")
     monkeypatch.setenv("PATH", "")

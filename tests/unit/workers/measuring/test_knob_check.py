@@ -9,7 +9,7 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Memory, Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Workload
-from tuner.guard.counts import Counts, caused
+from tuner.guard.check import Counts, caused
 from tuner.model import load_model
 from workers.measuring.measure import check_knobs
 
