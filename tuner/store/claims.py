@@ -128,8 +128,8 @@ WITH oldest AS (
 ), event AS (
     INSERT INTO events (study_id, kind, at, data)
     SELECT study_id, '{EventKind.PROBE}', started_at, json_build_object(
-        'probe', probe.id, 'settings', settings, 'repetition', repetition, 'state', state,
-        'attempt', number, 'worker', $4)
+        'probe', probe.id, 'settings', settings, 'repetition', repetition, 'fidelity', fidelity,
+        'state', state, 'attempt', number, 'worker', $4)
     FROM probe, attempt
 )
 SELECT attempt.id, probe.id, settings, fidelity, repetition, accumulation_counts::json,

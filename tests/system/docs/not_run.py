@@ -52,6 +52,7 @@ NOT_RUN: tuple[Rule, ...] = (
         "needs a PostgreSQL: tests/system/docs/test_compose.py",
     ),
     Rule("*", r"tuner .* \.\.\. .*", "leaves out what was said before"),
+    Rule("*", r"tuner mcp .*", "speaks to a client: tests/process/cli/test_mcp.py has one"),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),
     Rule("docs/deploy.md", r"python -m venv /opt/tuner .*|export TUNER_DB=.*", "writes outside"),

@@ -86,4 +86,4 @@ def test_a_node_has_no_more_gpus_than_ray_gives_away(monkeypatch):
     said = facts(1)
     assert [gpu["uuid"] for gpu in said["facts"]["machine"]["gpus"]] == ["GPU-1"]
     monkeypatch.setattr("tuner.machine._nvidia_smi", lambda root: "")
-    assert facts(4)["facts"]["machine"]["gpus"] == []
+    assert not facts(4)["facts"]["machine"]["gpus"]
