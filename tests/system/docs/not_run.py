@@ -52,6 +52,12 @@ NOT_RUN: tuple[Rule, ...] = (
         "needs a PostgreSQL: tests/system/docs/test_compose.py",
     ),
     Rule("*", r"tuner .* \.\.\. .*", "leaves out what was said before"),
+    Rule("*", r"tuner predict --model config.json --task image_text_to_text .*", EXAMPLE),
+    Rule(
+        "*",
+        r"tuner studies delete \S+",
+        "other commands show the study: tests/unit/cli/test_studies.py deletes one",
+    ),
     Rule("*", r"tuner mcp .*", "speaks to a client: tests/process/cli/test_mcp.py has one"),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),

@@ -14,12 +14,18 @@ PYTHON = (ROOT / "docs" / "api.md").read_text()
 CHECK = (ROOT / "docs" / "cli.md").read_text()
 SCHEDULERS = (ROOT / "docs" / "schedulers.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PYTHON, re.M | re.S)
-SAYS = ("adamw", "full_shard", "nothing fits")
+SAYS = ("adamw", "full_shard", "2x8xh100-80gb", "nothing fits")
 """What each block prints among other things; the first one is seen by its progress."""
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(0, marks=pytest.mark.slow), 1, pytest.param(2, marks=pytest.mark.long)]
+    "number",
+    [
+        pytest.param(0, marks=pytest.mark.slow),
+        1,
+        pytest.param(2, marks=pytest.mark.slow),
+        pytest.param(3, marks=pytest.mark.long),
+    ],
 )
 def test_python_runs_as_it_is_shown(number, tmp_path):
     found = subprocess.run(
