@@ -353,6 +353,11 @@ def _ends(
                 name = formats.get(path, TEMPLATE)
                 argv = ("tuner", "export", suggestion.study_id, name, "--write", path)
                 yield "First", shlex.join(argv)
+        if not suggestion.launch["files"] and "SCRIPT.py" in suggestion.launch["argv"]:
+            # torchrun takes no file: the user's script imports the settings
+            name = FORMATS["torch"].file_name
+            argv = ("tuner", "export", suggestion.study_id, "torch", "--write", name)
+            yield "First", f"{shlex.join(argv)}  (import it)"
         yield "Next", shlex.join(suggestion.launch["argv"])
     if page:
         yield "Page", page

@@ -42,10 +42,10 @@ DAY_S = 86_400.0
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
-    "passed": "A small replica of it trains what one process trains.",
+    "passed": "Checked: a small copy of the model trains the same as on one process.",
     KNOBS_PASSED: "Each of its knobs was seen to train right; together they were not checked.",
-    UNCHECKED: "Whether it trains right was not checked: no step of it has run.",
-    NOT_CHECKED: "Whether it trains right was not checked.",
+    UNCHECKED: "Not checked for correct training: no step of it was run.",
+    NOT_CHECKED: "Not checked for correct training.",
 }
 
 
@@ -191,7 +191,7 @@ def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
             change = change["ratio"]
         yield f"Second: {_other(second, best, change)}."
     elif "no_other" in facts:
-        yield "Nothing else that fits was timed."
+        yield "Nothing else that fits was timed to the end."
     if fact := facts.get("only_knob"):
         yield f"Of the knobs that were probed, {fact['knob']} alone changed the speed."
     if fact := facts.get("tuning_paid"):
@@ -264,7 +264,7 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     step = best.step_time_s
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
-        yield f"Speeds are a ranking; absolute speed errs (-{low} to +{high})."
+        yield f"Trust the ranking; absolute speed may be off (-{low} to +{high})."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))

@@ -34,7 +34,7 @@ def test_the_answer_in_brief(study, capsys):
         "         1,281 tokens/s per rank (",
         "         20.0 MiB needed per rank, of ",
         "         measured",
-        "Why      Nothing else that fits was timed.",
+        "Why      Nothing else that fits was timed to the end.",
         "Sure?    ",
         "Next     accelerate launch --config_file accelerate.yaml SCRIPT.py",
         "More     tuner studies show st-0123456789ab --why",

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "efa36b8a39da2cb843445114f86afdc6ce6af00ebc1783cd0200c356e6bd0907"),
-    "verdict": (4, "f092f01869df434df0f63221db7c229564a22fa6d3519669e80500cb997888e9"),
+    "dry run": (4, "e577b7a0a8180dbb5256b81dbb8c0f3cfc9ce476b81081c126dd255422a73225"),
+    "verdict": (4, "acef4925c00ea3c773c565f2b96ac2f7b9cfa93d28e1d9fbaac5ccd995c866ba"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
