@@ -121,11 +121,11 @@ class _Layer:
     def _parallel(self) -> int:
         """Attention and MLP beside each other, on one norm or two."""
         attention = self._norm(0)
+        if self.fields.get("use_parallel_residual") is False:  # one after the other all the same
+            middle = self._add(0, self._after(self._attention(attention)))
+            return self._add(middle, self._after(self._mlp(self._norm(middle))))
         mlp = attention if self.model.model_type == "phi" else self._norm(0)
         side = self._after(self._attention(attention))
-        if self.fields.get("use_parallel_residual") is False:
-            middle = self._add(0, side)
-            return self._add(middle, self._after(self._mlp(self._norm(middle))))
         return self._add(self._add(side, self._after(self._mlp(mlp))), 0)
 
     def _add(self, x: int, y: int) -> int:
