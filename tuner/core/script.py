@@ -405,7 +405,7 @@ class Command:
             logs: folder for what the launcher writes, which else stays in the system's own.
         """
         launch, nodes = Launch(self.launcher[0]), self.cluster.nodes
-        program = ("-P", "-m", MODULES[launch])
+        program: tuple[str, ...] = ("-P", "-m", MODULES[launch])
         if launch is Launch.ACCELERATE:
             meeting = accelerate_meeting(NODE_RANK, MEETING_HOST, MEETING_PORT)
             options = ("--log_dir", str(logs), "--config_file", self.configuration)

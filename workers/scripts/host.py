@@ -136,11 +136,13 @@ def ended_without_host(folder: Path, node: int) -> Iterator[int]:
     read, feed = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.close(feed)
-        os.setsid()  # whoever ends our group does not mean this one
-        if not os.read(read, 1):
-            end_all(folder, node)
-        os._exit(0)
+        try:
+            os.close(feed)
+            os.setsid()  # whoever ends our group does not mean this one
+            if not os.read(read, 1):
+                end_all(folder, node)
+        finally:
+            os._exit(0)
     os.close(read)
     try:
         yield pid

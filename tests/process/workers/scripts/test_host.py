@@ -111,6 +111,14 @@ def test_it_ends_with_its_supervisor(host, tmp_path, eventually):
     assert not left(tmp_path)
 
 
+def test_nothing_is_left_when_it_is_killed(host, tmp_path, eventually):
+    """Ray kills the children of an actor, before a host could do anything."""
+    process = host(with_child(tmp_path, HANGS))
+    eventually(lambda: len(left(tmp_path)) == 2)
+    process.kill()
+    eventually(lambda: not left(tmp_path))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
