@@ -1,6 +1,6 @@
 """axolotl's own example configurations as questions: what is read, answered and put back.
 
-    python benchmarks/from_axolotl.py FOLDER [--dry N] [--keep FILE] [--unknown docs/from_axolotl.md]
+    python benchmarks/from_axolotl.py FOLDER [--dry N] [--keep FILE] [--unknown PAGE]
 
 FOLDER is ``examples/`` of a checkout of github.com/axolotl-ai-cloud/axolotl, which is not part of
 this project. Answers are by arithmetic, of every legal configuration. What only dry runs know is
