@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.answer import Grounds
-from tuner.core.configuration import OTHERS_CHOSEN, Settings
+from tuner.core.configuration import Settings
 from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
@@ -91,6 +91,10 @@ class Outlook:
         """All legal configurations that are expected to fit and run, in the space's order."""
         return tuple(filter(self.is_expected_to_fit, self.search.prior.settings))
 
+    @cached_property
+    def _expected_places(self) -> frozenset[int | None]:
+        return frozenset(self._index[one] for one in self.expected)
+
     def runs(self, settings: Settings) -> float:
         belief, place = self.search.belief, self._index[settings]
         return float(belief.succeeds[place] / max(belief.fits[place], 1e-12))
@@ -104,14 +108,13 @@ class Outlook:
         Only the knob itself changes; accumulation makes up the global batch. Values of which no
         pair is expected to fit are left out.
         """
-        rest, mine = OTHERS_CHOSEN[knob], getattr(best, knob)
+        mine, expected = getattr(best, knob), self._expected_places
+        groups = self._known.space.differing_in(knob).values()
         for value in values:
-            having = [one for one in self.expected if getattr(one, knob) in (mine, value)]
-            first = {rest(s): self._index[s] for s in having if getattr(s, knob) == mine}
             pairs = [
-                (first[rest(s)], self._index[s])
-                for s in having
-                if getattr(s, knob) == value and rest(s) in first
+                (places[mine], places[value])
+                for places in groups
+                if places.get(mine) in expected and places.get(value) in expected
             ]
             if pairs:
                 yield value, self._mean_change(pairs), len(pairs)

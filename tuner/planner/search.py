@@ -54,10 +54,8 @@ class ExpectedMemory:
 
     def bytes_of(self, settings: Settings) -> float:
         """The estimate, scaled by the layout's probes, or else by what is typical so far."""
-        typical = median_low(self._factors.values()) if self._factors else 1.0
-        return (
-            self._factors.get(settings.settings_class, typical) * self._bound(settings).total_bytes
-        )
+        factor = self._factors.get(settings.settings_class, self._typical)
+        return factor * self._bound(settings).total_bytes
 
     def cannot_fit(self, settings: Settings) -> bool:
         """True where arithmetic alone says so."""
@@ -99,6 +97,10 @@ class ExpectedMemory:
                 key = settings.settings_class
                 found[key] = max(ratio, found.get(key, 0.0))
         return found
+
+    @cached_property
+    def _typical(self) -> float:
+        return median_low(self._factors.values()) if self._factors else 1.0
 
     def _bound(self, settings: Settings) -> MemoryBound:
         if settings not in self._bounds:
