@@ -134,9 +134,11 @@ def trials_of(known: Knowledge) -> list[Trial]:
             seconds = probe.measurement.wall_s / (VERIFICATION_STEPS * counts)
             settings = probe.request.settings
             at_least_s[settings] = max(seconds, at_least_s.get(settings, 0.0))
+    told = {*known.findings, *known.too_large, *known.slow, *known.failed, *at_least_s}
     trials = (
         _trial(known, at_least_s, index, settings)
         for index, settings in enumerate(known.space.legal)
+        if settings in told
     )
     return [trial for trial in trials if trial is not None]
 
