@@ -126,13 +126,10 @@ class Knowledge:
 
 # An answer, a plan, and what pages show are all made of it.
 @kept(maxsize=8)
-def learned(study: Study, fidelity: Fidelity) -> Knowledge:
-    return learn(study.at(fidelity), study)
-
-
-def learn(study: Study, whole: Study | None = None) -> Knowledge:
-    """Everything that the study's finished probes say today. Their order does not matter."""
-    whole, study = whole or study, repriced(study)
+def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
+    """Everything that a study's finished probes of a fidelity, by default the one it asks for, say
+    today. Their order does not matter."""
+    study = repriced(whole.at(fidelity or whole.limits.fidelity))
     question, space = study.question, enumerate_space(study.question)
     limit = study.limits.limit_bytes(question.cluster)
     probes = sorted(
