@@ -406,9 +406,7 @@ def _experts(
         errors = replace(
             _errors(base, [slower.get(n, trials[n]) for n in ran]), judged=errors.judged
         )
-    found = [
-        learn(near[:, ran], errors, one, told) for one, told in zip(sizes, tolds, strict=True)
-    ]
+    found = [learn(near[:, ran], errors, one, told) for one, told in zip(sizes, tolds, strict=True)]
     weights = _likely(errors, found)
     kept = np.flatnonzero(weights >= UNLIKELY)
     means = np.concatenate([base + one.mean.T for one in found])
