@@ -80,7 +80,7 @@ class Outlook:
         return tuple(self.search.prior.settings[n] for n in sorted(self._expected_places))
 
     @cached_property
-    def _expected_places(self) -> frozenset[int | None]:
+    def _expected_places(self) -> frozenset[int]:
         # What is ruled out is looked up in what may fit: it is less than all that is legal.
         known, place_of = self._known, self._index
         no_time = (one for one, slow in known.slow.items() if slow.step_time_s.value is None)
