@@ -18,7 +18,7 @@ from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import Costs, Width, default_costs
 from tuner.cost.liger import MORE_BYTES_OFF, more_bytes, more_seconds, runs_liger
 from tuner.cost.memory.device import (
     NOTHING,
@@ -201,7 +201,7 @@ def _allocated_tensors(
     if framework.name is FrameworkName.NANOTRON:
         return _pipeline_bytes(workload, settings, cluster, costs)
     if framework.name is FrameworkName.DEEPSPEED:
-        return _arithmetic(zero_memory(workload, settings, cluster), costs)
+        return _arithmetic(zero_memory(workload, settings, cluster), costs.memory.zero)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
@@ -209,7 +209,7 @@ def _allocated_tensors(
             return replace(tensors, low=width.low, high=width.high)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
-        tensors = _arithmetic(found, costs)
+        tensors = _arithmetic(found, costs.memory.arithmetic)
     extra = script_bytes(workload, settings, axis_sizes(settings, cluster).tp, framework, script)
     if any(size for sizes in extra.values() for size in sizes.values()):
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
@@ -222,13 +222,13 @@ def _allocated_tensors(
     return tensors.with_more({str(phase): {UNSPLIT: size} for phase, size in unsplit.items()})
 
 
-def _arithmetic(found: StepMemory, costs: Costs) -> AllocatedTensors:
+def _arithmetic(found: StepMemory, width: Width) -> AllocatedTensors:
     return AllocatedTensors(
         by_phase={str(phase): size for phase, size in found.by_phase.items()},
         breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
         basis=Basis.ARITHMETIC,
-        low=costs.memory.arithmetic.low,
-        high=costs.memory.arithmetic.high,
+        low=width.low,
+        high=width.high,
     )
 
 

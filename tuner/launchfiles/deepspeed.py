@@ -112,8 +112,9 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         )
     if settings.cpu_offload and stage != 3 and not own:
         return "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard"
-    if why := uncovered_settings(question.workload, question.framework, question.cluster, settings):
-        return why
+    work, stack = question.workload, question.framework
+    if own and (why := uncovered_settings(work, stack, question.cluster, settings)):
+        return f"of {stack.name}: {why}"
     if precision is Precision.BF16 and stage == 0:
         return (
             "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
@@ -176,7 +177,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "question": printable(asked(question, settings)),
         "settings": str(settings),
         "figures": list(about.figures),
-        "notes": notes,
+        "notes": [*filter(None, notes)],
     }
     return json.dumps({"tuner": origin, **values}, indent=2) + "\n"
 
@@ -271,7 +272,7 @@ def read(values: Mapping[str, Any]) -> Found:
     fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
     return Found(
         format_name=NAME,
-        free={**FREE, "sharding": tuple(map(str, STAGES))},
+        free={**FREE, "sharding": tuple(map(str, STAGES)), "sync_each_batch": ()},
         knobs=knobs,
         may=may,
         notes=NOTES,
@@ -306,8 +307,7 @@ def _read_zero(
         name = "offload_param" if state else "offload_optimizer"
         raise zero.error(name, "must be offloaded too: one without the other is not predicted")
     knobs = {"sharding": str(kind), **NO_MODEL_PARALLELISM, "cpu_offload": state}
-    if DEEPSPEED not in stacks:
-        knobs["sync_each_batch"] = stage >= 2
+    knobs["sync_each_batch"] = stage >= 2
     return knobs, stacks, within if within != 1 else None
 
 
