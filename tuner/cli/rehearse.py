@@ -71,7 +71,7 @@ def show(console: Console, found: Rehearsal, rank: Mapping[str, Any]) -> None:
         print_rows(titles, rows, ",".join(titles))
     if rank["held"]:
         _show_lines(console, "Held when memory ran out", rank["held"])
-    for moment in rank["moments"][:MOST_MOMENTS]:
+    for moment in rank["moments"][:MOST_MOMENTS] if rank["steps"] or rank["held"] else ():
         step = f", step {moment['step']}" if moment["step"] else ""
         title = f"Highest in {moment['phase']}{step}: {size_text(moment['bytes'])} asked for"
         _show_lines(console, title, moment["lines"])

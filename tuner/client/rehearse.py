@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.catalog.gpus import gpu_kinds
-from tuner.client.request import ClusterLike, read_cluster
+from tuner.client.request import read_cluster
+from tuner.client.values import ClusterLike
 from tuner.client.worker_process import NoSignals, Signals, Worker
 from tuner.core.cluster import Cluster, Device
 from tuner.errors import ProbeError, StoppedError, UsageError
@@ -103,9 +104,11 @@ def rehearse(
                     raise StoppedError(noted.noted[0], "nothing is left of the rehearsal")
                 time.sleep(POLL_S)
             if code != 0 or not out.exists():
-                raise ProbeError(_said(worker.last_words()) or f"it ended with exit code {code}")
-        records = json.loads(out.read_text(encoding="utf-8"))["ranks"]
-    return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(records))
+                raise ProbeError(f"the rehearsal failed: {worker.last_words()}")
+        told = json.loads(out.read_text(encoding="utf-8"))
+    if "error" in told:
+        raise ProbeError(told["error"])
+    return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
 
 
 def _order(
@@ -158,8 +161,3 @@ def _rank(asked: int | str, cluster: Cluster | None) -> int:
         allowed = f"must be numbers{f' below {most}' if most else ''}, or {LAST}"
         raise UsageError("ranks", text, allowed)
     return int(text)
-
-
-def _said(words: str) -> str:
-    """The worker's last line, without what its log puts before it."""
-    return words.rpartition("error ")[2] or words

@@ -3,7 +3,7 @@
     python -P -m workers.rehearsal --order FILE --out FILE [--watch-fd N]
 
 The order is JSON, as :func:`tuner.client.rehearse.rehearse` writes it; ``--out`` gets an object
-with the ranks' records.
+with the ranks' records, or with the error for which there are none.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.environment import without_secrets
-from tuner.errors import ProbeError
+from tuner.errors import ProbeError, TunerError
 from workers.launchers.base import SILENCE_S, WATCH_FD, Job
 from workers.launchers.local import LocalLauncher
 from workers.measuring.records import (
@@ -138,7 +138,10 @@ def main() -> int:
 
     def work(stop: StopRequest) -> int:
         order = json.loads(command.order.read_text(encoding="utf-8"))
-        write_json(command.out, rehearse(order, stop))
+        try:
+            write_json(command.out, rehearse(order, stop))
+        except TunerError as error:
+            write_json(command.out, {"error": str(error)})
         return 0
 
     return run_command(work, LOG, command.watch_fd)

@@ -41,6 +41,7 @@ class Redirected:
 
     def install(self) -> None:
         """Takes the place of the functions, for this process and its forks."""
+        self._mkdir(self._into)
         sys.dont_write_bytecode = True
         opened = self._opened(builtins.open)
         builtins.open = io.open = opened
