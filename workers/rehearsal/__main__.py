@@ -7,28 +7,34 @@ with the ranks' records, or with the error for which there are none.
 """
 
 import argparse
+import ctypes
 import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError, TunerError
-from workers.launchers.base import SILENCE_S, WATCH_FD, Job
-from workers.launchers.local import LocalLauncher
+from tuner.machine import end_first_for_memory
 from workers.measuring.records import (
     default_probes_folder,
+    log_tail,
     make_folder,
     remove_folder,
     remove_leftovers,
     write_json,
 )
 from workers.rehearsal import RECORD, SNAPSHOT
-from workers.scripts.host import write_order
+from workers.scripts.host import PR_SET_CHILD_SUBREAPER, BoundedLog, Copier
 from workers.standin import run as standin
 from workers.stop import StopRequest, open_fd, run_command
 
@@ -69,35 +75,17 @@ def rehearse(order: dict[str, Any], stop: StopRequest) -> dict[str, Any]:
 def _rank(order: dict[str, Any], parent: Path, stop: StopRequest) -> dict[str, Any]:
     folder = make_folder(parent, "rehearsal")
     try:
-        inner = folder / "rank"
+        inner, log = folder / "rank", folder / "log.txt"
         (folder / "tmp").mkdir()
         inner.mkdir()
         write_json(inner / "order.json", order | {"folder": str(folder)})
-        argv = (sys.executable, "-P", "-m", "workers.rehearsal.inside", str(inner / "order.json"))
-        write_order(folder, argv, _environment(order, folder), order["where"])
-        host = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(folder))
-        job = Job(
-            argv=(*host, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}"),
-            directory=folder,
-            ranks=1,
-            device="cuda",
-            deadline_s=order["seconds"] + BESIDE_S,
-        )
-        run = LocalLauncher().start(job)
-        while (ended := run.poll()) is None:
-            if why := stop.wait(POLL_S):
-                run.cancel()
-                raise ProbeError(f"the rehearsal was stopped: {why}")
-        said = run.logs().get(0, "")[-TAIL:]
-        words = " ".join(said.split())[-600:]
+        code = _run(inner / "order.json", order, folder, log, stop)
+        said = log_tail(log)[-TAIL:]
         try:
             record: dict[str, Any] = json.loads((inner / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            code = ended.ranks[0].code
-            killed = "; the kernel killed it for want of memory" if ended.host_oom_kills else ""
-            raise ProbeError(
-                f"the script ended with exit code {code}{killed}: ...{words}"
-            ) from None
+            words = " ".join(said.split())[-600:]
+            raise ProbeError(f"the script {_how_ended(code)}: ...{words}") from None
         if order["snapshot"] and (inner / SNAPSHOT).exists():
             into = Path(order["snapshot"])
             into.mkdir(parents=True, exist_ok=True)
@@ -107,6 +95,45 @@ def _rank(order: dict[str, Any], parent: Path, stop: StopRequest) -> dict[str, A
         return record | {"said": said if record["outcome"] == "failed" else ""}
     finally:
         remove_folder(folder)
+
+
+def _run(path: Path, order: dict[str, Any], folder: Path, log: Path, stop: StopRequest) -> int:
+    """Runs a rank to its end, of which nothing is left then; its exit code."""
+    argv = [sys.executable, "-P", "-m", "workers.rehearsal.inside", str(path)]
+    until = time.monotonic() + order["seconds"] + BESIDE_S
+    with log.open("wb") as file:
+        copier = Copier(BoundedLog(file.fileno()))
+        rank = subprocess.Popen(
+            argv,
+            cwd=order["where"],
+            env=_environment(order, folder),
+            stdin=subprocess.DEVNULL,
+            stdout=copier.pipe,
+            stderr=copier.pipe,
+        )
+        try:
+            end_first_for_memory(rank.pid)
+            while (code := rank.poll()) is None:
+                if why := stop.wait(POLL_S):
+                    raise ProbeError(f"the rehearsal was stopped: {why}")
+                if time.monotonic() > until:
+                    return -signal.SIGALRM
+            return code
+        finally:  # what it started comes to this process when it ends, which is a subreaper
+            while left := psutil.Process().children(recursive=True):
+                for process in left:
+                    with suppress(psutil.NoSuchProcess):
+                        process.kill()
+                psutil.wait_procs(left)
+            copier.close()
+
+
+def _how_ended(code: int) -> str:
+    if code == -signal.SIGALRM:
+        return "did not end in time"
+    if code == -signal.SIGKILL:
+        return "was killed, as the kernel does for want of memory"
+    return f"ended with exit code {code}"
 
 
 def _environment(order: dict[str, Any], folder: Path) -> dict[str, str]:
@@ -137,6 +164,7 @@ def main() -> int:
     command = parser.parse_args()
 
     def work(stop: StopRequest) -> int:
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         order = json.loads(command.order.read_text(encoding="utf-8"))
         try:
             write_json(command.out, rehearse(order, stop))
