@@ -55,6 +55,8 @@ def suggest(
     wall_s: float | None = None,
     gpu_s: float | None = None,
     probe_deadline_s: float | None = None,
+    launcher: str | None = None,
+    ray: str = "",
     tolerance: float = 0.01,
     pool: str = "",
     sampler: str = "cost-model",
@@ -109,6 +111,10 @@ def suggest(
         gpu_s: GPU-seconds to spend at most; by default without limit.
         probe_deadline_s: seconds that one probe may take; by default 600. A setting whose time is
             up is taken to be slow.
+        launcher: what starts ranks: ``local``, ``slurm`` in an allocation, or ``ray``; by default
+            ``slurm`` in an allocation of several nodes.
+        ray: address of the Ray cluster of the launcher ``ray``; by default that of ``RAY_ADDRESS``,
+            or a new one on this machine.
         tolerance: gain in speed that is not worth another probe (relative).
         pool: label of the service workers that may be at it; any unless given.
         sampler: proposes the next configuration: ``cost-model``, or Optuna's ``tpe``, ``gp`` (which

@@ -114,7 +114,7 @@ class ModelTensors:
             embedding=frozen(self.embedding),
             positions=frozen(self.positions),
             dense_layer=layer(self.dense_layer),
-            sparse_layer=(),  # peft's adapters of experts are not covered
+            sparse_layer=(),  # adapters beside experts are known by dry runs alone
             is_sparse=self.is_sparse,
             norm=frozen(self.norm),
             head=frozen(self.head),
