@@ -245,9 +245,11 @@ def suggest(asked: SuggestAsked) -> int:
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
     if asked.from_file is not None:
-        from tuner.cli.from_file import run_file
+        from tuner.cli.from_file import read_file, show_file
+        from tuner.cli.render import answer_asked
 
-        return run_file(asked, asked.from_file)
+        question = read_file(asked, asked.from_file)
+        return show_file(asked, question, answer_asked(asked, question.request))
     from tuner.cli.render import run
 
     return run(asked)
