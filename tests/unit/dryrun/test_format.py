@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "0f8479b15ec94b20e04b897eda23e74e324e61d89501d02ecacbbf712f9df418"),
-    "verdict": (4, "6f739d7c0bbed10488a65ca84b6cd9af32ac9997918227f126897305b615025f"),
+    "dry run": (4, "6c4d05132e65ec14c4c0f45d108927adf6dc36631fabc481eb3cb75e0d946970"),
+    "verdict": (4, "d570a860f390531dc36da6c08d2dca08faf293bf3d6d9cd56c20c0dab1872665"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
