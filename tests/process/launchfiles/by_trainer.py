@@ -44,9 +44,7 @@ def trained(folder: Path, model: str, output: str) -> dict[str, Any]:
         for _ in range(count)
     ]
     before = values_of(names["model"])
-    trainer = Trainer(
-        names["model"], args, train_dataset=rows, data_collator=eval(collator, names)
-    )
+    trainer = Trainer(names["model"], args, train_dataset=rows, data_collator=eval(collator, names))
     with Collectives() as collectives:
         ended = trainer.train()
     return {

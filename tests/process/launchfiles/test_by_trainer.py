@@ -15,9 +15,7 @@ from tuner.core.workload import Precision
 from tuner.launchfiles import FORMATS, export
 
 DDP = "sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2"
-PACKED = {
-    "packing": Packing(variant=PackingVariant.POSITION_IDS, documents=((3, 1), (5, 1)))
-}
+PACKED = {"packing": Packing(variant=PackingVariant.POSITION_IDS, documents=((3, 1), (5, 1)))}
 QLORA, LORA = Adapter(rank=2, method=AdapterMethod.QLORA), Adapter(rank=2)
 MIXED = {**PACKED, "precision": Precision.BF16_MIXED, "adapter": QLORA}
 # The recipe's question, and one that is asked of this machine.

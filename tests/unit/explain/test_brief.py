@@ -101,7 +101,7 @@ def test_others_as_fast_are_no_lighter():
     one = facts.TiedWithOthers(probes=(2,), more=0, lighter=0.01)
     assert told(one).why == ("As fast as #2, which is no lighter.",)
     several = replace(one, probes=(2, 3))
-    assert told(several).why == ("As fast as #2 and #3, which are no lighter.",)
+    assert told(several).why == ("As fast as #2, #3, which are no lighter.",)
 
 
 def test_changes_that_were_run_come_first_then_the_largest():
