@@ -244,9 +244,13 @@ def suggest(asked: SuggestAsked) -> int:
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
-    from tuner.cli.render import run
+    if asked.from_file is None:
+        from tuner.cli.render import run
 
-    return run(asked)
+        return run(asked)
+    from tuner.cli.from_file import run_file
+
+    return run_file(asked, asked.from_file)
 
 
 @taking(ProbeAsked)

@@ -29,7 +29,7 @@ LAUNCHERS = {
 }
 
 
-def run(asked: SuggestAsked, path: str) -> int:
+def run_file(asked: SuggestAsked, path: str) -> int:
     """Answer; the exit code is that of ``tuner suggest``."""
     texts = Texts()
     beside, more = texts.limits(asked), further(texts, asked)

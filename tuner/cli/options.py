@@ -333,6 +333,23 @@ class Asked(WorkloadAsked):
             BUDGET,
         ),
     ] = None
+    launcher: Annotated[
+        str | None,
+        option(
+            "local|slurm|ray",
+            "What starts ranks. By default slurm in an allocation of several nodes, else local.",
+            PLACE,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        option(
+            "HOST:PORT",
+            "The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one on"
+            " this machine.",
+            PLACE,
+        ),
+    ] = None
     script: Annotated[
         str | None,
         option(

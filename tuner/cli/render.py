@@ -54,10 +54,6 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    if asked.from_file is not None:
-        from tuner.cli.from_file import run as run_file
-
-        return run_file(asked, asked.from_file)
     for name in ("format_name", "in_place", "no_backup", "diff"):
         if given := getattr(asked, name):
             raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")

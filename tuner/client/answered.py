@@ -16,7 +16,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import Device
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Quantity
-from tuner.core.script import CONFIGURATION, Launch, script_launch
+from tuner.core.script import CONFIGURATION, Launch, script_launch, torchrun
 from tuner.core.study import ProbeState, Question, Study
 from tuner.core.words import (
     describe,
@@ -29,7 +29,6 @@ from tuner.core.words import (
 from tuner.errors import TunerError, UnknownNameError, UsageError
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
-from tuner.launchfiles.contract import torchrun
 from tuner.results.points import row_text, rows_of
 from tuner.space import Space
 
@@ -340,7 +339,10 @@ def launch_of(
     """The command that reads the first of ``files`` that can be started, and these."""
     started = ((path, FORMATS[formats[path]].argv) for path in files)
     commands = (argv(question, path) for path, argv in started if argv is not None)
-    return {"argv": list(next(commands, torchrun(question, "SCRIPT.py"))), "files": dict(files)}
+    return {
+        "argv": list(next(commands, torchrun(question.cluster, "SCRIPT.py"))),
+        "files": dict(files),
+    }
 
 
 def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:

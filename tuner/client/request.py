@@ -70,6 +70,7 @@ from tuner.core.framework import (
     packages_beside,
     usual_precision,
 )
+from tuner.core.launcher import LauncherName
 from tuner.core.measurement import Fidelity
 from tuner.core.packing import Packing, PackingVariant, read_documents
 from tuner.core.script import Script
@@ -962,6 +963,10 @@ class RequestHere(TuneRequest):
     """The user's own, which is run in the place of the probe program's step."""
     probe_deadline_s: Seconds | None = None
     """Seconds that one probe may take; by default the worker's own limit."""
+    launcher: LauncherName | None = None
+    """What starts ranks; by default Slurm's in an allocation of several nodes."""
+    ray: str = ""
+    """Address of a Ray cluster; by default that of RAY_ADDRESS, or one is started."""
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import BaseModel, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -81,9 +81,36 @@ def plain(value: object) -> Any:
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def plain_arguments(**given: Any) -> dict[str, Any]:
-    """The arguments that are given, with numbers as Python has them."""
-    return {name: plain(value) for name, value in given.items() if value is not None}
+class SharedArguments(TypedDict, total=False):
+    """Keyword arguments of :func:`tuner.suggest` that others take too, with the same defaults."""
+
+    optimizer: str
+    precision: str | None
+    reduce_dtype: str | None
+    loss: str
+    tensor_parallel: str
+    adapter: str | Mapping[str, Any] | None
+    frozen: str | Sequence[str] | None
+    packing: str | Mapping[str, Any] | None
+    task: str
+    image_tokens: int
+    framework: str
+    framework_versions: Mapping[str, str] | None
+    headroom: float | None
+    memory_limit_gib: float | None
+
+
+def plain_arguments(shared: Mapping[str, Any] | None = None, /, **given: Any) -> dict[str, Any]:
+    """The arguments that are given, with numbers as Python has them.
+
+    Raises:
+        TypeError: one of ``shared`` is none of :class:`SharedArguments`.
+    """
+    for name in shared or ():
+        if name not in SharedArguments.__annotations__:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+    every = {**given, **(shared or {})}
+    return {name: plain(value) for name, value in every.items() if value is not None}
 
 
 def silent(text: str) -> None:

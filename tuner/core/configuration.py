@@ -327,6 +327,8 @@ def knob_value(name: str, value: object) -> Any:
     return value
 
 
+# A study is read again after every probe: the same object has its hash and its text already.
+@lru_cache(maxsize=4096)
 def parse_settings(text: str) -> Settings:
     """Settings from ``knob=value,knob=value``.
 

@@ -23,7 +23,7 @@ from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.model import ModelConfig
 from tuner.model.checks import LAYER_NAMES, first_of, text_of
-from tuner.model.shape import SLIDING, LayerKind, layer_indices
+from tuner.model.shape import SLIDING, LayerKind, is_of_each, layer_indices
 
 # Layers of the shallowest copy. The first and the last layer differ from those between them in what
 # is gathered and kept around them; with two at each end, one at each is like the others.
@@ -92,8 +92,9 @@ def at_depth(
         for name, value in list(own.items()):
             if name in named:
                 own[name] = [place for place, i in enumerate(left) if i in named[name]]
-            elif isinstance(value, list) and len(value) == model.layers:
-                own[name] = [value[i] for i in left]
+            elif is_of_each(name, value, model.layers):
+                cut = [value[i] for i in left]
+                own[name] = "".join(cut) if isinstance(value, str) else cut
         return config if own is config else {**config, "text_config": own}
     config["num_hidden_layers"] = depth
     if "layer_types" in config and any(kind.attention == SLIDING for kind in kinds):
@@ -178,7 +179,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 4
 # The same of types that only dry runs know.
-TRACED_FORMAT = 7
+TRACED_FORMAT = 8
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is

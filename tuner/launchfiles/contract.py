@@ -104,10 +104,6 @@ class Format:
     that cannot be merged into."""
 
 
-# Where ranks of several nodes meet: torch's own default.
-PORT = 29500
-
-
 def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
     """Tells whether ranks see different data."""
     return settings.data_parallel_size(question.cluster.world_size) > 1
@@ -121,19 +117,6 @@ def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
 def sync_acts(question: Question, settings: Settings) -> bool:
     """Tells whether it makes a difference when gradients are synchronized."""
     return settings.gradient_accumulation_steps > 1 and has_data_parallel_ranks(question, settings)
-
-
-def torchrun(question: Question, *script: str, host: str = "HOST") -> list[str]:
-    """The command that starts the cluster's ranks of a script with its arguments, on each node.
-
-    Several nodes meet at ``host``, the same one for all.
-    """
-    cluster = question.cluster
-    ranks = ["--nproc-per-node", str(cluster.gpus_per_node)]
-    if cluster.nodes == 1:
-        return ["torchrun", "--standalone", *ranks, *script]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}"]
-    return ["torchrun", "--nnodes", str(cluster.nodes), *ranks, *meeting, *script]
 
 
 def batch_text(question: Question, settings: Settings) -> str:

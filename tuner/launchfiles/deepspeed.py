@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
+from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.launchfiles import contract as refusals
@@ -25,7 +26,6 @@ from tuner.launchfiles.contract import (
     printable,
     reduced_in,
     sync_acts,
-    torchrun,
     written,
 )
 from tuner.launchfiles.fields import Fields, Found
@@ -162,7 +162,7 @@ FORMAT = Format(
     media_type="application/json",
     why_not=_why_not,
     render=_render,
-    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py", "--deepspeed_config", path)),
+    argv=lambda question, path: torchrun(question.cluster, "SCRIPT.py", "--deepspeed_config", path),
 )
 
 

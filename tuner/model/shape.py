@@ -395,6 +395,13 @@ def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset
     }
 
 
+def is_of_each(name: str, value: object, layers: int) -> bool:
+    """Tells whether a field says something of each layer: by a list, or by a letter for each as
+    ``hybrid_override_pattern`` does."""
+    spelled = isinstance(value, str) and name.endswith("pattern")
+    return (spelled or isinstance(value, list | tuple)) and len(value) == layers  # type: ignore[arg-type]
+
+
 def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     """The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
     ``transformers/models``. A window slides also where it is longer than the sequence. A type that
@@ -404,9 +411,7 @@ def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     if model.is_traced:
         own, count = text_of(model.fields), model.layers
         named = layer_indices(own, count)
-        lists = [
-            v for n, v in own.items() if isinstance(v, tuple) and len(v) == count and n not in named
-        ]
+        lists = [v for n, v in own.items() if is_of_each(n, v, count) and n not in named]
         whole = {n: v for n, v in own.items() if isinstance(v, int) and not isinstance(v, bool)}
         periods = [v for n, v in whole.items() if any(w in n for w in _PERIODS) and 1 < v <= count]
         leads = [v for n, v in whole.items() if any(w in n for w in _LEADS) and 0 < v < count]

@@ -50,7 +50,7 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
         return Stop(reason=f"sampler {study.limits.sampler} {why}")
-    known = learned(whole, study.limits.fidelity)
+    known = learned(whole)
     if why := spent(study):
         return Stop(reason=why) if known.fitting else _nothing(known, why)
     if why := same_accident(study):
@@ -76,7 +76,7 @@ def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeReque
     is_over = spent(study) or same_accident(study)
     if is_over or any(is_final(study, probe.request) for probe in pending):
         return None
-    known = learned(whole, study.limits.fidelity)
+    known = learned(whole)
     if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()

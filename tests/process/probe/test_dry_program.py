@@ -157,6 +157,7 @@ def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
         (False, [{**bamba, "num_hidden_layers": n, "attn_layer_indices": [7]} for n in (4, 6, 9)]),
         (True, [{**moe, "num_hidden_layers": n} for n in (4, 8, 16)]),
         (False, [{**moe, "num_hidden_layers": n} for n in (4, 6, 16)]),  # each fourth by default
+        (False, [{**moe, "num_hidden_layers": 8}] * 3),  # copies that are no shallower
     ]:
         assert show_whole(*models) is shows, models
 

@@ -34,6 +34,11 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"make (suggest|test)", MINUTES),
     Rule("*", r"pip install .*", "installs; tests are run in what is installed"),
     Rule("*", r"tuner suggest .*--cluster local .*", GPUS),
+    Rule(
+        "docs/scripts.md",
+        r"sbatch .*",
+        "needs Slurm and GPUs: tests/system/slurm/test_script.py runs one on CPU ranks",
+    ),
     Rule("*", r"tuner suggest --model stories15m .*--max-probes \d+\b.*", MINUTES),
     Rule("*", r"tuner probe --model stories15m .*", TINY),
     Rule("*", r"tuner suggest --model bert/config.json .*", EXAMPLE),

@@ -210,7 +210,7 @@ def _adapted(model: ModelConfig, adapter: Adapter, frozen_width: int) -> ModelTe
         embedding=frozen(whole.embedding),
         positions=frozen(whole.positions),
         dense_layer=layer(whole.dense_layer),
-        sparse_layer=(),  # peft's adapters of experts are not covered
+        sparse_layer=(),  # adapters beside experts are known by dry runs alone
         is_sparse=whole.is_sparse,
         norm=frozen(whole.norm),
         head=frozen(whole.head),
