@@ -131,14 +131,15 @@ def read_question(ctx: Any, path: str | None) -> str | None:
     """Takes the options that are not given from a TOML file, by their names; a list repeats one."""
     if path is None:
         return None
-    from tuner.errors import UsageError, did_you_mean
+    from tuner.errors import UsageError, did_you_mean, why_unreadable
 
     try:
         with open(os.path.expanduser(path), "rb") as file:  # noqa: PTH111, PTH123
             written = tomllib.load(file)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError("file", path, f"must be a TOML file of options: {why}") from error
+    except OSError as error:
+        raise UsageError("file", path, why_unreadable(error)) from error
+    except ValueError as error:
+        raise UsageError("file", path, f"must be a TOML file of options: {error}") from error
     known = {one.name: one for one in ctx.command.params if one.name != "question_file"}
     given: dict[str, Any] = {}
     for name, value in written.items():

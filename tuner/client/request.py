@@ -101,7 +101,7 @@ from tuner.core.workload import (
     TensorParallel,
     Workload,
 )
-from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.errors import UnknownNameError, UsageError, all_of, why_unreadable
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
 from tuner.model.checks import check_json
@@ -519,8 +519,7 @@ def read_cluster_file(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
+        raise UsageError("cluster", str(path), why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
     loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads

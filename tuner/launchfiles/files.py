@@ -20,7 +20,7 @@ from typing import Any
 import tomlkit
 import yaml
 
-from tuner.errors import UnknownNameError, UsageError
+from tuner.errors import UnknownNameError, UsageError, why_unreadable
 from tuner.launchfiles import (
     accelerate,
     axolotl,
@@ -244,16 +244,13 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
         raise UnknownNameError("format", format_name, READERS)
     where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
     try:
-        if not where.exists():
-            raise UsageError("file", path, "there is no such file")
-        if not where.is_file():
+        if where.exists() and not where.is_file():
             raise UsageError("file", path, "must be a file, and is a folder or a device")
         if where.stat().st_size > LARGEST_BYTES:
             raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
         text = where.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("file", path, f"cannot be read: {reason}") from error
+        raise UsageError("file", path, why_unreadable(error)) from error
     return read_text(text, path, format_name)
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tuner.catalog import models
 from tuner.catalog.models import Task
-from tuner.errors import ModelConfigError, UnknownNameError
+from tuner.errors import ModelConfigError, UnknownNameError, why_unreadable
 from tuner.model.checks import (
     LAYER_NAMES,
     LENGTH_NAMES,
@@ -320,8 +320,7 @@ def _read_bounded(path: Path, spec: str) -> bytes:
             _check_regular(os.fstat(descriptor), spec)
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelConfigError("model", spec, f"must be a readable file ({why})") from error
+        raise ModelConfigError("model", spec, why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
     return data
