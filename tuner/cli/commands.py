@@ -13,6 +13,7 @@ from tuner.cli.options import (
     Database,
     Json,
     ProbeAsked,
+    RehearseAsked,
     SuggestAsked,
     format_names,
     study_ids,
@@ -267,6 +268,23 @@ def probe(asked: ProbeAsked) -> int:
           --settings sharding=full_shard,micro_batch_size=2
     """
     from tuner.cli.probe import run
+
+    return run(asked)
+
+
+@taking(RehearseAsked)
+def rehearse(asked: RehearseAsked) -> int:
+    """Run your own script as one rank of a cluster, without a GPU: its memory, and who holds it.
+
+    The script is not changed. It runs over a stand-in for CUDA's libraries, which is built at first
+    use with the C compiler and needs a CUDA build of torch: torch's own allocator counts memory, no
+    kernel runs, and losses mean nothing. Exit code 3 says that it ran out of memory.
+
+    \b
+    Example:
+      tuner rehearse --cluster 8x8xh100-80gb -- torchrun --nproc-per-node 8 train.py
+    """
+    from tuner.cli.rehearse import run
 
     return run(asked)
 
@@ -619,6 +637,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "check": check,
     "size": size,
     "probe": probe,
+    "rehearse": rehearse,
     "calibrate": calibrate,
     "export": export,
     "models": list_models,
