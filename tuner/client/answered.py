@@ -21,12 +21,13 @@ from tuner.core.study import ProbeState, Question, Study
 from tuner.core.words import (
     describe,
     memory_range_text,
+    probe_word,
     rank_word,
     rate_text,
     seconds_text,
     sizes_text,
 )
-from tuner.errors import TunerError, UnknownNameError, UsageError
+from tuner.errors import TunerError, UnknownNameError, UsageError, why_unreadable
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.results.points import row_text, rows_of
@@ -118,8 +119,7 @@ def read_into(path_text: str, format_name: str) -> str:
             data = file.read(LARGEST_INTO_BYTES + 1)
         text = data.decode()
     except (OSError, RuntimeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError("into", path_text, f"cannot be read: {why}") from error
+        raise UsageError("into", path_text, why_unreadable(error)) from error
     if len(data) > LARGEST_INTO_BYTES:
         raise UsageError("into", path_text, f"must be at most {LARGEST_INTO_BYTES} bytes")
     return text
@@ -289,7 +289,8 @@ class PlainLines:
                 number = len(self._known) - self._before
                 row = rows_of(replace(study, probes=(probe,)))[0]  # without its repetitions
                 found = f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"
-                self.note(f"probe {of_most(number, study)}: {found}")
+                noun = probe_word(probe.request.fidelity)
+                self.note(f"{noun} {of_most(number, study)}: {found}")
 
     def note(self, text: str) -> None:
         self._say(text)

@@ -101,7 +101,7 @@ from tuner.core.workload import (
     TensorParallel,
     Workload,
 )
-from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.errors import UnknownNameError, UsageError, all_of, why_unreadable
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
 from tuner.model.checks import check_json
@@ -514,8 +514,7 @@ def read_cluster_file(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
+        raise UsageError("cluster", str(path), why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
     loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads
@@ -998,6 +997,12 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             values[name] = value
     return values
+
+
+def as_field(error: UsageError) -> UsageError:
+    """An error that is named as an argument is, named as the request's field."""
+    table, _, _ = error.field.partition(".")
+    return error.at(".".join(_WITHIN[table])) if table in _WITHIN else error
 
 
 def as_argument(error: UsageError) -> UsageError:

@@ -18,7 +18,7 @@ from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName, flag_differs
-from tuner.errors import UsageError
+from tuner.errors import UsageError, why_unreadable
 from tuner.plain import Plain
 
 if TYPE_CHECKING:
@@ -250,8 +250,7 @@ def _read(field_name: str, path: Path, given: str) -> bytes:
             raise UsageError(field_name, given, "must be a file of at most 1 MiB")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError: a null character
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(field_name, given, f"must be a file that can be read: {why}") from None
+        raise UsageError(field_name, given, why_unreadable(error)) from None
 
 
 def why_other(path: str, sha256: str) -> str:

@@ -248,7 +248,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
             change=None,
             tolerance=known.study.limits.tolerance,
             reason=choice.reason,
-            spared_bytes=fastest.most_bytes - best.most_bytes,
+            spared_bytes=fastest.expected_bytes - best.expected_bytes,
         )
     # Other micro-batches of the same layout are much alike.
     tolerance, layout = known.study.limits.tolerance, best.settings.settings_class

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tuner.catalog import models
 from tuner.catalog.models import Task
-from tuner.errors import ModelConfigError, UnknownNameError
+from tuner.errors import ModelConfigError, UnknownNameError, why_unreadable
 from tuner.model.checks import (
     LAYER_NAMES,
     LENGTH_NAMES,
@@ -114,6 +114,16 @@ class ModelConfig:
     @property
     def is_causal_lm(self) -> bool:
         return self.task is Task.CAUSAL_LM
+
+    @property
+    def has_capped_scores(self) -> bool:
+        """True where scores of attention are capped (Gemma 2)."""
+        return bool(self.fields.get("attn_logit_softcapping"))
+
+    @property
+    def has_biased_scores(self) -> bool:
+        """True where scores get a bias for each distance, ALiBi (MPT)."""
+        return self.model_type == "mpt"
 
     @property
     def type_and_task(self) -> str:
@@ -320,8 +330,7 @@ def _read_bounded(path: Path, spec: str) -> bytes:
             _check_regular(os.fstat(descriptor), spec)
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelConfigError("model", spec, f"must be a readable file ({why})") from error
+        raise ModelConfigError("model", spec, why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
     return data
@@ -362,16 +371,6 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _thaw(item) for key, item in value.items()}
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def has_capped_scores(model: ModelConfig) -> bool:
-    """Tells whether scores of attention are capped (Gemma 2)."""
-    return bool(model.fields.get("attn_logit_softcapping"))
-
-
-def has_biased_scores(model: ModelConfig) -> bool:
-    """Tells whether scores get a bias for each distance, ALiBi (MPT)."""
-    return model.model_type == "mpt"
 
 
 # Fields by which every so many layers are of another kind, and by which the first few are:

@@ -45,7 +45,10 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     """The same of a study that is to be measured or emulated."""
     whole, study = study, study.at(study.limits.fidelity)
     if pending := [p for p in study.probes if p.state is not ProbeState.DONE]:
-        return (_company(whole, study, pending) if beside else None) or Wait()
+        is_over = spent(study) or same_accident(study)
+        if not beside or is_over or any(is_final(study, probe.request) for probe in pending):
+            return Wait()
+        return _company(learned(whole), pending) or Wait()
     if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
         return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
@@ -71,12 +74,9 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     return Stop(reason=why) if known.fitting else _nothing(known, why)
 
 
-def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeRequest | None:
+def _company(known: Knowledge, pending: Sequence[Probe]) -> ProbeRequest | None:
     """A probe to be run beside those on their way, if one is worth it."""
-    is_over = spent(study) or same_accident(study)
-    if is_over or any(is_final(study, probe.request) for probe in pending):
-        return None
-    known = learned(whole)
+    study = known.study
     if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()

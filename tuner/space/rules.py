@@ -1,7 +1,8 @@
 """Decides which knobs cannot act in a configuration, which values a knob can have, and which
 combinations are refused."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -434,24 +435,33 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
             raise UsageError("sharding", value, f"{why} refuses; it must be ddp")
     if knob == "activation_checkpointing" and (why := no_checkpointing(question, value)):
         raise UsageError(knob, value, f"cannot be had here: {why}")
-    sizes = [(what, size) for what, size in split_by(question, knob) if size % value]
-    if sizes:
-        wrong = " and ".join(f"{what} ({size})" for what, size in sizes)
-        raise UsageError(knob, value, f"must divide {wrong}")
+    splits_heads = knob == "tp_size" and fixed_tp_size(question) is None
+    if splits_heads or (knob == "pp_size" and fixed_by_framework(question, knob) is None):
+        wrong = [f"{what} ({size})" for what, size in split_by(question, knob) if size % value]
+        if wrong:
+            raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
     if knob == "cpu_offload" and value and question.cluster.gpu.device is Device.CPU:
         raise UsageError(knob, "true", "refused on CPUs, where device and host memory are one")
 
 
+def possible(question: Question, knob: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Picks the values of a knob that some configuration of the question can have."""
+    passed = []
+    for value in values:
+        with suppress(UsageError):
+            check_possible(question, knob, value)
+            passed.append(value)
+    return tuple(passed)
+
+
 def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
-    """Names what a parallel size must divide; nothing for other knobs, or where it is inactive.
+    """Names what a parallel size, ``tp_size`` or ``pp_size``, must divide where it is active.
 
     Experts are not split by ``tp_size``: each rank runs them on its own tokens.
     """
     model, cluster = question.workload.model, question.cluster
-    if knob == "pp_size" and fixed_by_framework(question, knob) is None:
+    if knob == "pp_size":
         return ("layers", model.layers), ("GPUs", cluster.world_size)
-    if knob != "tp_size" or fixed_tp_size(question) is not None:
-        return ()
     has_dense = model.sparse_layers < model.layers
     dense = (("intermediate_size", model.intermediate_size),) if has_dense else ()
     return (

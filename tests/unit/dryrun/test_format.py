@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "cdd2ac5f2e9bedec76c3ec0d94fe3c3f4be3802d6875643fba7a1fee31fee6db"),
-    "verdict": (4, "17491ecbd867ebc3f180d6f1f36086f88ee9b9e4a467e6b0bb1c7076bef8f9df"),
+    "dry run": (4, "3a142a890e770d26b93e28650401827c56c592d4d3628cc7e99bd7cc9332a46c"),
+    "verdict": (4, "a2c35a46362eb38eb48e2fd04db823c22264823a17b45ffc208712dc3cdc73e7"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

@@ -48,7 +48,6 @@ from tuner.cost.memory.wrapping import (
     Wrapping,
 )
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
 LOSS_PARTS = 8
@@ -232,7 +231,7 @@ class _Step(Wrapping):
     def masks_kept(self) -> bool:
         """Whether masks are needed by backward: of layers that compute again, of ``masked_fill`` in
         MPT's, or of layers that keep the batch's."""
-        own = has_biased_scores(self.model) or is_block_diagonal(self.workload)
+        own = self.model.has_biased_scores or is_block_diagonal(self.workload)
         return self.checkpoints or own
 
     def _hold_turns(self, sign: int) -> None:
@@ -250,12 +249,12 @@ class _Step(Wrapping):
         the end of forward, and checkpoints of layers hold them to the end of backward.
         """
         square = sign * float(self.tokens) ** 2
-        if has_biased_scores(self.model):
+        if self.model.has_biased_scores:
             # whether a key is masked, in a byte; and the bias of each distance
             self.tape.sequence(ACTIVATIONS, square)
             bias = sign * 4 * self.model.heads * self.model.max_sequence_length
             self.tape.fixed(ACTIVATIONS, bias)
-        elif has_capped_scores(self.model):
+        elif self.model.has_capped_scores:
             kinds = {kind.attention for kind in self.model.layer_kinds}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif self.workload.masked:  # of each sequence, for its documents lie in their own way
@@ -288,7 +287,7 @@ class _Step(Wrapping):
             self.tape.sequence(TEMPORARIES, self.stream)
             self.embedded_held = self.stream
         self.release(layer.unit)
-        if first and not plain and has_biased_scores(self.model):
+        if first and not plain and self.model.has_biased_scores:
             # MPT's decoder holds the last layer's probabilities until the next one has returned
             held = self.c * self.model.heads * float(self.tokens) ** 2
             self.tape.sequence(TEMPORARIES, held)
