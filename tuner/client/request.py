@@ -999,6 +999,12 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def as_field(error: UsageError) -> UsageError:
+    """An error that is named as an argument is, named as the request's field."""
+    table, _, _ = error.field.partition(".")
+    return error.at(".".join(_WITHIN[table])) if table in _WITHIN else error
+
+
 def as_argument(error: UsageError) -> UsageError:
     """The same error, named as arguments and options are."""
     table, _, name = error.field.partition(".")
