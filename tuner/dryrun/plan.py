@@ -14,8 +14,8 @@ from tuner.core.framework import (
     ADAPTER_PACKAGE,
     EIGHT_BIT_PACKAGE,
     FOUR_BIT_PACKAGE,
+    NOT_PROBED,
     Framework,
-    FrameworkName,
     packages_beside,
     releases_of,
 )
@@ -297,8 +297,8 @@ def plan_dry_runs(
 
 def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
     """Why no dry run shows settings; empty where one does."""
-    if framework.name is FrameworkName.NANOTRON:
-        return "nanotron's step is not one that the dry-run program runs"
+    if framework.name in NOT_PROBED:
+        return f"{framework.name}'s step is not one that the dry-run program runs"
     if settings.sharding is not Sharding.DDP and framework.fsdp_version == 1:
         return (
             f"{framework.name} shards with FSDP1 in these versions, and the dry-run program"

@@ -10,6 +10,7 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
+    NOT_PROBED,
     Condition,
     Effect,
     FrameworkName,
@@ -198,6 +199,8 @@ def _no_fused_loss(question: Question, settings: Settings) -> str:
         return no_liger(question)
     if question.framework.name is FrameworkName.NANOTRON:
         return "nanotron's loss is its own"
+    if question.framework.name is FrameworkName.DEEPSPEED:
+        return "no file of DeepSpeed's says it, and it is not predicted"
     if release is None or meets(release, LOSS_OF_MODEL):
         return ""
     oldest = LOSS_OF_MODEL.strip(">=")
@@ -317,6 +320,7 @@ SHARDINGS: Mapping[FrameworkName, tuple[Sharding, ...]] = {
     FrameworkName.TRAINER: (Sharding.DDP, *FSDP),
     # nanotron config/config.py: optimizer.zero_stage is 0 or 1.
     FrameworkName.NANOTRON: (Sharding.DDP, Sharding.ZERO1),
+    FrameworkName.DEEPSPEED: (Sharding.DDP, Sharding.ZERO1, *FSDP),
 }
 
 
@@ -380,6 +384,8 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
         return ""
     if name is FrameworkName.NANOTRON:
         return "nanotron computes all layers again, or none (recompute_layer)"
+    if name is FrameworkName.DEEPSPEED:
+        return "of DeepSpeed's step all layers computed again, or none, is predicted"
     if value is Checkpointing.SELECTIVE:
         if name is FrameworkName.TRAINER:
             return "no argument of the Trainer names what is kept; it takes a function of Python's"
@@ -493,7 +499,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if why := _no_sharded_adapter(question, settings):
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
     sharded, work = settings.sharding in FSDP, question.workload
-    own = question.script is not None or question.framework.name is FrameworkName.NANOTRON
+    own = question.script is not None or question.framework.name in NOT_PROBED
     why = no_dtensors(work.optimizer, question.framework, splits=tp > 1)
     if why and not own and (sharded or tp > 1):
         why = f"with optimizer {work.optimizer}: {why}"
@@ -512,7 +518,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         allowed = f"with tp_size {tp} it must be one of none, every_2, full, offload"
         return UsageError("activation_checkpointing", "selective", allowed)
     replicas = settings.data_parallel_size(cluster.world_size)
-    torch = question.framework.name is not FrameworkName.NANOTRON
+    torch = question.framework.name not in NOT_PROBED
     if torch and settings.sharding is Sharding.DDP and replicas > 1 and tp > 1:
         allowed = (
             f"with tp_size {tp} and {replicas} data-parallel ranks it must be one of"

@@ -10,7 +10,7 @@ parallelism shards, Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) f
 parallelism.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -83,14 +83,19 @@ def step_memory(
     Raises:
         ZeroDivisionError: settings of more ranks than the cluster has.
     """
-    size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
+    accumulates, one_class = settings.gradient_accumulation_steps > 1, settings.settings_class
+    moments = step_moments(workload, one_class, accumulates, cluster, selects_every)
+    return highest_moments(moments, settings.micro_batch_size)
+
+
+def highest_moments(moments: Iterable[Moment], micro_batch_size: int) -> StepMemory:
+    """The memory of a step that has these moments."""
     highest: dict[Phase, Moment] = {}
-    one_class = settings.settings_class
-    for moment in step_moments(workload, one_class, count > 1, cluster, selects_every):
+    for moment in moments:
         known = highest.get(moment.phase)
-        if known is None or moment.total(size) > known.total(size):
+        if known is None or moment.total(micro_batch_size) > known.total(micro_batch_size):
             highest[moment.phase] = moment
-    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=size)
+    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=micro_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,10 +143,10 @@ def step_moments(
 
     ``accumulates`` says whether the step has more than one micro-batch.
     """
-    return _Step(workload, settings_class, accumulates, cluster, selects_every).run()
+    return Step(workload, settings_class, accumulates, cluster, selects_every).run()
 
 
-class _Step(Wrapping):
+class Step(Wrapping):
     """One micro-batch and the optimizer, on a tape."""
 
     def run(self) -> tuple[Moment, ...]:
@@ -471,11 +476,7 @@ class _Step(Wrapping):
             tape, span = self.tape, self.parts.middle
             tape.sequence(ACTIVATIONS, -span.kept_bytes)
             tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
-            if not self.fsdp:
-                waits = 0.0 if self.whole_waits else self.w * span.trained_whole
-                tape.fixed(GRADIENTS_UNSHARDED, waits)
-            else:
-                self.reduce_between(span)
+            self.reduce_between(span)
             self.cast_full_buckets(near)
         for index in reversed(range(near)):
             self._backward_layer(index)
