@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "3a142a890e770d26b93e28650401827c56c592d4d3628cc7e99bd7cc9332a46c"),
-    "verdict": (4, "a2c35a46362eb38eb48e2fd04db823c22264823a17b45ffc208712dc3cdc73e7"),
+    "dry run": (4, "9ce676cca6259d9476844df1fd057c26133922a1c5f2989915d950b669d210ae"),
+    "verdict": (4, "bf1e32335f9cf135f65248cb7aca17aff95ae213e08b36ff0c99803cccb6672c"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
