@@ -245,13 +245,15 @@ def suggest(asked: SuggestAsked) -> int:
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
-    if asked.from_file is None:
-        from tuner.cli.render import run
+    if asked.from_file is not None:
+        from tuner.cli.from_file import read_file, show_file
+        from tuner.cli.render import answer_asked
 
-        return run(asked)
-    from tuner.cli.from_file import run_file
+        question = read_file(asked, asked.from_file)
+        return show_file(asked, question, answer_asked(asked, question.request))
+    from tuner.cli.render import run
 
-    return run_file(asked, asked.from_file)
+    return run(asked)
 
 
 @taking(ProbeAsked)

@@ -258,9 +258,10 @@ class WorkloadAsked:
     framework: Annotated[
         str | None,
         option(
-            "torch|accelerate|trainer|nanotron",
+            "torch|accelerate|trainer|nanotron|deepspeed",
             "The stack that you launch: a script of your own (torch, the default), one with"
-            " accelerate, the transformers Trainer, or nanotron, which is predicted only.",
+            " accelerate, the transformers Trainer, or nanotron or DeepSpeed, which are"
+            " predicted only.",
             PLACE,
         ),
     ] = None
