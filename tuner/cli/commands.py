@@ -13,6 +13,7 @@ from tuner.cli.options import (
     Database,
     Json,
     ProbeAsked,
+    RehearseAsked,
     SuggestAsked,
     format_names,
     study_ids,
@@ -244,13 +245,15 @@ def suggest(asked: SuggestAsked) -> int:
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
-    if asked.from_file is None:
-        from tuner.cli.render import run
+    if asked.from_file is not None:
+        from tuner.cli.from_file import read_file, show_file
+        from tuner.cli.render import answer_asked
 
-        return run(asked)
-    from tuner.cli.from_file import run_file
+        question = read_file(asked, asked.from_file)
+        return show_file(asked, question, answer_asked(asked, question.request))
+    from tuner.cli.render import run
 
-    return run_file(asked, asked.from_file)
+    return run(asked)
 
 
 @taking(ProbeAsked)
@@ -267,6 +270,23 @@ def probe(asked: ProbeAsked) -> int:
           --settings sharding=full_shard,micro_batch_size=2
     """
     from tuner.cli.probe import run
+
+    return run(asked)
+
+
+@taking(RehearseAsked)
+def rehearse(asked: RehearseAsked) -> int:
+    """Run your own script as one rank of a cluster, without a GPU: its memory, and who holds it.
+
+    The script is not changed. It runs over a stand-in for CUDA's libraries, which is built at first
+    use with the C compiler and needs a CUDA build of torch: torch's own allocator counts memory, no
+    kernel runs, and losses mean nothing. Exit code 3 says that it ran out of memory.
+
+    \b
+    Example:
+      tuner rehearse --cluster 8x8xh100-80gb -- torchrun --nproc-per-node 8 train.py
+    """
+    from tuner.cli.rehearse import run
 
     return run(asked)
 
@@ -619,6 +639,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "check": check,
     "size": size,
     "probe": probe,
+    "rehearse": rehearse,
     "calibrate": calibrate,
     "export": export,
     "models": list_models,

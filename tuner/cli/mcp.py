@@ -34,7 +34,7 @@ Cluster = Annotated[
 ]
 Batch = Annotated[int, Field(ge=1, description="Sequences of one optimizer step, over all GPUs.")]
 Length = Annotated[int, Field(ge=2, description="Tokens of one sequence.")]
-Framework = Literal["torch", "accelerate", "trainer", "nanotron"]
+Framework = Literal["torch", "accelerate", "trainer", "nanotron", "deepspeed"]
 Precision = Literal["bf16", "bf16_mixed", "fp32"]
 Adapter = Literal["lora", "qlora"]
 Settings = Annotated[

@@ -258,9 +258,10 @@ class WorkloadAsked:
     framework: Annotated[
         str | None,
         option(
-            "torch|accelerate|trainer|nanotron",
+            "torch|accelerate|trainer|nanotron|deepspeed",
             "The stack that you launch: a script of your own (torch, the default), one with"
-            " accelerate, the transformers Trainer, or nanotron, which is predicted only.",
+            " accelerate, the transformers Trainer, or nanotron or DeepSpeed, which are"
+            " predicted only.",
             PLACE,
         ),
     ] = None
@@ -558,3 +559,53 @@ def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
         return run
 
     return expand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseAsked:
+    """Options of ``tuner rehearse``, as they were written."""
+
+    command: Annotated[
+        list[str],
+        Argument(
+            metavar="-- COMMAND...",
+            help="The command as it would be typed: torchrun, accelerate launch, deepspeed or"
+            " python, with the script and its arguments.",
+        ),
+    ]
+    cluster: Annotated[
+        str | None,
+        Option(
+            metavar="CLUSTER",
+            help="Whose GPUs it is for: 8xa100-80gb, 8x8xh100-80gb (nodes x GPUs x kind), or a"
+            " .toml file. By default the command's ranks, on GPUs that never run out of memory.",
+            autocompletion=cluster_names,
+        ),
+    ] = None
+    ranks: Annotated[
+        str, Option(metavar="RANK,...", help="Ranks to rehearse, one after another, as 0,last.")
+    ] = "0"
+    steps: Annotated[
+        int, Option(metavar="N", help="Optimizer steps, after which a rank is ended.")
+    ] = 3
+    seconds: Annotated[
+        float, Option(metavar="N", help="Seconds, after which it is ended all the same.")
+    ] = 600.0
+    snapshot: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Write torch's memory snapshot of each rank there."),
+    ] = None
+    allow_network: Annotated[
+        bool, Option("--allow-network", help="Let the script reach other machines.")
+    ] = False
+    allow_writes: Annotated[
+        bool,
+        Option(
+            "--allow-writes",
+            help="Let it write where it wants, and save. Otherwise files go to a temporary folder.",
+        ),
+    ] = False
+    even_here: Annotated[
+        bool, Option("--even-here", help="Also where this machine has a GPU, which is hidden.")
+    ] = False
+    json: Json = False

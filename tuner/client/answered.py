@@ -307,6 +307,7 @@ _OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
     FrameworkName.ACCELERATE: ("accelerate",),
     FrameworkName.TRAINER: ("trainer", "accelerate"),
     FrameworkName.NANOTRON: ("nanotron",),
+    FrameworkName.DEEPSPEED: ("deepspeed",),
 }
 
 

@@ -324,6 +324,9 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
     if found.nodes is not None and found.nodes != cluster.nodes and not is_cpu:
         allowed = f"{cluster.name} has {cluster.nodes}, and the file is not for it"
         raise UsageError("num_machines", found.nodes, allowed)
+    if found.secondary not in (None, cluster.gpus_per_node):
+        allowed = f"must be the GPUs of a node: {cluster.gpus_per_node}"
+        raise UsageError("zero_optimization.zero_hpz_partition_size", found.secondary, allowed)
     if found.groups is not None and found.groups != (cluster.nodes, cluster.gpus_per_node):
         given = f"{found.groups[0]} groups of {found.groups[1]} ranks"
         allowed = f"groups must be the nodes: {cluster.nodes} of {cluster.gpus_per_node}"

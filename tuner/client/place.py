@@ -22,8 +22,8 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
     FLASH_PACKAGE,
     FOUR_BIT_PACKAGE,
+    NOT_PROBED,
     OF_ADAPTERS,
-    FrameworkName,
     installed_versions,
     not_installed,
 )
@@ -240,10 +240,10 @@ def kept_rates(db: str | None, question: Question) -> Calibration | None:
 def _check_software(question: Question) -> None:
     """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
-    if asked.name is FrameworkName.NANOTRON and question.script is None:
+    if asked.name in NOT_PROBED and question.script is None:
         raise UsageError(
             "framework",
-            "nanotron",
+            str(asked.name),
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )

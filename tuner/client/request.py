@@ -63,6 +63,7 @@ from tuner.core.cluster import (
 )
 from tuner.core.configuration import KNOBS, knob_value, no_knob
 from tuner.core.framework import (
+    NOT_PROBED,
     FrameworkName,
     check_stated,
     framework,
@@ -645,7 +646,7 @@ MemoryLimit = Annotated[
 
 
 # Frameworks, and what is taken where none is named, that choose no format of reductions themselves.
-REDUCES_AS_TOLD = (None, FrameworkName.TORCH, FrameworkName.NANOTRON)
+REDUCES_AS_TOLD = (None, FrameworkName.TORCH, *NOT_PROBED)
 
 
 # What schedulers send so that they are told: another's address, which nothing here goes to.
@@ -690,8 +691,9 @@ class Common(Part):
             raise wrong("workload.reduce_dtype", reduced, allowed)
         added: dict[str, Any] = {} if "precision" in stated else {"precision": usual}
         mixes = usual is Precision.BF16_MIXED and stated.get("precision", usual) == usual
-        if mixes and "reduce_dtype" not in stated:
-            added["reduce_dtype"] = ReduceDtype.FRAMEWORK
+        if mixes and "reduce_dtype" not in stated:  # DeepSpeed's is that of the model, cast to bf16
+            is_zero = name == FrameworkName.DEEPSPEED
+            added["reduce_dtype"] = ReduceDtype.BF16 if is_zero else ReduceDtype.FRAMEWORK
         return {**value, "workload": {**work, **added}} if added else value
 
     @property
@@ -997,6 +999,12 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             values[name] = value
     return values
+
+
+def as_field(error: UsageError) -> UsageError:
+    """An error that is named as an argument is, named as the request's field."""
+    table, _, _ = error.field.partition(".")
+    return error.at(".".join(_WITHIN[table])) if table in _WITHIN else error
 
 
 def as_argument(error: UsageError) -> UsageError:

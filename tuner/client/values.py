@@ -283,7 +283,8 @@ def errors_of(
             path, name = ".".join(names[:-1]), names[-1][:80]
             known = sorted(_fields(models[path])) if path in models else []
             field = f"{path}.{name}" if path else name
-            said = f"no such field{did_you_mean(name, known)}; there are {', '.join(known)}"
+            there = f"; there are {', '.join(known)}" if known else ""
+            said = f"no such field{did_you_mean(name, known)}{there}"
             yield UsageError(field, line["input"], said)
             continue
         if "expected" in context:
@@ -297,7 +298,7 @@ def errors_of(
 
 def _fields(kind: type[Any]) -> Iterable[str]:
     if issubclass(kind, BaseModel):
-        return kind.model_fields
+        return [info.alias or name for name, info in kind.model_fields.items()]
     return (field.name for field in fields(kind))
 
 

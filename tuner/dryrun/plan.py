@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from tuner.core.cluster import Cluster, Device
@@ -13,8 +14,8 @@ from tuner.core.framework import (
     ADAPTER_PACKAGE,
     EIGHT_BIT_PACKAGE,
     FOUR_BIT_PACKAGE,
+    NOT_PROBED,
     Framework,
-    FrameworkName,
     packages_beside,
     releases_of,
 )
@@ -111,24 +112,15 @@ def at_depth(
 def _pattern(kinds: tuple[LayerKind, ...], checkpointing: Checkpointing) -> _Pattern | None:
     """The pattern with the shallowest copy; ``None`` where no period comes twice."""
     layers = [(kind, checkpointing.of_layer(index)) for index, kind in enumerate(kinds)]
-    found = [
-        _Pattern(lead=start, period=period, tail=len(kinds) - period - end)
-        for period in range(1, len(kinds) // 2 + 1)
-        for start, end in [_longest_repeat(layers, period)]
-        if end - start >= period
-    ]
+    found = []
+    for period in range(1, len(layers) // 2 + 1):
+        is_repeated = [one == later for one, later in zip(layers, layers[period:], strict=False)]
+        each = groupby(range(len(is_repeated)), key=is_repeated.__getitem__)
+        longest = max((list(run) for repeated, run in each if repeated), key=len, default=[])
+        if len(longest) >= period:
+            tail = len(layers) - period - longest[-1] - 1
+            found.append(_Pattern(lead=longest[0], period=period, tail=tail))
     return min(found, key=lambda pattern: pattern.shallowest, default=None)
-
-
-def _longest_repeat(kinds: Sequence[object], period: int) -> tuple[int, int]:
-    """The longest run of layers that are each like the one a period later: its first and end."""
-    best, first = (0, 0), 0
-    for i in range(len(kinds) - period + 1):
-        if i < len(kinds) - period and kinds[i] == kinds[i + period]:
-            continue
-        best = max(best, (first, i), key=lambda run: run[1] - run[0])
-        first = i + 1
-    return best
 
 
 # Of ``spec.json``; the probe program refuses another.
@@ -305,8 +297,8 @@ def plan_dry_runs(
 
 def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
     """Why no dry run shows settings; empty where one does."""
-    if framework.name is FrameworkName.NANOTRON:
-        return "nanotron's step is not one that the dry-run program runs"
+    if framework.name in NOT_PROBED:
+        return f"{framework.name}'s step is not one that the dry-run program runs"
     if settings.sharding is not Sharding.DDP and framework.fsdp_version == 1:
         return (
             f"{framework.name} shards with FSDP1 in these versions, and the dry-run program"

@@ -48,6 +48,9 @@ class About:
     """As of :func:`other_stack`, of the format: whoever exports fills it in."""
 
 
+_OWN = {FrameworkName.NANOTRON: Stack.NANOTRON, FrameworkName.DEEPSPEED: Stack.DEEPSPEED}
+
+
 def other_stack(question: Question, stack: Stack) -> str:
     """Says that a study's figures are of another stack than a file's; empty where they are of the
     same.
@@ -56,11 +59,11 @@ def other_stack(question: Question, stack: Stack) -> str:
     """
     is_nanotron = question.framework.name is FrameworkName.NANOTRON
     in_bf16 = question.workload.precision is Precision.BF16
-    mine = Stack.NANOTRON if is_nanotron else Stack.TORCH
+    mine = _OWN.get(question.framework.name, Stack.TORCH)
     if question.script is not None or stack in (Stack.ANY, mine):
         return ""
     theirs = "torch's own sharding" if stack is Stack.TORCH else str(stack)
-    of = "nanotron" if is_nanotron else "torch's own sharding (FSDP2 or DDP)"
+    of = "torch's own sharding (FSDP2 or DDP)" if mine is Stack.TORCH else str(mine)
     said = f"The figures are of {of}; {theirs} needs other buffers and has another speed."
     if is_nanotron and in_bf16 and stack is not Stack.DEEPSPEED:  # whose file asks for the same
         said += (

@@ -116,6 +116,16 @@ class ModelConfig:
         return self.task is Task.CAUSAL_LM
 
     @property
+    def has_capped_scores(self) -> bool:
+        """True where scores of attention are capped (Gemma 2)."""
+        return bool(self.fields.get("attn_logit_softcapping"))
+
+    @property
+    def has_biased_scores(self) -> bool:
+        """True where scores get a bias for each distance, ALiBi (MPT)."""
+        return self.model_type == "mpt"
+
+    @property
     def type_and_task(self) -> str:
         """The type, such as ``bloom``, with a task that is not the default: ``bert masked_lm``."""
         return self.model_type if self.is_causal_lm else f"{self.model_type} {self.task}"
@@ -361,16 +371,6 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _thaw(item) for key, item in value.items()}
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
-
-
-def has_capped_scores(model: ModelConfig) -> bool:
-    """Tells whether scores of attention are capped (Gemma 2)."""
-    return bool(model.fields.get("attn_logit_softcapping"))
-
-
-def has_biased_scores(model: ModelConfig) -> bool:
-    """Tells whether scores get a bias for each distance, ALiBi (MPT)."""
-    return model.model_type == "mpt"
 
 
 # Fields by which every so many layers are of another kind, and by which the first few are:

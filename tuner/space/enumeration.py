@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, product
@@ -34,6 +33,7 @@ from tuner.space.rules import (
     fixed_sync,
     fixed_tp_size,
     logits_matter,
+    possible,
     sentence,
     show,
     show_all,
@@ -178,12 +178,7 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         # else only when asked for: the script's loss must be changed
         "fused_loss": (False, True) if logits_matter(question) else (False,),
     }
-    passed = []
-    for value in question.knobs.get(knob, defaults[knob]):
-        with suppress(UsageError):
-            check_possible(question, knob, value)
-            passed.append(value)
-    return tuple(passed)
+    return possible(question, knob, question.knobs.get(knob, defaults[knob]))
 
 
 def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:

@@ -64,6 +64,7 @@ NOT_RUN: tuple[Rule, ...] = (
         "other commands show the study: tests/unit/cli/test_studies.py deletes one",
     ),
     Rule("*", r"tuner mcp .*", "speaks to a client: tests/process/cli/test_mcp.py has one"),
+    Rule("*", r"tuner rehearse .*", "needs torch for CUDA: tests/cuda/test_rehearsal.py runs it"),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),
     Rule("docs/deploy.md", r"python -m venv /opt/tuner .*|export TUNER_DB=.*", "writes outside"),

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "0f8479b15ec94b20e04b897eda23e74e324e61d89501d02ecacbbf712f9df418"),
-    "verdict": (4, "6f739d7c0bbed10488a65ca84b6cd9af32ac9997918227f126897305b615025f"),
+    "dry run": (4, "9ce676cca6259d9476844df1fd057c26133922a1c5f2989915d950b669d210ae"),
+    "verdict": (4, "bf1e32335f9cf135f65248cb7aca17aff95ae213e08b36ff0c99803cccb6672c"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
