@@ -565,6 +565,15 @@ def _(fact: facts.DocumentsTaken) -> str:
 
 
 @say.register
+def _(fact: facts.AdapterTrained) -> str:
+    share = share_text(fact.trained / fact.parameters)
+    return (
+        f"Of {fact.parameters:,} parameters the adapter's {fact.trained:,} ({share}) are trained:"
+        " they alone have gradients, which are reduced, and optimizer state."
+    )
+
+
+@say.register
 def _(fact: facts.KnobPredicted) -> str:
     (one,) = fact.changes
     also = f", with {fact.beside}," if fact.beside else ""

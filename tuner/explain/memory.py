@@ -23,10 +23,12 @@ from tuner.cost.memory.shards import (
     shard_ranks,
     shards,
 )
+from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
 from tuner.explain.facts import (
+    AdapterTrained,
     DocumentsTaken,
     ExpertsPadded,
     Fact,
@@ -88,8 +90,13 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
     yield from memory_changes(question, settings, profiles)
 
 
-def documents(workload: Workload, best: Evaluation) -> Iterator[DocumentsTaken]:
-    """Says what a packed or padded sequence is taken to be of; nothing where it is one text."""
+def of_workload(workload: Workload, best: Evaluation) -> Iterator[AdapterTrained | DocumentsTaken]:
+    """Says how much of the model an adapter trains, where arithmetic knows it, and what a packed or
+    padded sequence is taken to be of."""
+    model, adapter = workload.model, workload.adapter
+    if adapter is not None and not adapter.modules_to_save and not model.is_traced:
+        trained = trained_elements(model, adapter)
+        yield AdapterTrained(trained=trained, parameters=counts(model).parameters + trained)
     packing, length, speed = workload.packing, workload.sequence_length, best.tokens_per_s_per_gpu
     if packing is not None:
         yield DocumentsTaken(

@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
 from tuner.cost.time.compute import LAYER_KERNELS
 from workers.probe.dry.run import show_whole
+from workers.probe.model import build_on_meta
 
 # one run of the program for all
 pytestmark = pytest.mark.xdist_group("dry_program")
@@ -144,6 +146,15 @@ def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> Non
     assert found["copy of 4"] == {"id": "copy of 4", "trace": None}
     assert trace(found, "copy of 6")["layers"] == 9
     assert "copies" in found["odd copies"]["error"]["message"]
+
+
+def test_building_a_model_leaves_its_configuration_as_it_is() -> None:
+    """transformers fills in rotary parameters in place, and copies are told apart afterwards."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    config = {**SHAPE, "model_type": "llama", "rope_theta": 1e4, "rope_parameters": dict(rope)}
+    build_on_meta(config, torch.bfloat16)
+    assert config["rope_parameters"] == rope
 
 
 def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "6c4d05132e65ec14c4c0f45d108927adf6dc36631fabc481eb3cb75e0d946970"),
-    "verdict": (4, "d570a860f390531dc36da6c08d2dca08faf293bf3d6d9cd56c20c0dab1872665"),
+    "dry run": (4, "9ce676cca6259d9476844df1fd057c26133922a1c5f2989915d950b669d210ae"),
+    "verdict": (4, "bf1e32335f9cf135f65248cb7aca17aff95ae213e08b36ff0c99803cccb6672c"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""
