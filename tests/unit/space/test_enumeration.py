@@ -107,15 +107,14 @@ def test_a_fused_loss_is_searched_where_logits_are_large(ask: Ask) -> None:
         space = enumerate_space(ask(cluster, 8, config=vocabulary, sequence_length=tokens, **stack))
         assert values(space, "fused_loss") == ({False, True} if searched else {False})
         why = [one.why for one in space.dead_knobs if one.knob == "fused_loss"]
-        assert len(why) == bool(told)
-        assert all(told in one for one in why)
+        assert any(told in one for one in why) == bool(told)
 
 
 def test_the_trainer_fuses_its_loss_by_ligers_kernels_where_it_has_them(ask: Ask) -> None:
     liger = {"name": "trainer", "fused_loss": (True,)}
     new = {"liger-kernel": "0.8.5", "transformers": "5.23.0"}
     found = enumerate_space(ask("8xa100-80gb", 8, versions=new, **liger))
-    assert all(one.fused_loss for one in found.legal)
+    assert all(one.fused_loss == (one.tp_size == 1) for one in found.legal)
     for cluster, model, versions, why in [
         ("8xa100-80gb", {}, {}, "--framework-version liger-kernel="),
         ("8xa100-80gb", {"only": GPT2}, new, "none for gpt2"),
@@ -229,7 +228,7 @@ def test_no_tensor_parallelism_without_a_verified_plan(ask: Ask) -> None:
 
 def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
     for knobs, words in [
-        ({"name": "accelerate", "tp_size": (2,)}, "tp_size: got '2'; cannot be had here: te"),
+        ({"name": "accelerate", "tp_size": (2,), "only": GPT2}, "tp_size: got '2'; cannot be had"),
         ({"tp_size": (1,), "tp_recompute_allgather": (True,)}, "tp_recompute_allgather: got 'tr"),
         ({"pp_size": (2,)}, "pp_size: got '2'; cannot be had here: pipeline stages"),
     ]:
