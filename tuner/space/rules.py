@@ -533,21 +533,26 @@ def _no_plan_for(question: Question, settings: Settings) -> UsageError | None:
     read and run): it shards it too, in one way, and accelerate and the Trainer take it so."""
     work, tp = question.workload, settings.tp_size
     beside = f"with tp_size {tp} of transformers' plans"
-    sharded = settings.data_parallel_size(question.cluster.world_size) > 1
-    if sharded and settings.sharding is not Sharding.FULL_SHARD:
+    if settings.data_parallel_size(question.cluster.world_size) == 1:
+        # seen on two CPU ranks with transformers 5.23: no strategy of DTensor's embedding makes
+        # a gradient in parts of the vocabulary; FSDP2 takes this rank's part at once
+        allowed = f"must leave several data-parallel ranks to shard over {beside}: alone it leaves"
+        allowed += " the embedding's gradient whole on every rank, which is not predicted here"
+        return UsageError("tp_size", tp, allowed)
+    if settings.sharding is not Sharding.FULL_SHARD:
         why = {
             Sharding.DDP: "DistributedDataParallel takes no DTensor parameters",
             Sharding.SHARD_GRAD_OP: "transformers frees what it has gathered after each layer",
             Sharding.HYBRID_SHARD: "replicas of it (dp_replicate_size, transformers 5.23) are not"
             " probed here",
         }[settings.sharding]
-        allowed = f"{beside} and several data-parallel ranks it must be full_shard: {why}"
+        allowed = f"{beside} it must be full_shard: {why}"
         return UsageError("sharding", settings.sharding, allowed)
     if settings.cpu_offload:
         return UsageError("cpu_offload", "true", f"is not probed here {beside}")
     weights = ReduceDtype.BF16 if work.precision is Precision.BF16 else ReduceDtype.FP32
     reduced = work.reduced_in(sharded=True, split=True)
-    if sharded and reduced is not weights:
+    if reduced is not weights:
         allowed = f"{beside} gradients are reduced in {weights}; ask with --reduce-dtype {weights}"
         return UsageError("reduce_dtype", reduced, allowed)
     # one kernel takes no DTensors beside plain tensors: the Trainer puts norms and biases together

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "4213cc76927381d5150b0186e6894526f5336b48ec25b6f125a26499c893b41a"),
-    "verdict": (4, "c8805ca8a2b37822b3b1d983c12dadf13ec3313ca913bf492abf4355727b4f37"),
+    "dry run": (4, "04d969c14370fe16203bc694ae1a2e981b1ee4b23f94b05a39731cba98ac58da"),
+    "verdict": (4, "7ef02d98df5e2b48afc25d381318dc2526297cf580ae9e0b9240753974a33931"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

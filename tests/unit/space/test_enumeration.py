@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.profiles import examples
-from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
+from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding, parse_settings
 from tuner.core.study import Question
-from tuner.core.workload import TensorParallel
+from tuner.core.workload import Precision, ReduceDtype, TensorParallel
 from tuner.errors import UsageError
 from tuner.space import Space, check_settings, count_settings, enumerate_space
 
@@ -234,6 +234,49 @@ def test_a_restriction_that_nothing_can_meet_is_refused(ask: Ask) -> None:
     ]:
         with pytest.raises(UsageError, match=words):
             enumerate_space(ask(**knobs))
+
+
+def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask: Ask) -> None:
+    def found(sync: str = "", **versions: str) -> Space:
+        name = "trainer" if sync else "accelerate"
+        return enumerate_space(ask("8xa100-80gb", 16, name=name, versions=versions))
+
+    new = {"accelerate": "1.13.0", "transformers": "5.21.0"}
+    for versions, reason in [
+        ({"accelerate": "1.9.0"}, "before 1.10 has no ParallelismConfig"),
+        ({"accelerate": "1.12.0"}, "a class that transformers has no more since 5.1"),
+        ({"transformers": "5.20.2"}, "leave the embedding whole on every rank"),
+    ]:
+        space = found(**new | versions)
+        assert values(space, "tp_size") == {1}
+        assert reason in why(space, "tp_size")
+    space = found(**new)
+    split = [one for one in space.legal if one.tp_size > 1]
+    assert {one.tp_size for one in split} == {2, 4}  # 8 would leave nothing to shard over
+    assert {one.sharding for one in split} == {Sharding.FULL_SHARD}
+    assert {one.sync_each_batch for one in split} == {True}
+    assert "does not reach a model that transformers splits" in why(space, "sync_each_batch")
+    for transformers, syncs in (("5.22.2", {True}), ("5.23.0", {False, True})):
+        legal = found("trainer", **new | {"transformers": transformers}).legal
+        assert {one.sync_each_batch for one in legal if one.tp_size > 1} == syncs
+    asked = ask("8xa100-80gb", 16, name="accelerate")
+    stored = asked.as_dict()  # as before it could split
+    assert "tensor_parallel" not in stored["workload"]
+    assert Question.from_dict(stored) == asked
+    assert asked.workload.tensor_parallel is TensorParallel.GATHERED_LOGITS
+    for settings, field, words in [
+        ("sharding=full_shard,tp_size=8", "tp_size", "the embedding's gradient whole"),
+        ("sharding=shard_grad_op,tp_size=2", "sharding", "it must be full_shard"),
+        ("sharding=ddp,tp_size=2", "sharding", "takes no DTensor parameters"),
+        ("sharding=full_shard,tp_size=2,cpu_offload=true", "cpu_offload", "is not probed here"),
+    ]:
+        with pytest.raises(UsageError) as caught:
+            check_settings(asked, parse_settings(settings))
+        assert (caught.value.field, words in caught.value.allowed) == (field, True), settings
+    narrow = replace(asked.workload, precision=Precision.BF16_MIXED, reduce_dtype=ReduceDtype.BF16)
+    with pytest.raises(UsageError, match="--reduce-dtype fp32"):
+        refused = replace(asked, workload=narrow)
+        check_settings(refused, parse_settings("sharding=full_shard,tp_size=2"))
 
 
 # -- versions decide --------------------------------------------------------------------------
