@@ -264,15 +264,15 @@ def test_accelerate_and_the_trainer_split_where_transformers_shards_beside(ask: 
     assert "tensor_parallel" not in stored["workload"]
     assert Question.from_dict(stored) == asked
     assert asked.workload.tensor_parallel is TensorParallel.GATHERED_LOGITS
-    for settings, field, words in [
+    for written, field, words in [
         ("sharding=full_shard,tp_size=8", "tp_size", "the embedding's gradient whole"),
         ("sharding=shard_grad_op,tp_size=2", "sharding", "it must be full_shard"),
         ("sharding=ddp,tp_size=2", "sharding", "takes no DTensor parameters"),
         ("sharding=full_shard,tp_size=2,cpu_offload=true", "cpu_offload", "is not probed here"),
     ]:
         with pytest.raises(UsageError) as caught:
-            check_settings(asked, parse_settings(settings))
-        assert (caught.value.field, words in caught.value.allowed) == (field, True), settings
+            check_settings(asked, parse_settings(written))
+        assert (caught.value.field, words in caught.value.allowed) == (field, True), written
     narrow = replace(asked.workload, precision=Precision.BF16_MIXED, reduce_dtype=ReduceDtype.BF16)
     with pytest.raises(UsageError, match="--reduce-dtype fp32"):
         refused = replace(asked, workload=narrow)
