@@ -3,8 +3,11 @@
 #   docker build --tag tuner .
 #   docker build --tag tuner --build-arg TORCH_INDEX=URL .     without CUDA's libraries, a tenth of
 #                       the size: URL is the index of torch's builds for CPUs, which its site names
+#
+# requirements/torch-cpu.txt has the hash of torch's CPU build for this Python; another one needs
+# `make lock ARGS="--torch-index URL"` before.
 
-ARG PYTHON=3.12.12
+ARG PYTHON=3.11.14
 
 FROM python:${PYTHON}-slim-trixie AS build
 ARG TORCH_INDEX=""

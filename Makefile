@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-adapters bench-adapter-probes bench-from-axolotl bench-search bench-replay-costs
 .PHONY: bench-service bench-scale bench-pages
-.PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
+.PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel bench-zero gpu-smoke bench-gpu bench-cuda-allocator bench-knobs docs
 .PHONY: bench-attack evidence screenshots lock
 
 help:  ## this list
@@ -132,6 +132,9 @@ bench-any-model: $(INSTALLED)  ## which types of models dry runs follow (minutes
 
 bench-traced: $(INSTALLED)  ## step times from traces against arithmetic (10 minutes)
 	@$(BIN)/python benchmarks/traced_times.py
+
+bench-zero: $(INSTALLED)  ## memory under DeepSpeed's ZeRO against arithmetic; AGAIN=1 measures, which needs deepspeed
+	@$(BIN)/python benchmarks/zero.py $(if $(AGAIN),--again)
 
 bench-tensor-parallel: $(INSTALLED)  ## memory without sequence parallelism against dry runs
 	@$(BIN)/python benchmarks/tensor_parallel.py

@@ -5,11 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel
 
 from api import schemas
 from api.inputs import InContext, JsonBody
-from api.openapi import answer, problems
+from api.openapi import answer, body_of, problems
 from api.security import Reader
 from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
 from tuner.client.cases.answers import unknown
@@ -33,11 +32,6 @@ MOST_CASES = 200
 router = APIRouter(tags=["answers"])
 
 
-def _body_of(model: type[BaseModel]) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-
-
 class _Silent:
     """Is told nothing that a caller would read."""
 
@@ -50,7 +44,7 @@ class _Silent:
 
 @router.post(
     "/size",
-    openapi_extra=_body_of(SizeRequest),
+    openapi_extra=body_of(SizeRequest),
     summary="How many GPUs a job needs, and how large it may be",
     responses={200: answer(schemas.SizedJob, "A row for each cluster."), **problems(413, 415, 422)},
 )
@@ -75,14 +69,15 @@ async def size_job(context: InContext, caller: Reader, body: JsonBody) -> Respon
 
 @router.post(
     "/predict",
-    openapi_extra=_body_of(CaseGiven),
+    openapi_extra=body_of(CaseGiven, CheckRequest),
     summary="Memory and speed of a configuration",
     responses={200: answer(schemas.Predicted, "The prediction."), **problems(413, 415, 422)},
 )
 async def predict_case(context: InContext, caller: Reader, body: JsonBody) -> Response:
     """From dry runs that are kept, and else by arithmetic. What nothing is known of has a reason,
     and ``fits`` is null. In the place of a case, ``{"cases": [...]}`` has up to 200, answered in
-    their order under ``answers``; of one that is wrong with ``error``."""
+    their order under ``answers``; of one that is wrong with ``error``. A case may be a file, under
+    ``from``, with what that does not say."""
 
     def predicted() -> str:
         check_plain(body)
@@ -109,6 +104,8 @@ def _one_of(case: Any, dry_runs: DryRuns) -> dict[str, Any]:
 
 
 def _read(values: Mapping[str, Any]) -> Case | NotCoveredError:
+    if isinstance(values, Mapping) and "from" in values:
+        return read_check(values)[1]
     place = values.get("cluster")
     if isinstance(place, str) and place.strip().lower() == "local":
         allowed = "is the machine that asks: name what it has, such as 8xa100-80gb"
@@ -128,7 +125,7 @@ def _predicted(case: Case | NotCoveredError, dry_runs: DryRuns) -> dict[str, Any
 
 @router.post(
     "/check",
-    openapi_extra=_body_of(CheckRequest),
+    openapi_extra=body_of(CheckRequest),
     summary="Whether a configuration file still fits",
     responses={200: answer(schemas.Checked, "What is known of it."), **problems(413, 415, 422)},
 )

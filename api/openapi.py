@@ -13,6 +13,7 @@ from api.problems import CODES, MEDIA_TYPE, TYPE, Problem, title_of
 from api.security import Reader
 from tuner.client.cases.reading import CaseGiven
 from tuner.client.check import CheckRequest
+from tuner.client.from_file import TuneFromRequest
 from tuner.client.request import SizeRequest, TuneRequest
 
 Responses = dict[int | str, dict[str, Any]]
@@ -107,11 +108,25 @@ def text_answer(by_media_type: Mapping[str, object], description: str) -> dict[s
     return {"description": description, "content": content}
 
 
+def body_of(*models: type[BaseModel]) -> dict[str, Any]:
+    """A JSON body that is of one of some models, for a route that reads it itself."""
+    schemas = [{"$ref": f"#/components/schemas/{model.__name__}"} for model in models]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
 def _headers(described: Mapping[str, str]) -> dict[str, Any]:
     return {
         name.replace("_", "-"): {"description": text, "schema": {"type": "string"}}
         for name, text in described.items()
     }
+
+
+# What is described of bodies that are read as any JSON, and of what only problems and events have.
+DESCRIBED = (
+    *(Problem, EventSent, TuneRequest, TuneFromRequest),
+    *(SizeRequest, CaseGiven, CheckRequest),
+)
 
 
 def document(app: FastAPI) -> dict[str, Any]:
@@ -121,7 +136,7 @@ def document(app: FastAPI) -> dict[str, Any]:
             title=app.title, summary=app.summary, version=app.version, routes=app.routes
         )
         kept = found["components"]["schemas"]
-        for model in (Problem, EventSent, TuneRequest, SizeRequest, CaseGiven, CheckRequest):
+        for model in DESCRIBED:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             kept |= {**schema.pop("$defs", {}), model.__name__: schema}
         kept[TuneRequest.__name__]["examples"] = EXAMPLES["requests"]

@@ -22,10 +22,11 @@ from api.inputs import (
     cursor_of,
     read_cursor,
 )
-from api.openapi import EVENT_ITEM, answer, links, problems, text_answer
+from api.openapi import EVENT_ITEM, answer, body_of, links, problems, text_answer
 from api.problems import ProblemCode, ProblemError, unknown_study
 from api.security import Caller, Reader, Submitter
 from tuner.client.answered import exported
+from tuner.client.from_file import TuneFromRequest
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Outcome
 from tuner.core.quantity import Provenance
@@ -62,14 +63,13 @@ WithinLimits = Annotated[
     ),
 ]
 STUDY_HEADERS = {"ETag": "Of this answer."}
-BODY = {"application/json": {"schema": {"$ref": f"#/components/schemas/{TuneRequest.__name__}"}}}
 
 router = APIRouter(tags=["studies"])
 
 
 @router.post(
     "/tune",
-    openapi_extra={"requestBody": {"required": True, "content": BODY}},
+    openapi_extra=body_of(TuneRequest, TuneFromRequest),
     status_code=202,
     summary="Ask for the fastest settings that fit",
     responses={
@@ -106,7 +106,8 @@ async def submit_question(
 
     While its study is open with others it is refused (409), unless ``replace`` gives it these.
     Versions that are not stated are those of the living workers. Where nothing is known yet,
-    ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs.
+    ``suggestion`` is null and ``pending`` is true until a worker has made the first dry runs. With
+    ``from`` a configuration file says the rest, and ``notes`` what of it is not counted.
     """
     submit = context.submissions.submit
     asking = partial(submit, body, owner=caller.owner, key=idempotency_key, address=caller.address)

@@ -11,8 +11,9 @@ from threading import Lock
 from api.answers import OLDEST_S, Answers, Body
 from api.problems import ProblemCode, ProblemError, unknown_study
 from tuner.client.advance import closed_as_probed, conclude, foresee
+from tuner.client.from_file import read_tune
 from tuner.client.place import Placed, place
-from tuner.client.request import TuneRequest, read_request
+from tuner.client.request import TuneRequest
 from tuner.core.measurement import Fidelity
 from tuner.core.study import OPEN, Limits, StudyState
 from tuner.errors import OtherLimitsError, StoreError
@@ -93,7 +94,7 @@ class Submissions:
         """
         asked = body_hash(value)
         request_key = None if key is None else RequestKey(owner=owner, key=key, body_hash=asked)
-        request = read_request(value)
+        request, said = read_tune(value)
         known = self._requests.answered(request_key) if request_key else None
         # The study that it asked when it came first, if that still is within its limits.
         if known and (first := self._store.status(known)):
@@ -114,7 +115,7 @@ class Submissions:
             if request_key:
                 self._requests.remember(request_key, standing.id)
             self._note_joined(owner, standing.id, address)
-            return Submitted(body=body, notes=placed.notes)
+            return Submitted(body=body, notes=(*said, *placed.notes))
         self._check_room(standing, owner)
         self._store.reap()
         data: dict[str, str | int] = {"address": address}
@@ -144,11 +145,11 @@ class Submissions:
         if standing is None:
             raise unknown_study(asked_id)  # it was deleted at this moment
         body = self._within_limits(standing, placed.limits)
-        return Submitted(body=body, notes=placed.notes)
+        return Submitted(body=body, notes=(*said, *placed.notes))
 
     def placed(self, value: object) -> Placed:
         """The question of a request and its limits, as it would be asked."""
-        return self._place(read_request(value), body_hash(value)).placed
+        return self._place(read_tune(value)[0], body_hash(value)).placed
 
     def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it."""

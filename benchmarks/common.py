@@ -105,7 +105,7 @@ def write(path: Path, text: str) -> None:
 
 
 def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a table: the first row's keys are its head."""
+    """Print a table: its columns are the rows' keys, as they first come up."""
     print("\n".join([title, *_table(rows), ""]))
 
 
@@ -129,7 +129,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lines of a table whose columns are as wide as their widest cell."""
     if not rows:
         return ["  (no rows)"]
-    cells = [[*rows[0]], *([_cell(value) for value in row.values()] for row in rows)]
+    head = list(dict.fromkeys(key for row in rows for key in row))
+    cells = [head, *([_cell(row.get(key, "")) for key in head] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
     return [f"  {line}" for line in (lines[0], "  ".join("-" * w for w in widths), *lines[1:])]

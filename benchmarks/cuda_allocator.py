@@ -1,6 +1,6 @@
 """Predicted against torch's own CUDA allocator, without a GPU: ``make bench-cuda-allocator``.
 
-A stand-in for CUDA's driver and libraries (``tests/cuda/standin``) is preloaded under a CUDA build
+A stand-in for CUDA's driver and libraries (``workers/standin``) is preloaded under a CUDA build
 of torch: kernels do nothing, and memory is given as a GPU gives it. The caching allocator,
 autograd, FSDP2 and accelerate are the real ones. So rank 0 of 8 or 64 runs its steps as it would on
 an H200, and what its allocator shows is kept beside what dry run and arithmetic predict, in
@@ -34,11 +34,11 @@ from gpu.place import Place  # noqa: E402
 from gpu.probing import Probed, prober, why_not_here  # noqa: E402
 from probe_cases import Case, case  # noqa: E402
 
-from tests.cuda.standin import run as standin  # noqa: E402
 from tuner.core.cluster import Device  # noqa: E402
 from tuner.core.measurement import Outcome  # noqa: E402
 from tuner.cost.prediction import Profile, predict  # noqa: E402
 from tuner.dryrun import DryRunner  # noqa: E402
+from workers.standin import run as standin  # noqa: E402
 
 NAME = "cuda-allocator"
 DEVICE = "torch's CUDA allocator, no GPU"

@@ -1,14 +1,18 @@
 """axolotl's own example configurations as questions: what is read, answered and put back.
 
-    python benchmarks/from_axolotl.py FOLDER [--dry N] [--unknown docs/from_axolotl.md]
+    python benchmarks/from_axolotl.py FOLDER [--dry N] [--keep FILE] [--unknown PAGE]
 
 FOLDER is ``examples/`` of a checkout of github.com/axolotl-ai-cloud/axolotl, which is not part of
-this project. Answers are by arithmetic, of every legal configuration; models that only dry runs
-know are dry-run in N of their questions, the first of each model, and counted by these. Where
-axolotl can be imported, what was put back is read by its own schema.
+this project. Answers are by arithmetic, of every legal configuration. What only dry runs know is
+dry-run in N files, the first of each model and kind of training; others of the same are counted by
+it. ``--keep`` adds what each showed to FILE, and takes what is there as it is: dry runs of half an
+hour can be made in several runs. Where axolotl can be imported, what was put back is read by its
+own schema.
 """
 
 import argparse
+import json
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -47,8 +51,12 @@ class Row:
 
     file: str
     read: bool = False
+    model: str = ""
     answer: str = ""  # fits, nothing fits, needs dry runs; else empty
     why: str = ""
+    dry_run_s: float | None = None
+    """Wall seconds until its dry run had an answer or none; of files that another's stands for,
+    as of those that arithmetic answers, ``None``."""
     kept: bool | None = None
     """Whether only tuned keys were changed; ``None`` where nothing is put back."""
 
@@ -71,14 +79,50 @@ def best_of(question: Question) -> Settings | None:
     return min(known)[2] if known else None
 
 
-def dry_run(question: FileQuestion) -> Settings | None:
-    """The same by dry runs, of which no study before this one tells anything."""
+class DryRuns:
+    """The dry runs of the first file of each model and kind of training."""
+
+    def __init__(self, most: int, kept: Path | None) -> None:
+        self._left, self._kept = most, kept
+        self.found: dict[str, Row] = {}
+        if kept is not None and kept.exists():
+            for line in kept.read_text(encoding="utf-8").splitlines():
+                row = Row(**json.loads(line))
+                self.found[row.model] = row
+
+    def of(self, name: str, row: Row, path: Path) -> Row | None:
+        """What is known of a model, dry-run now where it may be; ``None`` where it may not."""
+        if name not in self.found and self._left > 0:
+            self._left -= 1
+            made = self.found[name] = Row(file=row.file, model=name, read=True)
+            started = time.monotonic()
+            try:
+                made.answer = "nothing fits" if _dry_run(path) is None else "fits"
+            except TunerError as error:
+                made.why = str(error)
+            made.dry_run_s = round(time.monotonic() - started, 1)
+            if self._kept is not None:
+                with self._kept.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps(vars(made)) + "\n")
+        return self.found.get(name)
+
+
+def asks(path: Path, probes: int = 1) -> FileQuestion:
+    more = {"fidelity": "predicted", "max_probes": probes, "wall_s": 600.0}
+    return read_question(str(path), None, {"cluster": CLUSTER}, more)
+
+
+def _dry_run(path: Path) -> Settings | None:
+    """The best by dry runs, of which no study before this one tells anything."""
     with TemporaryDirectory() as folder:
         db = f"sqlite:///{folder}/studies.db"
-        answered = answer_at(question.request, PythonCaller(silent), (), db=db)
-    best = answered.suggestion.best
+        for most in (1, 3):  # one is enough where its layout fits
+            answered = answer_at(asks(path, most).request, PythonCaller(silent), (), db=db)
+            if (best := answered.suggestion.best) is not None:
+                return best.settings
     if best is None and answered.why_none is not None and answered.why_none.exit_code != 3:
-        raise answered.why_none
+        ended = (p.measurement.detail for p in answered.study.probes if p.measurement)
+        raise TunerError(next(filter(None, ended), str(answered.why_none)))
     return None if best is None else best.settings
 
 
@@ -102,32 +146,31 @@ def valid(schema: Any, values: Mapping[str, Any]) -> bool:
     return True
 
 
-def look(path: Path, folder: Path, dry: dict[str, bool], left: list[int], schema: Any) -> Row:
+def look(path: Path, folder: Path, dry: DryRuns, schema: Any) -> Row:
     row = Row(file=str(path.relative_to(folder)))
     try:
         read_file(str(path))
         row.read = True
-        place = {"cluster": CLUSTER}
-        more = {"fidelity": "predicted", "max_probes": 1, "wall_s": 60.0}
-        question = read_question(str(path), None, place, more)
+        question = asks(path)
         asked = place_here(question.request, None).question
-        model = asked.workload.model
-        if not model.is_traced:
-            best = best_of(asked)
-        elif model.name in dry or left[0] > 0:
-            if model.name not in dry:
-                left[0] -= 1
-                dry[model.name] = False
-                best = dry_run(question)
-                dry[model.name] = True
-            elif not dry[model.name]:
-                raise TunerError("its dry run failed")
+        work = asked.workload
+        row.model = f"{work.model.name} {work.adapter.method if work.adapter else 'whole'}"
+        row.model += "" if work.model.is_causal_lm else f" {work.model.task}"
+        best: Settings | None = None
+        if work.is_traced:
+            best = enumerate_space(asked).legal[-1]  # to be put back: any is read alike
+            known = dry.of(row.model, row, path)
+            if known is None:
+                row.answer = "needs dry runs"
+            elif known.why:
+                raise TunerError(known.why)
             else:
-                best = enumerate_space(asked).legal[-1]
+                row.answer = known.answer
+                row.dry_run_s = known.dry_run_s if known.file == row.file else None
+                best = best if row.answer == "fits" else None
         else:
-            row.answer = "needs dry runs"
-            best = enumerate_space(asked).legal[-1]
-        row.answer = row.answer or ("nothing fits" if best is None else "fits")
+            best = best_of(asked)
+            row.answer = "nothing fits" if best is None else "fits"
         if best is not None:
             row.kept = keeps(question, asked, best, schema)
     except UsageError as error:
@@ -141,16 +184,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dry", type=int, default=0)
+    parser.add_argument("--keep", type=Path)
     parser.add_argument("--unknown", type=Path)
     options = parser.parse_args()
     try:
         schema = import_module("axolotl.utils.schemas.config").AxolotlInputConfig
     except ImportError:
         schema = None
-    dry: dict[str, bool] = {}
-    left = [options.dry]
+    dry = DryRuns(options.dry, options.keep)
     paths = [*files(options.folder)]
-    rows = [look(path, options.folder, dry, left, schema) for path in paths]
+    rows = [look(path, options.folder, dry, schema) for path in paths]
     count = len(rows)
     answered = sum(row.answer in ("fits", "nothing fits") for row in rows)
     waiting = sum(row.answer == "needs dry runs" for row in rows)
@@ -166,7 +209,7 @@ def main() -> None:
     table = [{"answer": kind, "files": number} for kind, number in kinds.most_common()]
     more = {
         "files": count, "answered": answered, "needs dry runs": waiting,
-        "models dry-run": len(dry), "of which answered": sum(dry.values()),
+        "dry runs": len(dry.found), "of which answered": sum(not r.why for r in dry.found.values()),
         "schema": "axolotl's own" if schema else "not importable here",
         "rows": [vars(row) for row in rows],
     }  # fmt: skip

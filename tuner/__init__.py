@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tuner.client.answered import Answer
     from tuner.client.predict import Prediction, predict
+    from tuner.client.rehearse import Rehearsal, rehearse
     from tuner.client.size import Sizes, size
     from tuner.client.suggest import cost_model_sampler, suggest
     from tuner.core.answer import Candidate, Suggestion
@@ -43,6 +44,7 @@ __all__ = [
     "ProbeError",
     "Provenance",
     "Quantity",
+    "Rehearsal",
     "Script",
     "ServiceError",
     "Settings",
@@ -56,6 +58,7 @@ __all__ = [
     "cost_model_sampler",
     "predict",
     "read_script",
+    "rehearse",
     "size",
     "suggest",
 ]
@@ -63,6 +66,7 @@ __all__ = [
 _HOMES = {
     "client.answered": ("Answer",),
     "client.predict": ("Prediction", "predict"),
+    "client.rehearse": ("Rehearsal", "rehearse"),
     "client.size": ("Sizes", "size"),
     "client.suggest": ("cost_model_sampler", "suggest"),
     "errors": (

@@ -91,6 +91,13 @@ class UsageError(TunerError):
         return found
 
 
+def why_unreadable(error: Exception) -> str:
+    """Says why a file cannot be read, the same at every door."""
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file"
+    return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+
+
 class SeveralFieldsError(UsageError):
     """Several fields of one input are wrong; its own field is the first one's."""
 

@@ -7,8 +7,7 @@
     [--launcher local|slurm|ray] [--ray HOST:PORT] [--probes FOLDER] [--probe-deadline SECONDS]
 
 Ranks are started on this machine, as steps of the Slurm allocation that the worker is in, or by
-Ray; by default by Slurm in an allocation of several nodes, but for a script, which is probed on
-this machine.
+Ray; by default by Slurm in an allocation of several nodes.
 
 The second takes open studies, those asked first before others, and goes on until it is stopped; it
 waits for a database that is away, but with --once. The third trains the replicas of a usual model
@@ -27,11 +26,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.core.launcher import LauncherName
+from tuner.core.launcher import LauncherName, default_launcher
 from tuner.core.measurement import Fidelity
 from tuner.store import open_store
 from workers.executor import PROBE_DEADLINE_S, WorkerOptions
-from workers.launchers.site import default_launcher, open_site
+from workers.launchers.site import open_site
 from workers.measuring.records import probes_folder
 from workers.replicas import check_knobs_here
 from workers.serve import Service, Until, exit_code, open_when_reachable
@@ -54,21 +53,16 @@ def main() -> int:
 
 
 def _work(stop: StopRequest, command: argparse.Namespace) -> int:
-    with open_store(command.db, create=False) as store:
-        is_script = store.study(command.study).question.script is not None
-        usual = LauncherName.LOCAL if is_script else default_launcher()
-        with _options(stop, command, usual) as options:
-            fidelity = Fidelity(command.fidelity) if command.fidelity else None
-            options = replace(options, queued_only=command.queued_only, fidelity=fidelity)
-            return Worker(store, command.study, stop=stop, options=options).run()
+    with open_store(command.db, create=False) as store, _options(stop, command) as options:
+        fidelity = Fidelity(command.fidelity) if command.fidelity else None
+        options = replace(options, queued_only=command.queued_only, fidelity=fidelity)
+        return Worker(store, command.study, stop=stop, options=options).run()
 
 
 @contextmanager
-def _options(
-    stop: StopRequest, command: argparse.Namespace, usual: LauncherName
-) -> Iterator[WorkerOptions]:
-    """How and where probes are run, by the ``usual`` launcher unless one is stated."""
-    launcher = LauncherName(command.launcher) if command.launcher else usual
+def _options(stop: StopRequest, command: argparse.Namespace) -> Iterator[WorkerOptions]:
+    """How and where probes are run."""
+    launcher = LauncherName(command.launcher) if command.launcher else default_launcher()
     folder = probes_folder(command.probes)
     with open_site(launcher, stop, folder, ray=command.ray) as site:
         yield WorkerOptions(
@@ -78,7 +72,7 @@ def _options(
 
 def _serve(stop: StopRequest, command: argparse.Namespace) -> int:
     until = Until.ONCE if command.once else Until.DRAINED if command.drain else Until.STOPPED
-    with _options(stop, command, default_launcher()) as options:
+    with _options(stop, command) as options:
         if until is Until.ONCE:
             store = open_store(command.db)
         else:  # it is waited for, as it is when the database goes away later

@@ -32,7 +32,7 @@ from workers.devices import (
     default_lock_path,
     shares,
 )
-from workers.launchers.local import LocalLauncher, series_argv
+from workers.launchers.local import series_argv
 from workers.launchers.site import LocalSite, Site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
 from workers.measuring.measure import kind_of, measure
@@ -218,11 +218,6 @@ class Executor:
         options, site, question = self._options, self._options.site, study.question
         there = None if site.is_here else together(site.machines())
         substitutes = check_machine(question, fidelity, there)
-        if question.script is not None and not site.is_here:
-            raise ProbeError(
-                "a script is probed on the machine where it was asked about, and probes run on the"
-                f" nodes of {site.name} here: ask in an allocation of one node"
-            )
         devices = site.devices()
         kind = kind_of(question.cluster, fidelity, len(site.machines()))
         # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
@@ -519,7 +514,11 @@ def _script_probe(
         return Measurement(outcome=Outcome.CANCELLED)
     settings = task.claim.probe.request.settings
     run = ScriptRun(
-        launcher=LocalLauncher(), folder=ranks.folder, visible=kind.visible, deadline_s=deadline_s
+        launcher=ranks.launcher,
+        folder=ranks.folder,
+        visible=kind.visible,
+        deadline_s=deadline_s,
+        nodes=kind.nodes,
     )
     found = run.measure(task.study.question, settings, task.pause)
     return check_script_probe(task.study, settings, found)

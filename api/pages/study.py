@@ -29,7 +29,7 @@ from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED
 from tuner.core.measurement import RAN, Fidelity
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
-from tuner.core.words import describe, listed, rank_word
+from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_forecast, why_none
@@ -450,7 +450,7 @@ def status_of(
     limits, spent = study.limits, cost_of_asking(study)
     asked = [p for p in probes_of_asking(study) if p.request.fidelity is limits.fidelity]
     ended = sum(probe.state is ProbeState.DONE for probe in asked)
-    noun = "dry run" if limits.fidelity is Fidelity.PREDICTED else "probe"
+    noun = probe_word(limits.fidelity)
     words = f"{ended} of {count_text(limits.max_probes, noun)}"
     if ended > limits.max_probes:  # another worker was running one when it was asked
         words = count_text(ended, noun)

@@ -51,6 +51,17 @@ def test_a_goal_is_met_up_to_its_limit(benchmark, goal, value, met):
     assert benchmark("common").Goal(name="x", goal=goal, value=value).met is met
 
 
+def test_a_table_has_a_column_for_each_key_of_any_row(benchmark, capsys):
+    benchmark("common").show(
+        "views", [{"view": "first", "ms": 7.5}, {"view": "list", "studies": 3}]
+    )
+    assert capsys.readouterr().out.splitlines()[1:4] == [
+        "  view   ms   studies",
+        "  -----  ---  -------",
+        "  first  7.5",
+    ]
+
+
 @pytest.mark.slow
 def test_the_catalogue_of_tasks_is_that_of_the_release(benchmark):
     written = (ROOT / "tuner" / "catalog" / "task_types.toml").read_text()

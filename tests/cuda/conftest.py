@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.standin import run
+from workers.standin import run
 
 
 def pytest_collection_modifyitems(items):
@@ -60,8 +60,8 @@ def gpus(standin, monkeypatch, tmp_path_factory):
     """``gpus(2)`` gives processes that are started from now on that many GPUs.
 
     Faults and sizes are given by name: ``gpus(2, mib=40_000, nccl_mib=300, fail=719)`` sets
-    STANDIN_MIB, STANDIN_NCCL_MIB and STANDIN_FAIL, which ``standin/README.md`` lists. Each call
-    says all of it anew.
+    STANDIN_MIB, STANDIN_NCCL_MIB and STANDIN_FAIL, which ``workers/standin/README.md`` lists. Each
+    call says all of it anew.
     """
 
     # locks on devices are there: those of tests that run beside this one are not the same devices

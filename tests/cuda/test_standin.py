@@ -105,11 +105,10 @@ def test_what_was_recorded_of_nvidia_smi(gpus: Gpus, tmp_path: Path) -> None:
 
 
 def test_a_command_of_the_environment_is_found() -> None:
-    run = Path(__file__).with_name("standin") / "run.py"
     bare = {"PATH": "/usr/bin:/bin"}
     for command, said in (("tuner", "tuner suggest"), ("no-such-command", "is not in PATH")):
         done = subprocess.run(
-            [sys.executable, run, command, "suggest", "--help"],
+            [sys.executable, "-P", "-m", "workers.standin.run", command, "suggest", "--help"],
             capture_output=True,
             text=True,
             check=False,

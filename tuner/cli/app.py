@@ -15,8 +15,8 @@ It runs a few real training steps with candidate settings, and answers from what
 # Characters of a command's line in a list of them: as many as a terminal of 80 columns has.
 LONGEST_SHORT = 63
 # Commands that end with 3, and with 4; what lists commands may.
-MAY_NOT_FIT = frozenset({"", "suggest", "predict", "check", "size", "probe", "export"})
-MAY_TRAIN_WRONGLY = MAY_NOT_FIT - {"size", "probe"}
+MAY_NOT_FIT = frozenset({"", "suggest", "predict", "check", "size", "probe", "rehearse", "export"})
+MAY_TRAIN_WRONGLY = MAY_NOT_FIT - {"size", "probe", "rehearse"}
 
 
 def exit_codes(name: str) -> str:

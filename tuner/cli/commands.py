@@ -13,6 +13,7 @@ from tuner.cli.options import (
     Database,
     Json,
     ProbeAsked,
+    RehearseAsked,
     SuggestAsked,
     format_names,
     study_ids,
@@ -240,10 +241,16 @@ def suggest(asked: SuggestAsked) -> int:
     \b
     Examples, on any machine, without a GPU:
       tuner suggest --model stories15m --cluster cpu:2 --max-probes 8 \\
-          --global-batch-size 8 --sequence-length 128
+          --global-batch-size 8 --sequence-length 128 --precision fp32
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
+    if asked.from_file is not None:
+        from tuner.cli.from_file import read_file, show_file
+        from tuner.cli.render import answer_asked
+
+        question = read_file(asked, asked.from_file)
+        return show_file(asked, question, answer_asked(asked, question.request))
     from tuner.cli.render import run
 
     return run(asked)
@@ -259,10 +266,27 @@ def probe(asked: ProbeAsked) -> int:
     \b
     Example, on any machine, without a GPU:
       tuner probe --model stories15m --cluster cpu:2 \\
-          --global-batch-size 8 --sequence-length 128 \\
+          --global-batch-size 8 --sequence-length 128 --precision fp32 \\
           --settings sharding=full_shard,micro_batch_size=2
     """
     from tuner.cli.probe import run
+
+    return run(asked)
+
+
+@taking(RehearseAsked)
+def rehearse(asked: RehearseAsked) -> int:
+    """Run your own script as one rank of a cluster, without a GPU: its memory, and who holds it.
+
+    The script is not changed. It runs over a stand-in for CUDA's libraries, which is built at first
+    use with the C compiler and needs a CUDA build of torch: torch's own allocator counts memory, no
+    kernel runs, and losses mean nothing. Exit code 3 says that it ran out of memory.
+
+    \b
+    Example:
+      tuner rehearse --cluster 8x8xh100-80gb -- torchrun --nproc-per-node 8 train.py
+    """
+    from tuner.cli.rehearse import run
 
     return run(asked)
 
@@ -615,6 +639,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "check": check,
     "size": size,
     "probe": probe,
+    "rehearse": rehearse,
     "calibrate": calibrate,
     "export": export,
     "models": list_models,

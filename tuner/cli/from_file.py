@@ -11,7 +11,7 @@ from rich.text import Text
 from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import report
 from tuner.cli.options import SuggestAsked
-from tuner.cli.render import answer_asked, show_asked
+from tuner.cli.render import show_asked
 from tuner.cli.values import Texts, further
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
@@ -29,16 +29,20 @@ LAUNCHERS = {
 }
 
 
-def run(asked: SuggestAsked, path: str) -> int:
-    """Answer; the exit code is that of ``tuner suggest``."""
+def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
+    """Read the question out of a file and what is given beside it."""
     texts = Texts()
     beside, more = texts.limits(asked), further(texts, asked)
     if texts.wrong:
         raise all_of(texts.wrong)
     given = {name: value for name, value in more.items() if value is not None}
     limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
-    question = read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
-    answered = answer_asked(asked, question.request)
+    return read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
+
+
+def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -> int:
+    """Show the answer beside the file; the exit code is that of ``tuner suggest``."""
+    path = str(asked.from_file)
     with (
         open_store(None if asked.server else asked.db) as store,
         watch_of(as_json=asked.json) as watch,

@@ -11,7 +11,7 @@ from rich.text import Text
 from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
 from tuner.cli.studies import is_there
-from tuner.client.doctor import Diagnosis, diagnose
+from tuner.client.doctor import Diagnosis, Problem, diagnose
 from tuner.client.local import failure_text
 from tuner.client.place import check_here
 from tuner.client.request import read_cluster
@@ -21,7 +21,7 @@ from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.errors import ProbeError, StoppedError
+from tuner.errors import ProbeError, StoppedError, StoreError
 from tuner.store import open_store
 from tuner.text import moment_text, size_text
 
@@ -128,11 +128,15 @@ def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
     """
     if check:
         _check_now(db)
-    checks = []
-    if is_there(db):
-        with open_store(db, create=False) as store:
-            checks = list(store.checks().values())
-    found = diagnose(checks)
+    checks, beside = [], []
+    try:
+        if is_there(db):
+            with open_store(db, create=False) as store:
+                checks = list(store.checks().values())
+    except StoreError as error:  # the machine is diagnosed all the same
+        mend = "until then nothing is kept or read there"
+        beside = [Problem(what=str(error), mend=mend, serious=True)]
+    found = diagnose(checks, beside=beside)
     if as_json:
         print_json(found.as_dict())
         return 0 if found.is_sound else 1

@@ -34,7 +34,7 @@ Cluster = Annotated[
 ]
 Batch = Annotated[int, Field(ge=1, description="Sequences of one optimizer step, over all GPUs.")]
 Length = Annotated[int, Field(ge=2, description="Tokens of one sequence.")]
-Framework = Literal["torch", "accelerate", "trainer", "nanotron"]
+Framework = Literal["torch", "accelerate", "trainer", "nanotron", "deepspeed"]
 Precision = Literal["bf16", "bf16_mixed", "fp32"]
 Adapter = Literal["lora", "qlora"]
 Settings = Annotated[
@@ -97,19 +97,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Finds the fastest settings that fit in memory. predicted takes seconds and needs no GPU;
         emulated and measured run real steps on this machine, which must have the GPUs."""
-        found = tuner.suggest(
-            model=model,
-            cluster=cluster,
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
-            framework=framework,
-            precision=precision,
-            optimizer=optimizer,
-            adapter=adapter,
-            fidelity=fidelity,
-            max_probes=max_probes,
-            db=self._db,
-        )
+        found = tuner.suggest(**_given(locals()), db=self._db)
         study = {"study_id": found.study_id, "state": found.state, "suggestion": found.as_dict()}
         return {**in_brief(study), "why": list(found.explanation[:MOST_SENTENCES])}
 
@@ -128,21 +116,9 @@ class Tools:
     ) -> dict[str, Any]:
         """Predicts memory and speed of given settings, by kept dry runs or arithmetic; dry_run
         makes one, in seconds."""
-        found = tuner.predict(
-            **plain_arguments(
-                model=model,
-                cluster=cluster,
-                global_batch_size=global_batch_size,
-                sequence_length=sequence_length,
-                settings=settings,
-                framework=framework,
-                precision=precision,
-                optimizer=optimizer,
-                adapter=adapter,
-            ),
-            dry_runs=str(Policy.ALL if dry_run else Policy.NONE),
-            db=self._db,
-        )
+        given = _given(locals())
+        policy = Policy.ALL if given.pop("dry_run", False) else Policy.NONE
+        found = tuner.predict(**given, dry_runs=str(policy), db=self._db)
         return _judged(found)
 
     def check(
@@ -195,20 +171,7 @@ class Tools:
     ) -> dict[str, Any]:
         """Says how many GPUs a job needs to fit, to reach a speed or to finish in time, the longest
         sequence and largest micro-batch, and what it costs. All of it is arithmetic."""
-        found = tuner.size(
-            model=model,
-            family=family,
-            cluster=cluster,
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
-            tokens_per_s=tokens_per_s,
-            tokens=tokens,
-            within_s=within_s,
-            price_per_gpu_hour=price_per_gpu_hour,
-            optimizer=optimizer,
-            adapter=adapter,
-            db=self._db,
-        )
+        found = tuner.size(**_given(locals()), db=self._db)
         rows = []
         for row in found.rows:
             longest, micro = row.longest_sequence, row.largest_micro_batch
@@ -255,6 +218,11 @@ class Tools:
                 }
             )
         return {"studies": listed}
+
+
+def _given(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a tool that were given: they are named as those of Python."""
+    return plain_arguments(**{name: one for name, one in arguments.items() if name != "self"})
 
 
 def _judged(found: Any) -> dict[str, Any]:

@@ -131,14 +131,15 @@ def read_question(ctx: Any, path: str | None) -> str | None:
     """Takes the options that are not given from a TOML file, by their names; a list repeats one."""
     if path is None:
         return None
-    from tuner.errors import UsageError, did_you_mean
+    from tuner.errors import UsageError, did_you_mean, why_unreadable
 
     try:
         with open(os.path.expanduser(path), "rb") as file:  # noqa: PTH111, PTH123
             written = tomllib.load(file)
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise UsageError("file", path, f"must be a TOML file of options: {why}") from error
+    except OSError as error:
+        raise UsageError("file", path, why_unreadable(error)) from error
+    except ValueError as error:
+        raise UsageError("file", path, f"must be a TOML file of options: {error}") from error
     known = {one.name: one for one in ctx.command.params if one.name != "question_file"}
     given: dict[str, Any] = {}
     for name, value in written.items():
@@ -257,9 +258,10 @@ class WorkloadAsked:
     framework: Annotated[
         str | None,
         option(
-            "torch|accelerate|trainer|nanotron",
+            "torch|accelerate|trainer|nanotron|deepspeed",
             "The stack that you launch: a script of your own (torch, the default), one with"
-            " accelerate, the transformers Trainer, or nanotron, which is predicted only.",
+            " accelerate, the transformers Trainer, or nanotron or DeepSpeed, which are"
+            " predicted only.",
             PLACE,
         ),
     ] = None
@@ -331,6 +333,23 @@ class Asked(WorkloadAsked):
             "Time that one probe may take, such as 30m; then it is ended, and its settings are"
             " taken to be slow. By default 10m.",
             BUDGET,
+        ),
+    ] = None
+    launcher: Annotated[
+        str | None,
+        option(
+            "local|slurm|ray",
+            "What starts ranks. By default slurm in an allocation of several nodes, else local.",
+            PLACE,
+        ),
+    ] = None
+    ray: Annotated[
+        str | None,
+        option(
+            "HOST:PORT",
+            "The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one on"
+            " this machine.",
+            PLACE,
         ),
     ] = None
     script: Annotated[
@@ -540,3 +559,53 @@ def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
         return run
 
     return expand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseAsked:
+    """Options of ``tuner rehearse``, as they were written."""
+
+    command: Annotated[
+        list[str],
+        Argument(
+            metavar="-- COMMAND...",
+            help="The command as it would be typed: torchrun, accelerate launch, deepspeed or"
+            " python, with the script and its arguments.",
+        ),
+    ]
+    cluster: Annotated[
+        str | None,
+        Option(
+            metavar="CLUSTER",
+            help="Whose GPUs it is for: 8xa100-80gb, 8x8xh100-80gb (nodes x GPUs x kind), or a"
+            " .toml file. By default the command's ranks, on GPUs that never run out of memory.",
+            autocompletion=cluster_names,
+        ),
+    ] = None
+    ranks: Annotated[
+        str, Option(metavar="RANK,...", help="Ranks to rehearse, one after another, as 0,last.")
+    ] = "0"
+    steps: Annotated[
+        int, Option(metavar="N", help="Optimizer steps, after which a rank is ended.")
+    ] = 3
+    seconds: Annotated[
+        float, Option(metavar="N", help="Seconds, after which it is ended all the same.")
+    ] = 600.0
+    snapshot: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Write torch's memory snapshot of each rank there."),
+    ] = None
+    allow_network: Annotated[
+        bool, Option("--allow-network", help="Let the script reach other machines.")
+    ] = False
+    allow_writes: Annotated[
+        bool,
+        Option(
+            "--allow-writes",
+            help="Let it write where it wants, and save. Otherwise files go to a temporary folder.",
+        ),
+    ] = False
+    even_here: Annotated[
+        bool, Option("--even-here", help="Also where this machine has a GPU, which is hidden.")
+    ] = False
+    json: Json = False

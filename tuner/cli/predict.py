@@ -20,7 +20,14 @@ from tuner.client.cases.reading import Stream
 from tuner.client.predict import dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.bounds import choice
-from tuner.errors import NothingFitsError, ProbeError, TrainsWronglyError, TunerError, UsageError
+from tuner.errors import (
+    NothingFitsError,
+    ProbeError,
+    TrainsWronglyError,
+    TunerError,
+    UsageError,
+    why_unreadable,
+)
 from tuner.explain.memory import compared_classes
 from tuner.text import count_text
 
@@ -79,8 +86,7 @@ def _opened(path: str) -> Iterator[Stream]:
     try:
         file = open(os.path.expanduser(path), "rb")  # noqa: PTH111, PTH123, SIM115
     except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cases", path, f"cannot be read: {reason}") from error
+        raise UsageError("cases", path, why_unreadable(error)) from error
     with file:
         yield file
 

@@ -97,8 +97,13 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    deadline_s = placed.probe_deadline_s
-    argv = worker_argv(study.id, queued_only=str(fidelity), probe_deadline_s=deadline_s)
+    argv = worker_argv(
+        study.id,
+        queued_only=str(fidelity),
+        probe_deadline_s=placed.probe_deadline_s,
+        launcher=placed.launcher,
+        ray=placed.ray,
+    )
     study = follow(store, study, Terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 

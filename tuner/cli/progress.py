@@ -1,7 +1,8 @@
 """Shows a study while probes run: a live table on a terminal, and plain lines otherwise."""
 
+import sys
 import time
-from functools import partial
+from textwrap import fill
 from typing import Any, Self
 
 import typer
@@ -16,7 +17,7 @@ from tuner.client.answered import PlainLines, Progress, of_most
 from tuner.client.values import silent
 from tuner.client.worker_process import Signals
 from tuner.core.study import ProbeState, Study, StudyState
-from tuner.core.words import rank_word
+from tuner.core.words import probe_word, rank_word
 from tuner.results.points import differing, fastest_first, question_text, rows_of
 from tuner.space import enumerate_space
 from tuner.text import duration_text
@@ -27,7 +28,12 @@ FRAME_S = 1.0
 BESIDE_ROWS = 9
 
 
-to_stderr = partial(typer.echo, err=True)
+def to_stderr(text: str) -> None:
+    """A line on stderr, which a terminal gets whole words of."""
+    if sys.stderr.isatty():
+        width = Console(stderr=True).width
+        text = fill(text, width, subsequent_indent="  ", break_long_words=False)
+    typer.echo(text, err=True)
 
 
 class LiveTable:
@@ -88,7 +94,7 @@ class LiveTable:
         grid = Table.grid(padding=(0, 2))
         grid.add_row(
             ProgressBar(total=most, completed=spent, width=20),
-            Text(f"{of_most(spent, self._study)} probes"),
+            Text(f"{of_most(spent, self._study)} {probe_word(self._study.limits.fidelity)}s"),
             Text(duration_text(now - self._began)),
             Text(self._now(now), **one_line),
         )

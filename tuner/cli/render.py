@@ -29,7 +29,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, rank_word, sizes_text
+from tuner.core.words import memory_range_text, probe_word, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import IN_BRIEF, brief, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -54,10 +54,6 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    if asked.from_file is not None:
-        from tuner.cli.from_file import run as run_file
-
-        return run_file(asked, asked.from_file)
     for name in ("format_name", "in_place", "no_backup", "diff"):
         if given := getattr(asked, name):
             raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
@@ -317,7 +313,7 @@ def show_answer(
 
     end = [
         line
-        for title, text in _ends(suggestion, written, page, then)
+        for title, text in _ends(study, suggestion, written, page, then)
         for line in block(title, [text])
     ]
     if suggestion.best is None:
@@ -340,9 +336,9 @@ def show_answer(
 
 
 def _ends(
-    suggestion: Suggestion, written: Sequence[str], page: str, then: str
+    study: Study, suggestion: Suggestion, written: Sequence[str], page: str, then: str
 ) -> Iterator[tuple[str, str]]:
-    """What was written, how to launch it, where the rest is, and what it all cost."""
+    """What was written, how to launch it, where the rest is, what it all cost, and why no more."""
     yield from (("Written", path) for path in written)
     if then:
         yield "Next", then
@@ -362,11 +358,13 @@ def _ends(
     if page:
         yield "Page", page
     yield "More", f"tuner studies show {suggestion.study_id} --why"
-    probes = count_text(sum(suggestion.probes.values()), "probe")
+    probes = count_text(sum(suggestion.probes.values()), probe_word(study.limits.fidelity))
     spent = duration_text(suggestion.wall_s)
     if suggestion.device_s:
         spent += f", {suggestion.device_s:,.0f} device-seconds"
     yield "Cost", f"{probes}, {spent}"
+    if study.state not in OPEN and study.reason:
+        yield "Ended", study.reason
 
 
 def show_ways_out(console: Console, why: TunerError, found: Sequence[WayOut]) -> None:

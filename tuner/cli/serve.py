@@ -13,7 +13,7 @@ from typing import NoReturn
 from urllib.parse import urlsplit
 
 from tuner.cli.commands import WorkerAsked
-from tuner.client.worker_process import Signals, deadline_arguments
+from tuner.client.worker_process import Signals, probing_arguments
 from tuner.core.launcher import LauncherName
 from tuner.environment import PASSED_BY_NAME
 from tuner.errors import UsageError
@@ -80,11 +80,10 @@ def worker_argv(asked: WorkerAsked) -> list[str]:
     argv += [f"--name={asked.name}"] if asked.name else []
     argv += ["--once"] if asked.once else []
     argv += ["--drain"] if asked.drain else []
-    argv += [f"--launcher={asked.launcher}"] if asked.launcher else []
-    argv += [f"--ray={asked.ray}"] if asked.ray else []
     argv += [f"--probes={asked.probes.absolute()}"] if asked.probes else []
     given = asked.probe_deadline
-    return [*argv, *deadline_arguments(read_duration("probe_deadline", given) if given else None)]
+    deadline_s = read_duration("probe_deadline", given) if given else None
+    return [*argv, *probing_arguments(deadline_s, asked.launcher, asked.ray)]
 
 
 def _become(argv: list[str], db: str | None) -> NoReturn:

@@ -58,7 +58,8 @@ def why_none(found: Sizes) -> TunerError | None:
 def show(console: Console, found: Sizes) -> None:
     wanted = found.goal.wanted_per_s
     costs = any(row.cluster.price_per_gpu_hour is not None for row in found.rows)
-    columns = ["cluster", "fits on", *["reached by"] * bool(wanted), "tokens/s", "80% interval"]
+    columns = ["cluster", "fits on", *["reached by"] * bool(wanted), "total tokens/s"]
+    columns += ["80% interval"]
     columns += ["cost of 1B tokens"] * costs
     if tokens := found.goal.tokens:
         columns.append(f"{tokens_text(tokens)} take")
@@ -68,7 +69,7 @@ def show(console: Console, found: Sizes) -> None:
     told = len(columns)
     while sum(column.width + 1 for column in whole[:told]) > console.width + 1:
         told -= 1
-    print_rows(columns[:told], [cells[:told] for cells in rows], "tokens/s")
+    print_rows(columns[:told], [cells[:told] for cells in rows], "total tokens/s")
     for row, cells in zip(found.rows, rows, strict=True):
         console.print()
         console.print(f"{row.cluster.name}, {row.model}" if row.model else row.cluster.name)
@@ -120,7 +121,7 @@ def _of_row(row: SizedCluster) -> Iterator[tuple[str, str]]:
     if row.fewest is not None:
         yield "the fewest that fit it", _line(row.fewest)
     if row.whole is not None:
-        yield "all GPUs", _line(row.whole)
+        yield "on all its GPUs", _line(row.whole)
     if (longest := row.longest_sequence) is not None:
         length = longest.question.workload.sequence_length
         most = longest.question.workload.model.max_sequence_length
@@ -139,6 +140,6 @@ def _line(sized: Sized) -> str:
     settings = describe(best.settings).replace(",", ", ")
     surely = "" if best.fits_surely else ", which may not fit"
     return (
-        f"{_gpus(sized)}: {settings}; {speed_text(sized.tokens_per_s.value)} tokens/s;"
-        f" {needs} of {best.limit_gib:.1f} GiB{surely}"
+        f"{_gpus(sized)}: {settings}; {speed_text(sized.tokens_per_s.value)} tokens/s"
+        f" in total; needs {needs} of {best.limit_gib:.1f} GiB per GPU{surely}"
     )

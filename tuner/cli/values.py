@@ -141,6 +141,8 @@ def further(texts: Texts, asked: Asked) -> dict[str, object]:
         "knobs": texts.made(lambda: read_knobs(asked.knob or ())),
         "fidelity": asked.fidelity,
         "probe_deadline_s": texts.read(read_duration, "probe_deadline", asked.probe_deadline),
+        "launcher": asked.launcher,
+        "ray": asked.ray,
         "script": texts.made(lambda: _script(asked)),
     }
     if isinstance(asked, SuggestAsked):

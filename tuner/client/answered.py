@@ -16,20 +16,20 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import Device
 from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Quantity
-from tuner.core.script import CONFIGURATION, Launch, script_launch
+from tuner.core.script import CONFIGURATION, Launch, script_launch, torchrun
 from tuner.core.study import ProbeState, Question, Study
 from tuner.core.words import (
     describe,
     memory_range_text,
+    probe_word,
     rank_word,
     rate_text,
     seconds_text,
     sizes_text,
 )
-from tuner.errors import TunerError, UnknownNameError, UsageError
+from tuner.errors import TunerError, UnknownNameError, UsageError, why_unreadable
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
-from tuner.launchfiles.contract import torchrun
 from tuner.results.points import row_text, rows_of
 from tuner.space import Space
 
@@ -119,8 +119,7 @@ def read_into(path_text: str, format_name: str) -> str:
             data = file.read(LARGEST_INTO_BYTES + 1)
         text = data.decode()
     except (OSError, RuntimeError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise UsageError("into", path_text, f"cannot be read: {why}") from error
+        raise UsageError("into", path_text, why_unreadable(error)) from error
     if len(data) > LARGEST_INTO_BYTES:
         raise UsageError("into", path_text, f"must be at most {LARGEST_INTO_BYTES} bytes")
     return text
@@ -290,7 +289,8 @@ class PlainLines:
                 number = len(self._known) - self._before
                 row = rows_of(replace(study, probes=(probe,)))[0]  # without its repetitions
                 found = f"{row_text(row, rank_word(study.question))} [{describe(row.settings)}]"
-                self.note(f"probe {of_most(number, study)}: {found}")
+                noun = probe_word(probe.request.fidelity)
+                self.note(f"{noun} {of_most(number, study)}: {found}")
 
     def note(self, text: str) -> None:
         self._say(text)
@@ -307,6 +307,7 @@ _OF_FRAMEWORK: Mapping[FrameworkName, tuple[str, ...]] = {
     FrameworkName.ACCELERATE: ("accelerate",),
     FrameworkName.TRAINER: ("trainer", "accelerate"),
     FrameworkName.NANOTRON: ("nanotron",),
+    FrameworkName.DEEPSPEED: ("deepspeed",),
 }
 
 
@@ -340,7 +341,10 @@ def launch_of(
     """The command that reads the first of ``files`` that can be started, and these."""
     started = ((path, FORMATS[formats[path]].argv) for path in files)
     commands = (argv(question, path) for path, argv in started if argv is not None)
-    return {"argv": list(next(commands, torchrun(question, "SCRIPT.py"))), "files": dict(files)}
+    return {
+        "argv": list(next(commands, torchrun(question.cluster, "SCRIPT.py"))),
+        "files": dict(files),
+    }
 
 
 def exported(format_name: str, question: Question, best: Candidate, study_id: str) -> str:

@@ -27,8 +27,9 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Headroom, Limits
-from tuner.errors import UnknownNameError, UsageError
-from tuner.launchfiles.files import READERS, format_of, parse
+from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.launchfiles.fields import Found
+from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, read_text
 from tuner.results import Evidence
 from tuner.store import Store
 
@@ -49,16 +50,52 @@ else:
     )
 
 
-class CheckRequest(Part):
-    """A configuration file, and what it does not say."""
+FileFormat = Annotated[
+    str | None,
+    Field(description=f"Whose it is: {', '.join(READERS)}. By default told by its content."),
+]
 
-    file: dict[str, Any] | str = Field(
-        description="The file: an object, or its text in YAML or JSON. No other is read for it."
+
+class FileSent(Part):
+    """A configuration file as its text. No other that it names is read."""
+
+    text: str = Field(min_length=1, max_length=LARGEST_BYTES)
+    name: str = Field(
+        default="",
+        max_length=200,
+        description="Its name, whose ending says how it is written: .toml, .py (torchtitan's) or"
+        " .sh (a command with flags). YAML or JSON by default.",
+        examples=["axolotl.yaml"],
     )
-    format: str | None = Field(
+    format: FileFormat = None
+
+    def opened(self) -> Opened:
+        """What is in it.
+
+        Raises:
+            UsageError: it cannot be read, is none of the formats, or asks for what is not covered.
+        """
+        _check_format("from.format", self.format)
+        try:
+            return read_text(self.text, self.name or "file", self.format, reads_others=False)
+        except UsageError as error:
+            raise all_of(
+                one.at(f"from.text{one.field.removeprefix('file')}")
+                if one.field.partition(".")[0] == "file"
+                else one
+                for one in error.errors
+            ) from error
+
+
+class CheckRequest(Part):
+    """A configuration file, and what it does not say. It is given as ``file`` or as ``from``."""
+
+    file: dict[str, Any] | str | None = Field(
         default=None,
-        description=f"Whose it is: {', '.join(READERS)}. By default told by its content.",
+        description="The file: an object, or its text in YAML or JSON. No other is read for it.",
     )
+    sent: FileSent | None = Field(default=None, alias="from")
+    format: FileFormat = None
     workload: WorkloadBeside = WorkloadBeside()
     cluster: Annotated[
         Cluster, PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven)
@@ -86,26 +123,16 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
         UsageError: something is wrong, missing, or said otherwise in the file.
     """
     given = read(CheckRequest, values)
-    if given.format is not None and given.format not in READERS:
-        raise UnknownNameError("format", given.format, READERS)
-    text = given.file if isinstance(given.file, str) else json.dumps(given.file)
-    content = parse(text, "file")
-    if isinstance(content.get("deepspeed"), str):
-        allowed = "names a file, and none is read here: put its fields in its place"
-        raise UsageError("file.deepspeed", content["deepspeed"], allowed)
-    name = given.format or format_of(content, "file")
-    found = READERS[name].read(content)
-    model = found.may.get("model", (None,))[0]
-    if isinstance(model, str):
-        known = models.find(model) or models.alike(model)
-        if known is None:
-            allowed = (
-                "is not in the catalogue: give the fields of its config.json as workload.model"
-            )
-            if getattr(given.workload, "model", None) is None:
-                raise UsageError("file.model", model[:100], allowed)
-        else:  # its name alone could be that of a file here
-            found = replace(found, may={**found.may, "model": (known, *found.may["model"][1:])})
+    if (given.file is None) == (given.sent is None):
+        raise UsageError("file", given.file, "or `from` is the file: give one")
+    if given.sent is not None:
+        found, field = given.sent.opened().found, "from"
+    else:
+        _check_format("format", given.format)
+        text = given.file if isinstance(given.file, str) else json.dumps(given.file)
+        found, field = read_text(text, "file", given.format, reads_others=False).found, "file"
+    found = with_known_model(found, getattr(given.workload, "model", None), f"{field}.model")
+    name = found.format_name
     written, names = given.settings
     beside = {
         "cluster": given.cluster,
@@ -123,6 +150,30 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
         return name, case_of(found, beside)
     except NotCoveredError as error:
         return name, error
+
+
+def _check_format(field: str, name: str | None) -> None:
+    if name is not None and name not in READERS:
+        raise UnknownNameError(field, name, READERS)
+
+
+def with_known_model(found: Found, given: Any, field: str) -> Found:
+    """A file that was sent, with its model out of the catalogue, unless another is ``given``: its
+    name alone could be that of a file here.
+
+    Raises:
+        UsageError: the catalogue has none like it; the file says it in ``field``.
+    """
+    model = found.may.get("model", (None,))[0]
+    if not isinstance(model, str):
+        return found
+    known = models.find(model) or models.alike(model)
+    if known is not None:
+        return replace(found, may={**found.may, "model": (known, *found.may["model"][1:])})
+    if given is None:
+        allowed = "is not in the catalogue: give the fields of its config.json as workload.model"
+        raise UsageError(field, model[:100], allowed)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

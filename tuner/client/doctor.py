@@ -140,7 +140,9 @@ def diagnose(
     versions: Mapping[str, str] | None = None,
     cluster: Callable[[], Cluster] = local_cluster,
     look: Callable[[], GpuLook] | None = None,
+    beside: Sequence[Problem] = (),
 ) -> Diagnosis:
+    """Diagnoses this machine, by kept checks; ``beside`` is what is known to be wrong already."""
     known = installed_versions() if versions is None else dict(versions)
     place, no_place = None, []
     try:
@@ -162,7 +164,7 @@ def diagnose(
         )
         for package in missing
     ]
-    problems += [*no_place, *_of_gpus(seen)]
+    problems += [*beside, *no_place, *_of_gpus(seen)]
     unblamed = [one for (knob, _), ones in blamed.items() if not knob for one in ones]
     problems += [*_of_guard(checks, unblamed, missing), *_of_versions(known, missing)]
     return Diagnosis(

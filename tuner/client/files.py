@@ -28,12 +28,12 @@ from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
 from tuner.core.workload import Precision
 from tuner.errors import UsageError
-from tuner.launchfiles import trainer
+from tuner.launchfiles import axolotl, trainer
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.fsdp import ON_HOST, layer_class
 from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import linears
+from tuner.model.shape import attention_names, linears
 
 NO_OPTION = "the file does not say it, and it is not said here"
 
@@ -95,7 +95,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     uncounted = [*found.uncounted]
     if not found.strict:
         model = _longer(model, length, uncounted)
-        adapter = _fitting_adapter(adapter, model, uncounted)
+        adapter = _fitting_adapter(adapter, model, uncounted, found.format_name)
         if packing and own("precision") == Precision.FP32:  # FlashAttention takes 16 bits
             packing = {**packing, "variant": PackingVariant.POSITION_IDS}
         packing = _fitting_packing(packing, model, length, uncounted)
@@ -215,10 +215,20 @@ def _longer(model: ModelConfig, length: int, uncounted: list[Uncounted]) -> Mode
 
 
 def _fitting_adapter(
-    adapter: Mapping[str, Any] | None, model: ModelConfig, uncounted: list[Uncounted]
+    adapter: Mapping[str, Any] | None,
+    model: ModelConfig,
+    uncounted: list[Uncounted],
+    format_name: str,
 ) -> Mapping[str, Any] | None:
     """The adapter on those of its layers that the model has."""
-    if adapter is None or model.is_traced or model.experts:
+    if adapter is None or model.is_traced:
+        return adapter
+    if model.experts:
+        shared = model.fields.get("shared_expert_intermediate_size")
+        if format_name == axolotl.NAME and ALL_LINEAR in adapter["target_modules"] and not shared:
+            # axolotl names the linear layers that there are (``find_all_linear_names``), and packed
+            # experts are none: peft's own word would stand for these too
+            return {**adapter, "target_modules": [*attention_names(model)]}
         return adapter
     known = {one.name for one in linears(model)}
     given = adapter["target_modules"]
@@ -314,6 +324,9 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
     if found.nodes is not None and found.nodes != cluster.nodes and not is_cpu:
         allowed = f"{cluster.name} has {cluster.nodes}, and the file is not for it"
         raise UsageError("num_machines", found.nodes, allowed)
+    if found.secondary not in (None, cluster.gpus_per_node):
+        allowed = f"must be the GPUs of a node: {cluster.gpus_per_node}"
+        raise UsageError("zero_optimization.zero_hpz_partition_size", found.secondary, allowed)
     if found.groups is not None and found.groups != (cluster.nodes, cluster.gpus_per_node):
         given = f"{found.groups[0]} groups of {found.groups[1]} ranks"
         allowed = f"groups must be the nodes: {cluster.nodes} of {cluster.gpus_per_node}"

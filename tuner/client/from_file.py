@@ -1,27 +1,43 @@
 """A configuration file as the question of ``tuner suggest``, and its answer put back into it."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import Field, create_model
+
+from tuner.catalog.versions import version_table
 from tuner.client.answered import write_text
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.check import Checked, check
+from tuner.client.check import Checked, FileSent, WorkloadBeside, check, with_known_model
 from tuner.client.files import FileSays, asked_of, case_of, with_liger
 from tuner.client.place import place_here
-from tuner.client.request import RequestHere, read_here
+from tuner.client.request import (
+    FrameworkField,
+    RequestHere,
+    TuneRequest,
+    as_field,
+    check_plain,
+    nested,
+    read,
+    read_here,
+    read_request,
+)
+from tuner.client.values import NotCoveredError
 from tuner.core.configuration import Settings, knob_value
 from tuner.core.study import Question
-from tuner.errors import TunerError, UsageError
+from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
 from tuner.space.rules import show
 from tuner.store import Store
+
+Asked = TypeVar("Asked")
 
 # Of one configuration; more would be a folder full of them.
 MOST_BACKUPS = 1000
@@ -65,25 +81,94 @@ def read_question(
     if "fused_loss" in found.free:
         stated, _ = with_liger(True, values["framework"], values["framework_versions"])
         values["framework_versions"] = stated
-    own = more.get("knobs") or {}
-    knobs = {**_knobs(opened, asked), **own}
-    uncounted = [*asked.uncounted]
-    while True:
+
+    def made(knobs: Mapping[str, Any]) -> RequestHere:
         request = read_here({**values, **more, "knobs": knobs})
+        place_here(request, db).space  # noqa: B018  (which may be empty)
+        return request
+
+    request, asked = _with_knobs(opened, asked, more.get("knobs") or {}, made)
+    return FileQuestion(
+        path=Path(path).expanduser(), opened=opened, asked=asked, request=request, beside=beside
+    )
+
+
+def _with_knobs(
+    opened: Opened,
+    asked: FileSays,
+    own: Mapping[str, Any],
+    made: Callable[[Mapping[str, Any]], Asked],
+) -> tuple[Asked, FileSays]:
+    """What is ``made`` of the file's knobs and one's ``own``; what cannot be had there of the
+    file's is left out and told."""
+    found, uncounted = opened.found, [*asked.uncounted]
+    knobs = {**_knobs(opened, asked), **own}
+    while True:
         try:
-            place_here(request, db).space  # noqa: B018  (which may be empty)
+            return made(knobs), replace(asked, uncounted=tuple(uncounted))
         except UsageError as error:
             name = error.field.removeprefix("knobs.")
             if found.strict or name in own or name not in knobs:
                 raise
             effect = f"{error.allowed}; counted without"
             uncounted.append(Uncounted(key=name, value=show(knobs.pop(name)[0]), effect=effect))
-        else:
-            break
-    asked = replace(asked, uncounted=tuple(uncounted))
-    return FileQuestion(
-        path=Path(path).expanduser(), opened=opened, asked=asked, request=request, beside=beside
+
+
+if TYPE_CHECKING:
+    TuneFromRequest = TuneRequest
+else:
+    TuneFromRequest = create_model(
+        "TuneFromRequest",
+        __base__=TuneRequest,
+        __doc__="A question whose workload, framework and knobs a configuration file says.",
+        sent=(FileSent, Field(alias="from")),
+        workload=(WorkloadBeside, WorkloadBeside()),
+        framework=(FrameworkField | None, None),
     )
+
+
+def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
+    """The request in a JSON value, as ``POST /tune`` takes it, with what is to be told of its file.
+
+    ``from`` may have the text of a configuration file: what it says need not be said again.
+
+    Raises:
+        UsageError: a field is wrong, missing or not covered; with all others that are.
+    """
+    check_plain(values)
+    if "from" not in values:
+        return read_request(values), ()
+    given: Any = read(TuneFromRequest, values)
+    opened = given.sent.opened()
+    named = values.get("workload") or {}  # what a request fills in is the file's to say
+    work = {name: getattr(given.workload, name) for name in named if named[name] is not None}
+    found = with_known_model(opened.found, work.get("model"), "from.model")
+    opened = replace(opened, found=found)
+    beside = {**work, "cluster": given.cluster}
+    if given.framework is not None:
+        versions = dict(given.framework.versions) or None
+        beside |= {"framework": given.framework.name, "framework_versions": versions}
+    try:
+        asked = asked_of(found, beside)
+    except NotCoveredError:
+        raise
+    except UsageError as error:
+        raise all_of(map(as_field, error.errors)) from error
+    arguments = dict(asked.arguments)
+    if "fused_loss" in found.free:
+        stack = arguments["framework"], arguments["framework_versions"]
+        arguments["framework_versions"], _ = with_liger(True, *stack)
+    of_file = {"from", "workload", "framework", "cluster", "knobs"}
+    rest = {name: value for name, value in values.items() if name not in of_file}
+    newest = {name: package.newest for name, package in version_table().packages.items()}
+
+    def made(knobs: Mapping[str, Any]) -> TuneRequest:
+        request = read(TuneRequest, {**nested(arguments), **rest, "knobs": knobs}, here=True)
+        request.question(newest)
+        return request
+
+    request, asked = _with_knobs(opened, asked, values.get("knobs") or {}, made)
+    return request, (*asked.notes, *(f"not counted: {one}" for one in asked.uncounted))
 
 
 def _knobs(opened: Opened, asked: FileSays) -> dict[str, list[Any]]:

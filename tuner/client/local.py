@@ -150,7 +150,12 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
         caller.note(standing_text(closed, answered=True))
         return closed
     caller.note(standing_text(study, answered=False))
-    argv = worker_argv(study.id, probe_deadline_s=placed.probe_deadline_s)
+    argv = worker_argv(
+        study.id,
+        probe_deadline_s=placed.probe_deadline_s,
+        launcher=placed.launcher,
+        ray=placed.ray,
+    )
     study = follow(store, study, caller, argv)
     check_limits(study, placed.limits)
     return study

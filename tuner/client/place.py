@@ -22,11 +22,12 @@ from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
     FLASH_PACKAGE,
     FOUR_BIT_PACKAGE,
+    NOT_PROBED,
     OF_ADAPTERS,
-    FrameworkName,
     installed_versions,
     not_installed,
 )
+from tuner.core.launcher import LauncherName, default_launcher
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
@@ -61,6 +62,10 @@ class Placed:
     """What was decided and not asked for, and why."""
     probe_deadline_s: float | None = None
     """Seconds that one probe may take; ``None`` for the worker's own limit."""
+    launcher: LauncherName | None = None
+    """What starts ranks; ``None`` for the worker's own choice."""
+    ray: str = ""
+    """Address of the Ray cluster of Ray's launcher; empty for the worker's own choice."""
 
     @property
     def space(self) -> Space:
@@ -157,10 +162,13 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     deadline_s = request.probe_deadline_s
     if deadline_s is not None and fidelity is Fidelity.PREDICTED:
         raise UsageError("probe_deadline", deadline_s, "is for probes; dry runs have their own")
+    launcher = _launcher_of(request)
     no_gpu = _no_gpu(request, question)
     if fidelity is Fidelity.MEASURED:
         _check_software(question)
-        check_here(question.cluster)
+        # other machines are looked at by the worker, which is on one of them
+        if launcher is LauncherName.LOCAL:
+            check_here(question.cluster)
         if no_gpu and (need := least_need(question, limits)) and not need.fits:
             name, ways = question.cluster.name, no_gpu.partition(": ")[2]
             raise UsageError(
@@ -187,7 +195,15 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         versions=here,
         notes=tuple(filter(None, (no_gpu, *request.notes, chosen))),
         probe_deadline_s=deadline_s,
+        launcher=request.launcher,
+        ray=request.ray,
     )
+
+
+def _launcher_of(request: RequestHere) -> LauncherName:
+    if request.ray and request.launcher is not LauncherName.RAY:
+        raise UsageError("ray", request.ray, "is for --launcher ray")
+    return request.launcher or default_launcher()
 
 
 def _no_gpu(request: RequestHere, question: Question) -> str:
@@ -224,10 +240,10 @@ def kept_rates(db: str | None, question: Question) -> Calibration | None:
 def _check_software(question: Question) -> None:
     """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
-    if asked.name is FrameworkName.NANOTRON and question.script is None:
+    if asked.name in NOT_PROBED and question.script is None:
         raise UsageError(
             "framework",
-            "nanotron",
+            str(asked.name),
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from inspect import signature
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
 from tuner.client.cases.answers import unknown
@@ -14,6 +14,7 @@ from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
+    SharedArguments,
     naming_arguments,
     plain,
     plain_arguments,
@@ -126,23 +127,10 @@ def predict(
     global_batch_size: int,
     sequence_length: int,
     settings: SettingsLike,
-    optimizer: str = ...,
-    precision: str | None = ...,
-    reduce_dtype: str | None = ...,
-    loss: str = ...,
-    tensor_parallel: str = ...,
-    adapter: str | Mapping[str, Any] | None = ...,
-    frozen: Sequence[str] = ...,
-    packing: str | Mapping[str, Any] | None = ...,
-    task: str = ...,
-    image_tokens: int = ...,
-    framework: str = ...,
-    framework_versions: Mapping[str, str] | None = ...,
-    headroom: float | None = ...,
-    memory_limit_gib: float | None = ...,
     dry_runs: str = ...,
     db: str | None = ...,
     progress: Say | None = ...,
+    **shared: Unpack[SharedArguments],
 ) -> Prediction: ...
 
 
@@ -171,9 +159,8 @@ def predict(
         single: a single case: ``model``, ``cluster``, ``global_batch_size``, ``sequence_length``
             and ``settings``, and if wanted ``optimizer``, ``precision``, ``reduce_dtype``,
             ``loss``, ``tensor_parallel``, ``adapter``, ``frozen``, ``packing``, ``task``,
-            ``image_tokens``,
-            ``framework``, ``framework_versions``, ``headroom`` and ``memory_limit_gib``, as
-            :func:`tuner.suggest` has them. ``settings`` is text such as
+            ``image_tokens``, ``framework``, ``framework_versions``, ``headroom`` and
+            ``memory_limit_gib``, as :func:`tuner.suggest` has them. ``settings`` is text such as
             ``sharding=ddp,micro_batch_size=2``, a mapping of knobs, or :class:`tuner.Settings`.
 
     Returns:
@@ -257,43 +244,17 @@ def read_single_case(
     global_batch_size: int,
     sequence_length: int,
     settings: SettingsLike,
-    optimizer: str | None = None,
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    loss: str | None = None,
-    tensor_parallel: str | None = None,
-    adapter: str | Mapping[str, Any] | None = None,
-    frozen: str | Sequence[str] | None = None,
-    packing: str | Mapping[str, Any] | None = None,
-    task: str | None = None,
-    image_tokens: int | None = None,
-    framework: str | None = None,
-    framework_versions: Mapping[str, str] | None = None,
-    headroom: float | None = None,
-    memory_limit_gib: float | None = None,
     beside: Sequence[UsageError] = (),
+    **shared: Unpack[SharedArguments],
 ) -> Case:
     """The case of arguments or options; what is wrong is named as these are."""
     given = plain_arguments(
+        shared,
         model=model,
         cluster=cluster,
         global_batch_size=global_batch_size,
         sequence_length=sequence_length,
         settings=settings,
-        optimizer=optimizer,
-        precision=precision,
-        reduce_dtype=reduce_dtype,
-        loss=loss,
-        tensor_parallel=tensor_parallel,
-        adapter=adapter,
-        frozen=frozen,
-        packing=packing,
-        task=task,
-        image_tokens=image_tokens,
-        framework=framework,
-        framework_versions=framework_versions,
-        headroom=headroom,
-        memory_limit_gib=memory_limit_gib,
     )
     return read_case(nested(given), here=True, beside=beside, named=as_argument)
 

@@ -63,6 +63,9 @@ def answer_there(
     if request.probe_deadline_s is not None:
         allowed = "is for the service's workers to say: tuner worker --probe-deadline"
         raise UsageError("probe_deadline", request.probe_deadline_s, allowed)
+    if request.launcher is not None:
+        allowed = "is for the service's workers to say: tuner worker --launcher"
+        raise UsageError("launcher", request.launcher, allowed)
     # The service has versions of its own, and names them: here packages need not be installed.
     newest = {name: package.newest for name, package in version_table().packages.items()}
     question = request.question({**newest, **installed_versions()})

@@ -63,6 +63,7 @@ from tuner.core.cluster import (
 )
 from tuner.core.configuration import KNOBS, knob_value, no_knob
 from tuner.core.framework import (
+    NOT_PROBED,
     FrameworkName,
     check_stated,
     framework,
@@ -70,6 +71,7 @@ from tuner.core.framework import (
     packages_beside,
     usual_precision,
 )
+from tuner.core.launcher import LauncherName
 from tuner.core.measurement import Fidelity
 from tuner.core.packing import Packing, PackingVariant, read_documents
 from tuner.core.script import Script
@@ -100,7 +102,7 @@ from tuner.core.workload import (
     TensorParallel,
     Workload,
 )
-from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.errors import UnknownNameError, UsageError, all_of, why_unreadable
 from tuner.machine import Machine
 from tuner.model import ModelConfig, published_model, read_model_config
 from tuner.model.checks import check_json
@@ -513,8 +515,7 @@ def read_cluster_file(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:  # a ValueError: a null character in the path
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("cluster", str(path), f"cannot be read: {reason}") from error
+        raise UsageError("cluster", str(path), why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise UsageError("cluster", str(path), f"must be at most {LARGEST_FILE_BYTES} bytes")
     loads = tomllib.loads if path.suffix.lower() == ".toml" else json.loads
@@ -645,7 +646,7 @@ MemoryLimit = Annotated[
 
 
 # Frameworks, and what is taken where none is named, that choose no format of reductions themselves.
-REDUCES_AS_TOLD = (None, FrameworkName.TORCH, FrameworkName.NANOTRON)
+REDUCES_AS_TOLD = (None, FrameworkName.TORCH, *NOT_PROBED)
 
 
 # What schedulers send so that they are told: another's address, which nothing here goes to.
@@ -690,8 +691,9 @@ class Common(Part):
             raise wrong("workload.reduce_dtype", reduced, allowed)
         added: dict[str, Any] = {} if "precision" in stated else {"precision": usual}
         mixes = usual is Precision.BF16_MIXED and stated.get("precision", usual) == usual
-        if mixes and "reduce_dtype" not in stated:
-            added["reduce_dtype"] = ReduceDtype.FRAMEWORK
+        if mixes and "reduce_dtype" not in stated:  # DeepSpeed's is that of the model, cast to bf16
+            is_zero = name == FrameworkName.DEEPSPEED
+            added["reduce_dtype"] = ReduceDtype.BF16 if is_zero else ReduceDtype.FRAMEWORK
         return {**value, "workload": {**work, **added}} if added else value
 
     @property
@@ -957,6 +959,10 @@ class RequestHere(TuneRequest):
     """The user's own, which is run in the place of the probe program's step."""
     probe_deadline_s: Seconds | None = None
     """Seconds that one probe may take; by default the worker's own limit."""
+    launcher: LauncherName | None = None
+    """What starts ranks; by default Slurm's in an allocation of several nodes."""
+    ray: str = ""
+    """Address of a Ray cluster; by default that of RAY_ADDRESS, or one is started."""
 
     @model_validator(mode="before")
     @classmethod
@@ -993,6 +999,12 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
         elif value is not None:
             values[name] = value
     return values
+
+
+def as_field(error: UsageError) -> UsageError:
+    """An error that is named as an argument is, named as the request's field."""
+    table, _, _ = error.field.partition(".")
+    return error.at(".".join(_WITHIN[table])) if table in _WITHIN else error
 
 
 def as_argument(error: UsageError) -> UsageError:

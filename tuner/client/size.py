@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from tuner.client.cases import Case, Policy
 from tuner.client.predict import Prediction, predictions, watch_saying
@@ -14,6 +14,7 @@ from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
+    SharedArguments,
     naming_arguments,
     plain_arguments,
     silent,
@@ -69,22 +70,11 @@ def size(
     tokens: float | None = None,
     within_s: float | None = None,
     price_per_gpu_hour: float | None = None,
-    optimizer: str = "adamw",
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    loss: str = "hf",
-    tensor_parallel: str = "sequence_parallel",
-    adapter: str | Mapping[str, Any] | None = None,
-    packing: str | Mapping[str, Any] | None = None,
-    task: str = "causal_lm",
-    framework: str = "torch",
-    framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
-    headroom: float | None = None,
-    memory_limit_gib: float | None = None,
     verify: bool = False,
     db: str | None = None,
     progress: Say | None = None,
+    **shared: Unpack[SharedArguments],
 ) -> Sizes:
     """The fewest GPUs that do, the longest sequence, the largest micro-batch and model, and what it
     costs, predicted as ``tuner size`` does.
@@ -102,42 +92,22 @@ def size(
         tokens_per_s: tokens per second that all GPUs together must reach.
         tokens, within_s: tokens to be trained on, and the seconds that this may take.
         price_per_gpu_hour: in any currency; of clusters that have no price of their own.
-        optimizer, precision, reduce_dtype, loss, tensor_parallel, adapter, packing, task: what is
-            trained, as in :func:`tuner.suggest`.
-        framework, framework_versions, knobs, headroom, memory_limit_gib: as there.
+        knobs: values that are allowed, by knob.
         verify: dry-run the best configuration, which needs torch.
         db: address of the database; by default ``$TUNER_DB``, or SQLite in the user's data folder.
         progress: is called with each line of what is waited for, such as ``print``.
+        shared: what is trained, how, and what memory there is, as in :func:`tuner.suggest`:
+            ``optimizer``, ``precision``, ``reduce_dtype``, ``loss``, ``tensor_parallel``,
+            ``adapter``, ``frozen``, ``packing``, ``task``, ``image_tokens``, ``framework``,
+            ``framework_versions``, ``headroom`` and ``memory_limit_gib``.
 
     Raises:
         UsageError: an argument is wrong.
     """
-    request = read_size(
-        plain_arguments(
-            model=model,
-            family=family,
-            cluster=cluster,
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
-            tokens_per_s=tokens_per_s,
-            tokens=tokens,
-            within_s=within_s,
-            price_per_gpu_hour=price_per_gpu_hour,
-            optimizer=optimizer,
-            precision=precision,
-            reduce_dtype=reduce_dtype,
-            loss=loss,
-            tensor_parallel=tensor_parallel,
-            adapter=adapter,
-            packing=packing,
-            task=task,
-            framework=framework,
-            framework_versions=framework_versions,
-            knobs=knobs,
-            headroom=headroom,
-            memory_limit_gib=memory_limit_gib,
-        )
-    )
+    asked = dict(locals())
+    for name in ("shared", "verify", "db", "progress"):
+        del asked[name]
+    request = read_size(plain_arguments(shared, **asked))
     return sizes_here(request, verify=verify, db=db, say=progress or silent)
 
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
 from tuner.client.local import Caller, PythonCaller, answer_here
@@ -12,6 +12,7 @@ from tuner.client.values import (
     ClusterLike,
     ModelLike,
     Say,
+    SharedArguments,
     naming_arguments,
     plain_arguments,
     silent,
@@ -54,6 +55,8 @@ def suggest(
     wall_s: float | None = None,
     gpu_s: float | None = None,
     probe_deadline_s: float | None = None,
+    launcher: str | None = None,
+    ray: str = "",
     tolerance: float = 0.01,
     pool: str = "",
     sampler: str = "cost-model",
@@ -108,6 +111,10 @@ def suggest(
         gpu_s: GPU-seconds to spend at most; by default without limit.
         probe_deadline_s: seconds that one probe may take; by default 600. A setting whose time is
             up is taken to be slow.
+        launcher: what starts ranks: ``local``, ``slurm`` in an allocation, or ``ray``; by default
+            ``slurm`` in an allocation of several nodes.
+        ray: address of the Ray cluster of the launcher ``ray``; by default that of ``RAY_ADDRESS``,
+            or a new one on this machine.
         tolerance: gain in speed that is not worth another probe (relative).
         pool: label of the service workers that may be at it; any unless given.
         sampler: proposes the next configuration: ``cost-model``, or Optuna's ``tpe``, ``gp`` (which
@@ -136,44 +143,14 @@ def suggest(
         ServiceError: the service cannot be reached, or refused.
         StoreError: the database cannot be used.
     """
+    asked = dict(locals())
+    for name in ("server", "key", "replace", "write", "db", "progress"):
+        del asked[name]
     beside = []
     if headroom is not None and memory_limit_gib is not None:  # nobody may see a note here
         allowed = "is not applied with memory_limit_gib: give one"
         beside.append(UsageError("headroom", headroom, allowed))
-    request = read_here(
-        plain_arguments(
-            model=model,
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
-            cluster=cluster,
-            optimizer=optimizer,
-            precision=precision,
-            reduce_dtype=reduce_dtype,
-            loss=loss,
-            tensor_parallel=tensor_parallel,
-            adapter=adapter,
-            frozen=frozen,
-            packing=packing,
-            task=task,
-            image_tokens=image_tokens,
-            framework=framework,
-            framework_versions=framework_versions,
-            knobs=knobs,
-            headroom=headroom,
-            memory_limit_gib=memory_limit_gib,
-            fidelity=fidelity,
-            max_probes=max_probes,
-            wall_s=wall_s,
-            gpu_s=gpu_s,
-            probe_deadline_s=probe_deadline_s,
-            tolerance=tolerance,
-            pool=pool,
-            sampler=sampler,
-            script=script,
-            labels=labels,
-        ),
-        beside,
-    )
+    request = read_here(plain_arguments(**asked), beside)
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")
     for path in (write or {}).values():
@@ -239,22 +216,9 @@ def cost_model_sampler(
     global_batch_size: int,
     sequence_length: int,
     cluster: ClusterLike = "local",
-    optimizer: str = "adamw",
-    precision: str | None = None,
-    reduce_dtype: str | None = None,
-    loss: str = "hf",
-    tensor_parallel: str = "sequence_parallel",
-    adapter: str | Mapping[str, Any] | None = None,
-    frozen: Sequence[str] = (),
-    packing: str | Mapping[str, Any] | None = None,
-    task: str = "causal_lm",
-    image_tokens: int = 0,
-    framework: str = "torch",
-    framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
-    headroom: float | None = None,
-    memory_limit_gib: float | None = None,
     seed: int | None = None,
+    **shared: Unpack[SharedArguments],
 ) -> "CostModelSampler":
     """A sampler for a study that minimises the seconds of a training step.
 
@@ -264,22 +228,16 @@ def cost_model_sampler(
     parameters of the study are sampled at random.
 
     Args:
-        model: as in :func:`tuner.suggest`, like all that follow but the seed.
+        model: as in :func:`tuner.suggest`, like all others but the seed.
         global_batch_size: sequences of one optimizer step, over all GPUs.
         sequence_length: tokens of one sequence.
         cluster: the machines.
-        optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``.
-        precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
-            and the Trainer, else ``bf16``.
-        reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
-            the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss, tensor_parallel, adapter, frozen, packing, task, image_tokens: what is trained.
-        framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
-        framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob.
-        headroom: share of each GPU's usable memory to leave free; by default 0.05.
-        memory_limit_gib: GiB that a step may use of one GPU, instead of a headroom.
         seed: of the study's other parameters.
+        shared: what is trained, how, and what memory there is: ``optimizer``, ``precision``,
+            ``reduce_dtype``, ``loss``, ``tensor_parallel``, ``adapter``, ``frozen``, ``packing``,
+            ``task``, ``image_tokens``, ``framework``, ``framework_versions``, ``headroom`` and
+            ``memory_limit_gib``.
 
     Raises:
         UsageError: an argument is wrong, or no configuration is legal.
@@ -289,25 +247,12 @@ def cost_model_sampler(
 
     request = read_here(
         plain_arguments(
+            shared,
             model=model,
             global_batch_size=global_batch_size,
             sequence_length=sequence_length,
             cluster=cluster,
-            optimizer=optimizer,
-            precision=precision,
-            reduce_dtype=reduce_dtype,
-            loss=loss,
-            tensor_parallel=tensor_parallel,
-            adapter=adapter,
-            frozen=frozen,
-            packing=packing,
-            task=task,
-            image_tokens=image_tokens,
-            framework=framework,
-            framework_versions=framework_versions,
             knobs=knobs,
-            headroom=headroom,
-            memory_limit_gib=memory_limit_gib,
         )
     )
     question = request.question(installed_versions())

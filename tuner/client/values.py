@@ -14,7 +14,7 @@ from difflib import SequenceMatcher, get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypedDict
 
 from pydantic import BaseModel, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -81,9 +81,36 @@ def plain(value: object) -> Any:
     return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-def plain_arguments(**given: Any) -> dict[str, Any]:
-    """The arguments that are given, with numbers as Python has them."""
-    return {name: plain(value) for name, value in given.items() if value is not None}
+class SharedArguments(TypedDict, total=False):
+    """Keyword arguments of :func:`tuner.suggest` that others take too, with the same defaults."""
+
+    optimizer: str
+    precision: str | None
+    reduce_dtype: str | None
+    loss: str
+    tensor_parallel: str
+    adapter: str | Mapping[str, Any] | None
+    frozen: str | Sequence[str] | None
+    packing: str | Mapping[str, Any] | None
+    task: str
+    image_tokens: int
+    framework: str
+    framework_versions: Mapping[str, str] | None
+    headroom: float | None
+    memory_limit_gib: float | None
+
+
+def plain_arguments(shared: Mapping[str, Any] | None = None, /, **given: Any) -> dict[str, Any]:
+    """The arguments that are given, with numbers as Python has them.
+
+    Raises:
+        TypeError: one of ``shared`` is none of :class:`SharedArguments`.
+    """
+    for name in shared or ():
+        if name not in SharedArguments.__annotations__:
+            raise TypeError(f"got an unexpected keyword argument {name!r}")
+    every = {**given, **(shared or {})}
+    return {name: plain(value) for name, value in every.items() if value is not None}
 
 
 def silent(text: str) -> None:
@@ -256,7 +283,8 @@ def errors_of(
             path, name = ".".join(names[:-1]), names[-1][:80]
             known = sorted(_fields(models[path])) if path in models else []
             field = f"{path}.{name}" if path else name
-            said = f"no such field{did_you_mean(name, known)}; there are {', '.join(known)}"
+            there = f"; there are {', '.join(known)}" if known else ""
+            said = f"no such field{did_you_mean(name, known)}{there}"
             yield UsageError(field, line["input"], said)
             continue
         if "expected" in context:
@@ -270,7 +298,7 @@ def errors_of(
 
 def _fields(kind: type[Any]) -> Iterable[str]:
     if issubclass(kind, BaseModel):
-        return kind.model_fields
+        return [info.alias or name for name, info in kind.model_fields.items()]
     return (field.name for field in fields(kind))
 
 

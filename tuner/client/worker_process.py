@@ -11,6 +11,8 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, Self
 
+from tuner.core.launcher import LauncherName
+
 # What asks this command to end.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Seconds between two bytes to the worker, which tell it that the command is still there.
@@ -124,7 +126,12 @@ class Worker:
 
 
 def worker_argv(
-    study_id: str, *, queued_only: str | None = None, probe_deadline_s: float | None = None
+    study_id: str,
+    *,
+    queued_only: str | None = None,
+    probe_deadline_s: float | None = None,
+    launcher: LauncherName | None = None,
+    ray: str = "",
 ) -> list[str]:
     """The command of a worker for one study.
 
@@ -132,9 +139,16 @@ def worker_argv(
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     argv += ["--queued-only", "--fidelity", queued_only] if queued_only else []
-    return [*argv, *deadline_arguments(probe_deadline_s)]
+    return [*argv, *probing_arguments(probe_deadline_s, launcher, ray)]
 
 
-def deadline_arguments(seconds: float | None) -> list[str]:
-    """Lists a worker's arguments for how long one probe may take; none for its own limit."""
-    return [] if seconds is None else [f"--probe-deadline={seconds:g}"]
+def probing_arguments(
+    deadline_s: float | None, launcher: LauncherName | None, ray: str
+) -> list[str]:
+    """Lists a worker's arguments for how probes are run; none for its own choice."""
+    known = {
+        "probe-deadline": "" if deadline_s is None else f"{deadline_s:g}",
+        "launcher": launcher,
+        "ray": ray,
+    }
+    return [f"--{name}={value}" for name, value in known.items() if value]

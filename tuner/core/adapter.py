@@ -131,9 +131,7 @@ class Adapter:
                 raise UsageError("adapter", str(self.method), allowed + ": lora is" * sees)
             return  # its linear layers are not known before its dry run
         if model.experts:
-            # ``ParamWrapper`` in peft/tuners/lora/layer.py
-            allowed = f"is not covered for {model.name}: peft adapts packed experts in its own way"
-            raise UsageError("adapter", str(self.method), allowed)
+            return  # peft packs and names what it adapts of experts (``ParamWrapper``): see there
         known = tuple(dict.fromkeys(one.name for one in linears(model)))
         odd = [one for one in self.target_modules if one not in known and one != ALL_LINEAR]
         if odd:

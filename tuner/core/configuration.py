@@ -15,7 +15,7 @@ class Sharding(StrEnum):
     """Ways to split a model among the data-parallel ranks."""
 
     DDP = "ddp"  # nothing: every rank holds the whole model
-    ZERO1 = "zero1"  # optimizer state (nanotron only)
+    ZERO1 = "zero1"  # optimizer state (nanotron and deepspeed)
     SHARD_GRAD_OP = "shard_grad_op"  # gradients and optimizer state (ZeRO-2)
     FULL_SHARD = "full_shard"  # parameters too (ZeRO-3)
     HYBRID_SHARD = "hybrid_shard"  # as full_shard within a node, replicated between nodes
@@ -192,7 +192,7 @@ KNOBS: Mapping[str, Knob] = {
         live_when="several ranks see different data",
         values={
             Sharding.DDP: "ddp: nothing is split",
-            Sharding.ZERO1: "zero1: optimizer state (nanotron)",
+            Sharding.ZERO1: "zero1: optimizer state (nanotron, deepspeed)",
             Sharding.SHARD_GRAD_OP: "shard_grad_op: gradients and state",
             Sharding.FULL_SHARD: "full_shard: parameters too",
             Sharding.HYBRID_SHARD: "hybrid_shard: full within a node",
@@ -327,6 +327,8 @@ def knob_value(name: str, value: object) -> Any:
     return value
 
 
+# A study is read again after every probe: the same object has its hash and its text already.
+@lru_cache(maxsize=4096)
 def parse_settings(text: str) -> Settings:
     """Settings from ``knob=value,knob=value``.
 

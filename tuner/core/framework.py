@@ -81,6 +81,11 @@ class FrameworkName(StrEnum):
     ACCELERATE = "accelerate"  # a script with accelerate's Accelerator
     TRAINER = "trainer"  # transformers' Trainer
     NANOTRON = "nanotron"
+    DEEPSPEED = "deepspeed"  # a script with DeepSpeed's engine: ZeRO 0 to 3
+
+
+NOT_PROBED = frozenset({FrameworkName.NANOTRON, FrameworkName.DEEPSPEED})
+"""Those whose steps the probe program does not run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,9 +140,12 @@ class Framework(Plain):
         return self.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
 
     def family(self, *, replicated: bool) -> Condition:
-        """The rules' name for a sharding: ``ddp`` if parameters are replicated, else the FSDP."""
+        """The rules' name for a sharding: ``ddp`` if gradients are replicated, else the FSDP, or
+        DeepSpeed's ZeRO."""
         if replicated:
             return Condition.DDP
+        if self.name is FrameworkName.DEEPSPEED:
+            return Condition.DEEPSPEED
         return Condition.FSDP2 if self.fsdp_version == 2 else Condition.FSDP1
 
     @classmethod
@@ -368,9 +376,10 @@ def usual_precision(name: object) -> Precision:
     """The precision of a question that states none: what users of the framework train in.
 
     Configurations for accelerate say ``mixed_precision: bf16`` (TRL 0.24,
-    ``trl/accelerate_configs/fsdp2.yaml`` and its neighbours), over weights in fp32.
+    ``trl/accelerate_configs/fsdp2.yaml`` and its neighbours), over weights in fp32. DeepSpeed's
+    ``bf16`` keeps fp32 weights for the optimizer, and trains a copy of them.
     """
-    mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER, FrameworkName.DEEPSPEED)
     return Precision.BF16_MIXED if mixes else Precision.BF16
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from tuner.core.bounds import choice
 from tuner.errors import UsageError
 from tuner.model import ModelConfig
-from tuner.model.shape import SLIDING, has_biased_scores, has_capped_scores
+from tuner.model.shape import SLIDING
 
 # Different lengths that are told apart; and documents or tokens of one, above which is a mistake.
 MOST_LENGTHS = 4096
@@ -130,7 +130,7 @@ class Packing:
         why = ""
         if model.is_traced:
             why = f"is not covered for {model.type_and_task}, which only dry runs know"
-        elif has_biased_scores(model):
+        elif model.has_biased_scores:
             why = f"is not covered for {model.model_type}, whose positions are distances"
         elif kind is PackingVariant.VARLEN and model.model_type == "gpt_bigcode":
             # ``GPTBigCodeModel.forward`` hands none on (modeling_gpt_bigcode.py, 4.44 to 5.23)
@@ -138,7 +138,7 @@ class Packing:
             why += "; take position_ids"
         elif kind is PackingVariant.BLOCK_DIAGONAL and slides:
             why = "would take the place of the model's windows; take position_ids"
-        elif kind is PackingVariant.VARLEN and (slides or has_capped_scores(model)):
+        elif kind is PackingVariant.VARLEN and (slides or model.has_capped_scores):
             what = "windows" if slides else "capped scores"
             why = f"is not covered with {what} of {model.name}; take position_ids"
         if why:

@@ -8,7 +8,6 @@ for ``{name}`` itself. Other braces, such as those of JSON, stay as they are.
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -19,7 +18,7 @@ from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName, flag_differs
-from tuner.errors import UsageError
+from tuner.errors import UsageError, why_unreadable
 from tuner.plain import Plain
 
 if TYPE_CHECKING:
@@ -170,12 +169,7 @@ class Script(Plain):
     @property
     def why_other(self) -> str:
         """Why the file is not the script that was asked about; empty if it is."""
-        try:
-            now = _sha256(Path(self.path).read_bytes())
-        except OSError as error:
-            return f"the script {self.path} cannot be read: {error.strerror or error}"
-        changed = f"the script {self.path} was edited since it was asked about: ask again"
-        return "" if now == self.sha256 else changed
+        return why_other(self.path, self.sha256)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without a template where there is none."""
@@ -256,8 +250,17 @@ def _read(field_name: str, path: Path, given: str) -> bytes:
             raise UsageError(field_name, given, "must be a file of at most 1 MiB")
         return path.read_bytes()
     except (OSError, ValueError) as error:  # a ValueError: a null character
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(field_name, given, f"must be a file that can be read: {why}") from None
+        raise UsageError(field_name, given, why_unreadable(error)) from None
+
+
+def why_other(path: str, sha256: str) -> str:
+    """Why the file at a path is not the script that was asked about; empty if it is."""
+    try:
+        now = _sha256(Path(path).read_bytes())
+    except OSError as error:
+        return f"the script {path} cannot be read: {error.strerror or error}"
+    changed = f"the script {path} was edited since it was asked about: ask again"
+    return "" if now == sha256 else changed
 
 
 def _sha256(content: bytes) -> str:
@@ -284,8 +287,6 @@ def check_script(
     if script.launch is Launch.ACCELERATE and not built:
         allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"
         raise UsageError("launch", "accelerate", allowed)
-    if cluster.nodes > 1:
-        raise UsageError("cluster", cluster.name, "a script is probed on one node")
     in_file = IN_FILE if script.launch is Launch.ACCELERATE else ()
     for knob, values in knobs.items():
         by_file = knob in in_file and NOT_IN_FILE.isdisjoint(values)
@@ -349,6 +350,11 @@ def loses_random_state(question: "Question") -> str:
 
 # File that ``accelerate launch`` is given.
 CONFIGURATION = "accelerate.yaml"
+# Where ranks of several nodes meet: torch's own default.
+PORT = 29500
+# In a launcher's options where a probe is of several nodes: whatever starts it on a node puts in
+# their places its number and where rank 0's node is met.
+NODE_RANK, MEETING_HOST, MEETING_PORT = "{node_rank}", "{host}", "{port}"
 # Modules of the launchers' commands, which need not be on the path.
 MODULES = {
     Launch.TORCHRUN: "torch.distributed.run",
@@ -356,13 +362,32 @@ MODULES = {
 }
 
 
+def torchrun(cluster: Cluster, *script: str) -> tuple[str, ...]:
+    """The command that starts a cluster's ranks of a script with its arguments, on each node.
+
+    Several nodes meet at the same one, ``HOST``.
+    """
+    ranks = ("--nproc-per-node", str(cluster.gpus_per_node))
+    if cluster.nodes == 1:
+        return ("torchrun", "--standalone", *ranks, *script)
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"HOST:{PORT}")
+    return ("torchrun", "--nnodes", str(cluster.nodes), *ranks, *meeting, *script)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """A command, and what it reads."""
 
-    argv: tuple[str, ...]  # the launcher's name, its options, the script and its arguments
+    launcher: tuple[str, ...]  # its name and its options, as a user types them on each node
+    script: tuple[str, ...]  # the script and its arguments
     environment: Mapping[str, str]  # variables that are set for it
+    cluster: Cluster
+    configuration: str  # path of the file that accelerate's launcher reads
     template: str = ""  # its configuration file with the settings; empty where there is none
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        return (*self.launcher, *self.script)
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -371,16 +396,32 @@ class Command:
         return (*(["env", *variables] if variables else []), *self.argv)
 
     def as_run(self, logs: Path) -> tuple[str, ...]:
-        """The command with this Python's own launcher in the place of the one on the path.
+        """Python's arguments that run the launcher, without the script: not the one on the path.
+
+        On several nodes :data:`NODE_RANK` and its like stand among them. Nodes are numbered, which
+        torchrun's c10d backend does not do (it sorts them by address): which ranks are a node's
+        must be known where it fails.
 
         Args:
             logs: folder for what the launcher writes, which else stays in the system's own.
         """
-        name, *rest = self.argv
-        program = (sys.executable, "-P", "-m", MODULES[Launch(name)])
-        if Launch(name) is Launch.TORCHRUN:
-            return (*program, "--log-dir", str(logs), *rest)
-        return (*program, rest[0], "--log_dir", str(logs), *rest[1:])
+        launch, nodes = Launch(self.launcher[0]), self.cluster.nodes
+        program: tuple[str, ...] = ("-P", "-m", MODULES[launch])
+        if launch is Launch.ACCELERATE:
+            meeting = accelerate_meeting(NODE_RANK, MEETING_HOST, MEETING_PORT)
+            options = ("--log_dir", str(logs), "--config_file", self.configuration)
+            return (*program, "launch", *options, *(meeting if nodes > 1 else ()))
+        program = (*program, "--log-dir", str(logs))
+        if nodes == 1:
+            return (*program, *self.launcher[1:])
+        ranks = ("--nnodes", str(nodes), "--nproc-per-node", str(self.cluster.gpus_per_node))
+        meeting = ("--master-addr", MEETING_HOST, "--master-port", MEETING_PORT)
+        return (*program, *ranks, "--node-rank", NODE_RANK, *meeting)
+
+
+def accelerate_meeting(number: str, host: str, port: str) -> tuple[str, ...]:
+    """Options of ``accelerate launch`` on one of several nodes."""
+    return ("--machine_rank", number, "--main_process_ip", host, "--main_process_port", port)
 
 
 def command_of(
@@ -391,28 +432,31 @@ def command_of(
     ``template`` is the path of its rendered configuration file, by default the template's own name;
     ``configuration`` that of accelerate's file, by default :data:`CONFIGURATION`.
     """
-    script = question.script
+    script, cluster = question.script, question.cluster
     assert script is not None
-    ranks = question.cluster.world_size
     known = {
         **settings.all_values(),
         "global_batch_size": question.workload.global_batch_size,
         "sequence_length": question.workload.sequence_length,
-        "world_size": ranks,
-        "data_parallel_size": settings.data_parallel_size(ranks),
+        "world_size": cluster.world_size,
+        "data_parallel_size": settings.data_parallel_size(cluster.world_size),
     }
     values = {name: shown(value) for name, value in known.items()}
     if script.template is not None:
         values[TEMPLATE] = template or script.template.name
-    launcher: tuple[str, ...] = ("torchrun", "--standalone", "--nproc-per-node", str(ranks))
+    launcher, file = torchrun(cluster), configuration or CONFIGURATION
     if script.launch is Launch.ACCELERATE:
-        launcher = ("accelerate", "launch", "--config_file", configuration or CONFIGURATION)
+        meeting = accelerate_meeting("NUMBER", "HOST", str(PORT)) if cluster.nodes > 1 else ()
+        launcher = ("accelerate", "launch", "--config_file", file, *meeting)
     # an argument that is nothing but a placeholder, and becomes nothing, is left out
     pairs = [(text, render(text, values)) for text in script.arguments]
     arguments = [filled for text, filled in pairs if filled or not is_optional(text)]
     return Command(
-        argv=(*launcher, script.path, *arguments),
+        launcher=launcher,
+        script=(script.path, *arguments),
         environment={name: render(text, values) for name, text in script.environment.items()},
+        cluster=cluster,
+        configuration=file,
         template=render(script.template.text, values) if script.template else "",
     )
 

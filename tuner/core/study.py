@@ -15,9 +15,9 @@ from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value, no_knob
 from tuner.core.framework import (
+    NOT_PROBED,
     OF_WORKLOADS,
     Framework,
-    FrameworkName,
     no_optimizer,
     packages_beside,
     releases_of,
@@ -234,8 +234,9 @@ class Question:
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
         task = self.workload.model.task
-        if self.framework.name is FrameworkName.NANOTRON and not self.workload.model.is_causal_lm:
-            raise UsageError("task", str(task), "must be causal_lm: nanotron trains nothing else")
+        name = self.framework.name
+        if name in NOT_PROBED and not self.workload.model.is_causal_lm:
+            raise UsageError("task", str(task), f"must be causal_lm: of {name} no more is known")
         # the attention of a user's script is its own
         packing = self.workload.packing if self.script is None else None
         if packing and (why := _not_packed(self.workload, self.cluster, self.framework)):

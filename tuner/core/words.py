@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from tuner.core.configuration import BATCH, Settings
 from tuner.core.evaluation import GIB, Evaluation
-from tuner.core.measurement import Outcome
+from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Question
 from tuner.text import size_number, size_text, size_unit
@@ -32,6 +32,11 @@ def describe_class(settings: Settings) -> str:
     """Describes a layout: as :func:`describe`, without the batch sizes."""
     parts = describe(settings).split(",")
     return ",".join(part for part in parts if part.partition("=")[0] not in BATCH)
+
+
+def probe_word(fidelity: Fidelity) -> str:
+    """``probe``, or ``dry run`` of what runs no step."""
+    return "dry run" if fidelity is Fidelity.PREDICTED else "probe"
 
 
 def seconds_text(seconds: float) -> str:

@@ -158,9 +158,10 @@ class Workload:
     @property
     def is_traced(self) -> bool:
         """Tells whether dry runs alone know it: no arithmetic has its model's type, or what of the
-        model is trained."""
-        saved = self.adapter is not None and bool(self.adapter.modules_to_save)
-        return self.model.is_traced or bool(self.frozen) or saved
+        model is trained: parts of it, whole modules beside an adapter, one beside experts."""
+        model, adapter = self.model, self.adapter
+        beside = adapter is not None and bool(adapter.modules_to_save or model.experts)
+        return model.is_traced or bool(self.frozen) or beside
 
     @property
     def has_arithmetic(self) -> bool:

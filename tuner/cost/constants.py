@@ -50,6 +50,7 @@ class MemoryCosts:
     nanotron: Width  # interval of its step
     dry_run: Width  # interval of a dry run
     arithmetic: Width  # interval of arithmetic, and of a dry run of other code
+    zero: Width  # interval of arithmetic of DeepSpeed's step
 
 
 @dataclass(frozen=True, kw_only=True)

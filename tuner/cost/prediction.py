@@ -12,13 +12,13 @@ from typing import Protocol
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
-from tuner.core.framework import Framework, FrameworkName, same_release
+from tuner.core.framework import NOT_PROBED, Framework, FrameworkName, same_release
 from tuner.core.measurement import Basis, Category, Phase
 from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import Costs, Width, default_costs
 from tuner.cost.liger import MORE_BYTES_OFF, more_bytes, more_seconds, runs_liger
 from tuner.cost.memory.device import (
     NOTHING,
@@ -31,7 +31,8 @@ from tuner.cost.memory.device import (
 from tuner.cost.memory.optimizers import paged_bytes
 from tuner.cost.memory.pipeline import refused, stage_memory
 from tuner.cost.memory.shards import axis_sizes
-from tuner.cost.memory.step import step_memory
+from tuner.cost.memory.step import StepMemory, step_memory
+from tuner.cost.memory.zero import stage_of, zero_memory
 from tuner.cost.script import PLAIN, Script, script_bytes
 from tuner.cost.time.step import step_notes, step_time
 from tuner.cost.time.traced import TracedStep
@@ -41,6 +42,10 @@ from tuner.plain import Plain
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
 
 
+ZERO_NOTE = (
+    "no published run of DeepSpeed stands behind these figures: memory is arithmetic from"
+    " the source of 0.19.8, held against its own peaks on CPU ranks, and time counts what it sends"
+)
 LIGER_NOTE = (
     "Liger's loss is not run here: what it takes beyond the probe program's is arithmetic from its"
     " source"
@@ -52,8 +57,10 @@ def uncovered(workload: Workload, framework: Framework) -> str:
 
     nanotron's step is not run here. Its constants are fitted on runs in bf16 with AdamW,
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers, or
-    of another loss than its own.
+    of another loss than its own. Nor is DeepSpeed's.
     """
+    if framework.name is FrameworkName.DEEPSPEED:
+        return _uncovered_by_zero(workload)
     if framework.name is not FrameworkName.NANOTRON:
         return ""
     model_type = workload.model.model_type
@@ -77,6 +84,18 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     return ""
 
 
+def _uncovered_by_zero(workload: Workload) -> str:
+    if workload.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD):
+        return f"DeepSpeed is covered with torch's AdamW and SGD, and not with {workload.optimizer}"
+    if workload.is_traced:
+        return f"DeepSpeed is covered by arithmetic, which knows no {workload.model.type_and_task}"
+    if workload.adapter is not None:
+        return "DeepSpeed is covered for whole models, and not for adapters"
+    if workload.packing is not None:
+        return "DeepSpeed is covered for sequences of one document, and not for packing"
+    return ""
+
+
 def uncovered_settings(
     workload: Workload, framework: Framework, cluster: Cluster, settings: Settings
 ) -> str:
@@ -86,7 +105,12 @@ def uncovered_settings(
     nor does FSDP2 with transformers before 5, which keeps the matrices of experts apart.
     """
     experts, ranks = workload.model.experts, axis_sizes(settings, cluster).shard
-    if not experts or experts % ranks == 0 or framework.name is FrameworkName.NANOTRON:
+    if framework.name is FrameworkName.DEEPSPEED and workload.precision is Precision.BF16:
+        if not stage_of(settings, cluster):  # by FP16_UnfusedOptimizer, whatever is asked for
+            return "without ZeRO, DeepSpeed's bf16 keeps fp32 weights: ask for bf16_mixed"
+        if settings.cpu_offload:  # ``_enforce_cpu_offload`` in runtime/zero/stage_1_and_2.py
+            return "bf16 on the host needs DeepSpeed's own CPU Adam: ask for bf16_mixed"
+    if not experts or experts % ranks == 0 or framework.name in NOT_PROBED:
         return ""
     split = f"splits {experts} experts over {ranks} ranks is not covered"
     if framework.fsdp_version == 1:
@@ -176,6 +200,8 @@ def _allocated_tensors(
     """The tensors' peak in a step, from a dry run or by arithmetic; as :func:`predict` asks."""
     if framework.name is FrameworkName.NANOTRON:
         return _pipeline_bytes(workload, settings, cluster, costs)
+    if framework.name is FrameworkName.DEEPSPEED:
+        return _arithmetic(zero_memory(workload, settings, cluster), costs.memory.zero)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
@@ -183,13 +209,7 @@ def _allocated_tensors(
             return replace(tensors, low=width.low, high=width.high)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
-        tensors = AllocatedTensors(
-            by_phase={str(phase): size for phase, size in found.by_phase.items()},
-            breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
-            basis=Basis.ARITHMETIC,
-            low=costs.memory.arithmetic.low,
-            high=costs.memory.arithmetic.high,
-        )
+        tensors = _arithmetic(found, costs.memory.arithmetic)
     extra = script_bytes(workload, settings, axis_sizes(settings, cluster).tp, framework, script)
     if any(size for sizes in extra.values() for size in sizes.values()):
         added = {str(phase): {str(k): v for k, v in more.items()} for phase, more in extra.items()}
@@ -200,6 +220,16 @@ def _allocated_tensors(
     if not any(unsplit.values()):
         return tensors
     return tensors.with_more({str(phase): {UNSPLIT: size} for phase, size in unsplit.items()})
+
+
+def _arithmetic(found: StepMemory, width: Width) -> AllocatedTensors:
+    return AllocatedTensors(
+        by_phase={str(phase): size for phase, size in found.by_phase.items()},
+        breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
+        basis=Basis.ARITHMETIC,
+        low=width.low,
+        high=width.high,
+    )
 
 
 def _with_liger(tensors: AllocatedTensors, size: float) -> AllocatedTensors:
@@ -398,6 +428,7 @@ def predict(
             *stalls,
             *rates_note,
             *[LIGER_NOTE] * by_liger,
+            *[ZERO_NOTE] * (name is FrameworkName.DEEPSPEED),
             *[OF_TRACES] * traced,
         ),
         step_time_s=seconds,

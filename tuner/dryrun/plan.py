@@ -5,6 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from typing import Any
 
 from tuner.core.cluster import Cluster, Device
@@ -13,8 +14,8 @@ from tuner.core.framework import (
     ADAPTER_PACKAGE,
     EIGHT_BIT_PACKAGE,
     FOUR_BIT_PACKAGE,
+    NOT_PROBED,
     Framework,
-    FrameworkName,
     packages_beside,
     releases_of,
 )
@@ -23,7 +24,7 @@ from tuner.cost.memory.attention import attention_of
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, reduced_in
 from tuner.model import ModelConfig
 from tuner.model.checks import LAYER_NAMES, first_of, text_of
-from tuner.model.shape import SLIDING, LayerKind, layer_indices
+from tuner.model.shape import SLIDING, LayerKind, is_of_each, layer_indices
 
 # Layers of the shallowest copy. The first and the last layer differ from those between them in what
 # is gathered and kept around them; with two at each end, one at each is like the others.
@@ -92,8 +93,9 @@ def at_depth(
         for name, value in list(own.items()):
             if name in named:
                 own[name] = [place for place, i in enumerate(left) if i in named[name]]
-            elif isinstance(value, list) and len(value) == model.layers:
-                own[name] = [value[i] for i in left]
+            elif is_of_each(name, value, model.layers):
+                cut = [value[i] for i in left]
+                own[name] = "".join(cut) if isinstance(value, str) else cut
         return config if own is config else {**config, "text_config": own}
     config["num_hidden_layers"] = depth
     if "layer_types" in config and any(kind.attention == SLIDING for kind in kinds):
@@ -110,24 +112,15 @@ def at_depth(
 def _pattern(kinds: tuple[LayerKind, ...], checkpointing: Checkpointing) -> _Pattern | None:
     """The pattern with the shallowest copy; ``None`` where no period comes twice."""
     layers = [(kind, checkpointing.of_layer(index)) for index, kind in enumerate(kinds)]
-    found = [
-        _Pattern(lead=start, period=period, tail=len(kinds) - period - end)
-        for period in range(1, len(kinds) // 2 + 1)
-        for start, end in [_longest_repeat(layers, period)]
-        if end - start >= period
-    ]
+    found = []
+    for period in range(1, len(layers) // 2 + 1):
+        is_repeated = [one == later for one, later in zip(layers, layers[period:], strict=False)]
+        each = groupby(range(len(is_repeated)), key=is_repeated.__getitem__)
+        longest = max((list(run) for repeated, run in each if repeated), key=len, default=[])
+        if len(longest) >= period:
+            tail = len(layers) - period - longest[-1] - 1
+            found.append(_Pattern(lead=longest[0], period=period, tail=tail))
     return min(found, key=lambda pattern: pattern.shallowest, default=None)
-
-
-def _longest_repeat(kinds: Sequence[object], period: int) -> tuple[int, int]:
-    """The longest run of layers that are each like the one a period later: its first and end."""
-    best, first = (0, 0), 0
-    for i in range(len(kinds) - period + 1):
-        if i < len(kinds) - period and kinds[i] == kinds[i + period]:
-            continue
-        best = max(best, (first, i), key=lambda run: run[1] - run[0])
-        first = i + 1
-    return best
 
 
 # Of ``spec.json``; the probe program refuses another.
@@ -178,7 +171,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 # dry-run program comes to other figures, so that no old ones are taken for new.
 DRY_RUN_FORMAT = 4
 # The same of types that only dry runs know.
-TRACED_FORMAT = 7
+TRACED_FORMAT = 8
 # Two points of the straight lines in the micro-batch size.
 MICRO_BATCH_SIZES = ((1, 2),)
 # The same with tensor parallelism. There one sequence is another case than several: what is
@@ -304,8 +297,8 @@ def plan_dry_runs(
 
 def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
     """Why no dry run shows settings; empty where one does."""
-    if framework.name is FrameworkName.NANOTRON:
-        return "nanotron's step is not one that the dry-run program runs"
+    if framework.name in NOT_PROBED:
+        return f"{framework.name}'s step is not one that the dry-run program runs"
     if settings.sharding is not Sharding.DDP and framework.fsdp_version == 1:
         return (
             f"{framework.name} shards with FSDP1 in these versions, and the dry-run program"

@@ -29,7 +29,14 @@ from tuner.core.words import (
 )
 from tuner.cost.memory.tensors import counts
 from tuner.cost.time.compute import peak_flops_per_s
-from tuner.explain.english import CATEGORY_WORDS, OF_KNOBS, PHASE_WORDS, change_cell, effect_cells
+from tuner.explain.english import (
+    CATEGORY_WORDS,
+    OF_KNOBS,
+    PHASE_WORDS,
+    change_cell,
+    effect_cells,
+    spared_text,
+)
 from tuner.space.rules import show
 from tuner.text import count_text, size_text, time_text
 
@@ -118,7 +125,7 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {asked}" if forecasts else so_far,
-        answer=tuple(_answer(study.question, best, tokens)),
+        answer=tuple(_answer(study.question, best, tokens, by_kind)),
         why=tuple(_why(by_kind, best)),
         changes=tuple(_changes(suggestion, best)),
         sure=tuple(_sure(by_kind, best, study)),
@@ -128,19 +135,45 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
 def differing_text(settings: Mapping[str, Any], best: Settings) -> str:
     """Names the knobs in which a configuration differs from the answer, but for those that do not
     act in it: ``pp_size=2``."""
+    theirs = Settings.from_dict(settings).all_values()
+    names = _differing(settings, best)
+    return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
+
+
+def _differing(settings: Mapping[str, Any], best: Settings) -> list[str]:
     other = Settings.from_dict(settings)
     mine, theirs = best.all_values(), other.all_values()
     passed_over = {ACCUMULATION, *idle_knobs(other)}
-    names = [name for name in theirs if name not in passed_over and theirs[name] != mine[name]]
-    return ", ".join(f"{name}={show(theirs[name])}" for name in names) or "the same"
+    return [name for name in theirs if name not in passed_over and theirs[name] != mine[name]]
 
 
 # -- the answer -------------------------------------------------------------------------------
 
 
-def _answer(question: Question, best: Evaluation, tokens: float | None) -> Iterator[str]:
+# Facts that Why tells, with their field that is another configuration.
+OTHERS: Mapping[str, str] = {
+    "tied_with_fastest": "fastest",
+    "next_best": "second",
+    "tuning_paid": "rule",
+    "lighter": "least",
+}
+
+
+def _answer(
+    question: Question, best: Evaluation, tokens: float | None, facts: Mapping[str, PlainFact]
+) -> Iterator[str]:
     per, found = rank_word(question), scale(question, best, tokens)
-    yield describe(best.settings).replace(",", ", ")
+    said = describe(best.settings).split(",")
+    # Knobs at their default go unsaid, but for those on which Why turns.
+    others = [facts[kind][name] for kind, name in OTHERS.items() if kind in facts]
+    turns = {
+        name
+        for one in others
+        for name in _differing(one.get("settings", one), best.settings)
+        if name not in {part.partition("=")[0] for part in said}
+    }
+    mine = best.settings.all_values()
+    yield ", ".join([*said, *(f"{name}={show(mine[name])}" for name in mine if name in turns)])
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     step_text = f"{time_text(step.value)} s a step"
     yield f"{rate_text(speed, per)}, {step_text}"
@@ -220,7 +253,7 @@ def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str
 def _tied(fact: PlainFact, best: Evaluation) -> str:
     why = {
         Reason.CHECKED: "this one was seen to train right",
-        Reason.LIGHTER: f"this one needs {size_text(fact['spared_bytes'])} less",
+        Reason.LIGHTER: f"this one needs {spared_text(fact['spared_bytes'])}",
         Reason.SIMPLER: "this one keeps more of the defaults",
     }[Reason(fact["reason"])]
     ratio = fact["change"]["ratio"] if fact["change"] else None
@@ -285,6 +318,6 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
         else:
             took = rough_duration_text(fact["wall_s"])
             more = f"{count_text(count, 'more probe')} ({took})"
-            yield f"{more} {gain}: ask with --max-probes {most}."
+            yield f"{more} {gain}; --max-probes {most} runs them."
     elif "nothing_left" in facts:
         yield "Nothing is left to probe."

@@ -298,13 +298,15 @@ def _(fact: facts.Chosen) -> str:
     )
 
 
+def spared_text(spared_bytes: float) -> str:
+    """How much less memory an answer needs that was chosen for its upper end."""
+    return f"{size_text(spared_bytes)} less" if spared_bytes > 0 else "at its upper end less"
+
+
 @say.register
 def _(fact: facts.TiedWithFastest) -> str:
     fastest = fact.fastest
-    spared = f"the answer needs {size_text(fact.spared_bytes)} less memory"
-    if fastest.basis and fastest.most_bytes > fastest.expected_bytes * (1 + CLEARLY):
-        spared = f"at its upper end {spared}"
-    reason = _REASONS.get(fact.reason, spared)
+    reason = _REASONS.get(fact.reason, f"the answer needs {spared_text(fact.spared_bytes)} memory")
     if fact.change is None:
         return (
             f"{describe(fastest.settings)} is as fast, within the tolerance, with"

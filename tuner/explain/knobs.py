@@ -48,13 +48,12 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
             told.add(knob)
     changes = []
     for knob in (one for one in CHOSEN if one not in told):
-        is_size, others = KNOBS[knob].kind is int, OTHERS_CHOSEN[knob]
-        rest, legal = others(best.settings), known.space.legal
+        is_size, groups = KNOBS[knob].kind is int, known.space.differing_in(knob)
         # For all but sizes a knob acts where it alone can be changed.
-        if not is_size and all(one == best.settings or others(one) != rest for one in legal):
+        if not is_size and len(groups[OTHERS_CHOSEN[knob](best.settings)]) == 1:
             continue
         mine = getattr(best.settings, knob)
-        values = sorted({getattr(one, knob) for one in legal} - {mine})
+        values = sorted({value for places in groups.values() for value in places} - {mine})
         if is_size:  # the nearest
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
         changes += [
@@ -137,7 +136,7 @@ class _Pairs:
         self.known = known
         self.timed = compared(known)
         seen = (known.findings, known.too_large, self.timed)
-        self._probed = [s for s in known.space.legal if any(s in found for found in seen)]
+        self._probed = {settings for found in seen for settings in found}
 
     def nearest(self, best: Settings, knob: str) -> list[Settings]:
         """Probed configurations that differ in one knob; of micro-batches the next sizes only."""
@@ -152,9 +151,10 @@ class _Pairs:
     def differing(self, best: Settings, knob: str) -> list[Settings]:
         """Probed configurations that differ from ``best`` in ``knob`` only, the global batch
         kept."""
-        others = OTHERS_CHOSEN[knob]
-        mine = others(best)
-        return [one for one in self._probed if one != best and others(one) == mine]
+        space = self.known.space
+        places = space.differing_in(knob)[OTHERS_CHOSEN[knob](best)].values()
+        found = (space.legal[place] for place in places)
+        return [one for one in found if one != best and one in self._probed]
 
     def in_another(self, best: Evaluation, knob: str) -> KnobProbed | None:
         """The effect of a knob on the fastest configuration of which a pair was probed."""

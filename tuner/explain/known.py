@@ -12,7 +12,7 @@ from tuner.catalog.gpus import gpu_kinds
 from tuner.core.answer import Suggestion
 from tuner.core.cluster import Device
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import FrameworkName, same_release
+from tuner.core.framework import NOT_PROBED, FrameworkName, same_release
 from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import Change, Provenance
 from tuner.core.study import OPEN, Limits, Question, Study, StudyState
@@ -248,7 +248,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
             change=None,
             tolerance=known.study.limits.tolerance,
             reason=choice.reason,
-            spared_bytes=fastest.most_bytes - best.most_bytes,
+            spared_bytes=fastest.expected_bytes - best.expected_bytes,
         )
     # Other micro-batches of the same layout are much alike.
     tolerance, layout = known.study.limits.tolerance, best.settings.settings_class
@@ -310,7 +310,7 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
         yield facts.NothingFits(legal=legal, limit_bytes=limit)
         if least is not None:
             yield facts.SmallestNeed(smallest=least, limit_bytes=limit)
-            if question.framework.name is not FrameworkName.NANOTRON:
+            if question.framework.name not in NOT_PROBED:
                 yield from padding(question.workload, question.cluster, least.settings)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import Framework, FrameworkName
+from tuner.core.framework import NOT_PROBED, Framework
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
@@ -182,7 +182,7 @@ def memory_changes(
         Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
         Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW,
     }.get(workload.optimizer)
-    if optimizer is None or question.framework.name is FrameworkName.NANOTRON:
+    if optimizer is None or question.framework.name in NOT_PROBED:
         return
     if workload.is_traced:
         return

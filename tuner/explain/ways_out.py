@@ -1,6 +1,6 @@
 """Finds what would make a question fit where nothing does, with what it needs, by arithmetic."""
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.planner.sizing import fits_surely, parts_of
 from tuner.space import enumerate_space
+from tuner.space.rules import show
 
 # GPUs of a node where more of them are proposed.
 WHOLE_NODE = 8
@@ -49,7 +50,28 @@ class WayOut:
 
 @lru_cache(maxsize=64)
 def _found(text: str, question: Question, limits: Limits) -> tuple[WayOut, ...]:
-    found = [_more_devices(question, limits), *_others(question, limits)]
+    workload, found = question.workload, [_more_devices(question, limits)]
+
+    def tried(option: str, knobs: Mapping[str, Any] | None = None, **changed: Any) -> WayOut | None:
+        try:
+            other = replace(question, workload=replace(workload, **changed))
+            other = replace(other, knobs={**question.knobs, **(knobs or {})})
+            return least_need(other, limits, option)
+        except UsageError:
+            return None
+
+    if workload.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
+        found.append(tried("--optimizer adamw_8bit", optimizer=Optimizer.ADAMW_8BIT))
+    found += [tried(f"--knob {knob}={show(value)}", {knob: (value,)}) for knob, value in KNOBS]
+    if workload.adapter is None:
+        found += [tried(f"--adapter {one}", adapter=Adapter(method=one)) for one in AdapterMethod]
+    length = workload.sequence_length // 2
+    while length >= SHORTEST and workload.packing is None:
+        shorter = tried(f"--sequence-length {length}", sequence_length=length)
+        if shorter is None or shorter.fits or length < 2 * SHORTEST:
+            found.append(shorter)
+            break
+        length //= 2
     made = (one for one in found if one is not None)
     return tuple(sorted(made, key=lambda one: not one.fits))
 
@@ -100,33 +122,3 @@ def _more_devices(question: Question, limits: Limits) -> WayOut | None:
     if enough is None:
         return None
     return least_need(enough, limits, f"--cluster {enough.cluster.name}")
-
-
-def _others(question: Question, limits: Limits) -> Iterator[WayOut | None]:
-    workload = question.workload
-    if workload.optimizer in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED):
-        light = replace(workload, optimizer=Optimizer.ADAMW_8BIT)
-        yield _of(question, limits, "--optimizer adamw_8bit", workload=light)
-    for knob, value in KNOBS:
-        text = f"--knob {knob}={str(value).lower()}"
-        yield _of(question, limits, text, knobs={**question.knobs, knob: (value,)})
-    if workload.adapter is None:
-        for method in AdapterMethod:
-            adapted = {"adapter": Adapter(method=method)}
-            yield _of(question, limits, f"--adapter {method}", **adapted)
-    length = workload.sequence_length // 2
-    while length >= SHORTEST and workload.packing is None:
-        found = _of(question, limits, f"--sequence-length {length}", sequence_length=length)
-        if found is None or found.fits or length < 2 * SHORTEST:
-            yield found
-            return
-        length //= 2
-
-
-def _of(question: Question, limits: Limits, option: str, **changed: Any) -> WayOut | None:
-    try:
-        if not changed.keys() & {"knobs", "workload"}:
-            changed = {"workload": replace(question.workload, **changed)}
-        return least_need(replace(question, **changed), limits, option)
-    except UsageError:
-        return None

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import OF_ADAPTERS, FrameworkName, same_release
+from tuner.core.framework import NOT_PROBED, OF_ADAPTERS, same_release
 from tuner.core.measurement import PROBED, RAN, TRAINS_WRONGLY, Measurement, Outcome
 from tuner.core.study import Question, Study
 from tuner.core.workload import Precision
@@ -129,7 +129,7 @@ def bears_on(question: Question, check: GuardCheck) -> bool:
     versions, theirs = question.framework.versions, check.versions
     compared = {*STACK, *(OF_ADAPTERS & versions.keys() & theirs.keys())}
     return (
-        question.framework.name is not FrameworkName.NANOTRON
+        question.framework.name not in NOT_PROBED
         and check.program == question.program
         and compared <= versions.keys() & theirs.keys()
         and all(same_release(versions[package], theirs[package]) for package in compared)

@@ -13,8 +13,8 @@ from tuner.core.adapter import Adapter
 from tuner.core.cluster import Cluster, Device, Gpu, Link, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import (
+    NOT_PROBED,
     OF_ADAPTERS,
-    FrameworkName,
     framework,
     packages_beside,
     usual_loss_kernel,
@@ -241,8 +241,9 @@ def replica_of(
         NoReplicaError: the probe program does not run these settings, or no small model has the
             model's structure.
     """
-    if question.framework.name is FrameworkName.NANOTRON or settings.pp_size > 1:
-        raise NoReplicaError("nanotron is not run here, so nothing of it is trained")
+    if question.framework.name in NOT_PROBED or settings.pp_size > 1:
+        name = question.framework.name
+        raise NoReplicaError(f"{name} is not run here, so nothing of it is trained")
     world_size = question.cluster.world_size
     tp = smallest_factor(settings.tp_size)
     parallel = settings.data_parallel_size(world_size) > 1

@@ -275,6 +275,8 @@ PROBE = "TUNER_PROBE"
 PROCESS = "TUNER_PROBE_PROCESS"
 # What a probe's ranks are told, in the probe's folder.
 PLAN = "probe.json"
+# What the worker leaves there when it has the records of all ranks: a node may have only its own.
+DONE = "done"
 # What rank 0 tells the others, once it knows how long a step takes.
 STEPS = "steps.json"
 
@@ -424,6 +426,8 @@ class ScriptProbe:
 
     def _missing(self) -> bool:
         folder = self._plan.folder
+        if (folder / DONE).exists():
+            return False
         names = (f"rank-{rank:05d}.json" for rank in range(self._world_size))
         return not all((folder / name).exists() for name in names)
 

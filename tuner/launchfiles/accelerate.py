@@ -19,12 +19,17 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName, flag_differs
-from tuner.core.script import Launch, checkpoints_in_script, is_sharded, loses_random_state
+from tuner.core.script import (
+    PORT,
+    Launch,
+    checkpoints_in_script,
+    is_sharded,
+    loses_random_state,
+)
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
-    PORT,
     About,
     Format,
     Stack,

@@ -66,12 +66,24 @@ _UNCOUNTED: Mapping[str, str] = {
 }  # fmt: skip
 # What asks for another training step than is predicted.
 _OTHER_STEP: Mapping[str, str] = {
-    "rl": "other training than on given answers: a second model or pairs of answers, not predicted",
-    "ebft": "answers are made in training, which is not predicted",
+    "rl": "other training than on given answers is not predicted",
+    "ebft": "answers are generated in training, which is not predicted",
     "diffusion": "diffusion models of language are not predicted",
     "trl": "",
     "vllm": "",
     "use_eaft": "",
+}
+# Values of ``rl``, and what their steps have beside (trl's trainers, which axolotl runs).
+_REFERENCE = (
+    "a reference model is held beside it, or is run with the adapter off, and a row has pairs of"
+    " answers: not predicted"
+)
+_GENERATED = "answers are generated in training and scored: not predicted"
+_RL: Mapping[str, str] = {
+    **dict.fromkeys(("dpo", "ipo"), _REFERENCE),
+    "kto": "a reference model is held beside it, or is run with the adapter off: not predicted",
+    **dict.fromkeys(("orpo", "simpo"), "a row has pairs of answers: not predicted"),
+    **dict.fromkeys(("grpo", "gdpo", "ebft"), _GENERATED),
 }
 # Of no effect on memory and speed of a training step, as far as they are predicted.
 _NO_EFFECT = re.compile(
@@ -185,6 +197,7 @@ def _passed_over(fields: Fields) -> Iterator[Uncounted]:
         if name not in fields or value is False or (value == 1 and value is not True):
             continue
         if why := _OTHER_STEP.get(name):
+            why = _RL.get(str(value), why) if name == "rl" else why
             yield Uncounted(key=name, value=value, effect=why, rules_out=True)
         elif why := _UNCOUNTED.get(name, ""):
             yield Uncounted(key=name, value=value, effect=why)

@@ -48,6 +48,9 @@ class About:
     """As of :func:`other_stack`, of the format: whoever exports fills it in."""
 
 
+_OWN = {FrameworkName.NANOTRON: Stack.NANOTRON, FrameworkName.DEEPSPEED: Stack.DEEPSPEED}
+
+
 def other_stack(question: Question, stack: Stack) -> str:
     """Says that a study's figures are of another stack than a file's; empty where they are of the
     same.
@@ -56,11 +59,11 @@ def other_stack(question: Question, stack: Stack) -> str:
     """
     is_nanotron = question.framework.name is FrameworkName.NANOTRON
     in_bf16 = question.workload.precision is Precision.BF16
-    mine = Stack.NANOTRON if is_nanotron else Stack.TORCH
+    mine = _OWN.get(question.framework.name, Stack.TORCH)
     if question.script is not None or stack in (Stack.ANY, mine):
         return ""
     theirs = "torch's own sharding" if stack is Stack.TORCH else str(stack)
-    of = "nanotron" if is_nanotron else "torch's own sharding (FSDP2 or DDP)"
+    of = "torch's own sharding (FSDP2 or DDP)" if mine is Stack.TORCH else str(mine)
     said = f"The figures are of {of}; {theirs} needs other buffers and has another speed."
     if is_nanotron and in_bf16 and stack is not Stack.DEEPSPEED:  # whose file asks for the same
         said += (
@@ -104,10 +107,6 @@ class Format:
     that cannot be merged into."""
 
 
-# Where ranks of several nodes meet: torch's own default.
-PORT = 29500
-
-
 def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
     """Tells whether ranks see different data."""
     return settings.data_parallel_size(question.cluster.world_size) > 1
@@ -122,19 +121,6 @@ def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
 def sync_acts(question: Question, settings: Settings) -> bool:
     """Tells whether it makes a difference when gradients are synchronized."""
     return settings.gradient_accumulation_steps > 1 and has_data_parallel_ranks(question, settings)
-
-
-def torchrun(question: Question, *script: str, host: str = "HOST") -> list[str]:
-    """The command that starts the cluster's ranks of a script with its arguments, on each node.
-
-    Several nodes meet at ``host``, the same one for all.
-    """
-    cluster = question.cluster
-    ranks = ["--nproc-per-node", str(cluster.gpus_per_node)]
-    if cluster.nodes == 1:
-        return ["torchrun", "--standalone", *ranks, *script]
-    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{host}:{PORT}"]
-    return ["torchrun", "--nnodes", str(cluster.nodes), *ranks, *meeting, *script]
 
 
 def batch_text(question: Question, settings: Settings) -> str:

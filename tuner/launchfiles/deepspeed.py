@@ -1,6 +1,6 @@
 """DeepSpeed's JSON, where the settings have an equivalent in ZeRO.
 
-Fields are those of DeepSpeed 0.19.6: ``runtime/config.py``, ``runtime/zero/config.py`` and
+Fields are those of DeepSpeed 0.19.8: ``runtime/config.py``, ``runtime/zero/config.py`` and
 ``runtime/precision_config.py``. When gradients are reduced is its engine's decision
 (``allreduce_gradients`` in ``runtime/engine.py``): in ZeRO 2 and 3 after every micro-batch, else
 at the end of an accumulation. JSON has no comments: where the settings come from is under the key
@@ -13,34 +13,35 @@ from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
+from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
+from tuner.cost.memory.zero import DEFAULTS, stage_of
+from tuner.cost.prediction import uncovered_settings
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
     asked,
-    has_data_parallel_ranks,
     printable,
     reduced_in,
     sync_acts,
-    torchrun,
     written,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, Uncounted
 from tuner.launchfiles.fsdp import DTYPES, weights
 
 FILE_NAME = "deepspeed.json"
-_STAGES = {
-    Sharding.DDP: 0,
-    Sharding.ZERO1: 1,
-    Sharding.SHARD_GRAD_OP: 2,
-    Sharding.FULL_SHARD: 3,
-    Sharding.HYBRID_SHARD: 3,  # over all ranks: refused
+# Sizes of buckets and more that the file may say, in elements, by what the cost model calls them.
+NAMES = {
+    "reduce_bucket_size": "reduce_bucket_size",
+    "stage3_prefetch_bucket_size": "prefetch_bucket_size",
+    "stage3_param_persistence_threshold": "param_persistence_threshold",
+    "stage3_max_live_parameters": "max_live_parameters",
+    "stage3_max_reuse_distance": "max_reuse_distance",
+    "sub_group_size": "sub_group_size",
 }
-
-
 _ADAMW = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
 
 
@@ -53,15 +54,21 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         "communication_data_type": str(reduced_in(question, settings)),
         "zero_optimization": {"stage": _stage(question, settings)},
     }
+    zero, own = values["zero_optimization"], question.framework.name is FrameworkName.DEEPSPEED
     if settings.cpu_offload:
-        for name in ("offload_param", "offload_optimizer"):
-            values["zero_optimization"][name] = {"device": "cpu", "pin_memory": True}
+        on_host = ("offload_param", "offload_optimizer")
+        for name in on_host[zero["stage"] < 3 :]:
+            zero[name] = {"device": "cpu", "pin_memory": True}
+    if own and settings.sharding is Sharding.HYBRID_SHARD:
+        zero["zero_hpz_partition_size"] = question.cluster.gpus_per_node
     # bf16 keeps fp32 copies of everything unless told otherwise, as nanotron does
     if question.framework.name is FrameworkName.NANOTRON:
         values |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
     elif question.workload.precision is Precision.BF16:
         both = {"bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
         values["bf16"] = {"enabled": True, **both}
+    elif question.workload.precision is Precision.BF16_MIXED and own:
+        values["bf16"] = {"enabled": True}
     elif question.workload.precision is Precision.BF16_MIXED:
         values["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
     if question.workload.optimizer not in _ADAMW:
@@ -72,11 +79,12 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 
 def _stage(question: Question, settings: Settings) -> int:
-    return _STAGES[settings.sharding] if has_data_parallel_ranks(question, settings) else 0
+    return stage_of(settings, question.cluster)
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
     stage, precision = _stage(question, settings), question.workload.precision
+    own = question.framework.name is FrameworkName.DEEPSPEED
     reason = refusals.first(
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
@@ -87,9 +95,9 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     )
     if reason is not None:
         return reason
-    if settings.sharding is Sharding.HYBRID_SHARD:
+    if settings.sharding is Sharding.HYBRID_SHARD and not own:
         return (
-            "ZeRO has no equivalent of hybrid_shard; ask again with"
+            "ZeRO has no equivalent of hybrid_shard; ask again with --framework deepspeed, or"
             " --knob sharding=ddp,shard_grad_op,full_shard"
         )
     if question.workload.optimizer is Optimizer.ADAMW_8BIT:
@@ -102,8 +110,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             f"what ZeRO does with {question.workload.optimizer}, whose state is not of the"
             " parameters' shapes, is not known here; ask again with --optimizer adamw"
         )
-    if settings.cpu_offload and stage != 3:
+    if settings.cpu_offload and stage != 3 and not own:
         return "ZeRO offloads parameters in stage 3 only; ask again with --knob sharding=full_shard"
+    work, stack = question.workload, question.framework
+    if own and (why := uncovered_settings(work, stack, question.cluster, settings)):
+        return f"of {stack.name}: {why}"
     if precision is Precision.BF16 and stage == 0:
         return (
             "without ZeRO, DeepSpeed's bf16 keeps fp32 weights and optimizer state; ask again with"
@@ -124,13 +135,27 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return None
 
 
+def _sizes(stage: int) -> dict[str, Any]:
+    """What memory was counted with: DeepSpeed's defaults, written out for those who change them."""
+    if not stage:
+        return {}
+    found = {"overlap_comm": DEFAULTS.overlaps(stage)}
+    names = (name for name in NAMES if stage == 3 or not name.startswith(("stage3", "sub")))
+    return found | {name: getattr(DEFAULTS, NAMES[name]) for name in names}
+
+
 def _render(question: Question, settings: Settings, about: About) -> str:
-    work, nanotron = question.workload, question.framework.name is FrameworkName.NANOTRON
+    work, name = question.workload, question.framework.name
+    nanotron, own = name is FrameworkName.NANOTRON, name is FrameworkName.DEEPSPEED
+    values, dtype = configuration(question, settings), DTYPES[weights(question)]
+    if own:
+        values["zero_optimization"] |= _sizes(_stage(question, settings))
+        dtype = "torch.float32" if work.precision is Precision.FP32 else "torch.bfloat16"
     optimizer = "SGD" if work.optimizer is Optimizer.SGD else "AdamW"
     optimizer += " with fused=True" if work.optimizer is Optimizer.ADAMW_FUSED else ""
     notes = [
         about.other_stack,
-        f"Load the model with dtype={DTYPES[weights(question)]}, and hand torch.optim.{optimizer}"
+        f"Load the model with dtype={dtype}, and hand torch.optim.{optimizer}"
         " to deepspeed.initialize.",
         f"Sequences are of {work.sequence_length} tokens.",
     ]
@@ -139,6 +164,8 @@ def _render(question: Question, settings: Settings, about: About) -> str:
             "Checkpointing is the script's:"
             " model.gradient_checkpointing_enable({'use_reentrant': False})."
         )
+    if settings.cpu_offload and own:
+        notes.append("torch's optimizer steps on the host here; DeepSpeed's CPU Adam is faster.")
     if work.precision is Precision.BF16 and not nanotron:
         notes.append("Needs DeepSpeed 0.18.3 or newer: bf16_optimizer_states was not there before.")
     origin = {
@@ -150,9 +177,9 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "question": printable(asked(question, settings)),
         "settings": str(settings),
         "figures": list(about.figures),
-        "notes": notes,
+        "notes": [*filter(None, notes)],
     }
-    return json.dumps({"tuner": origin, **configuration(question, settings)}, indent=2) + "\n"
+    return json.dumps({"tuner": origin, **values}, indent=2) + "\n"
 
 
 FORMAT = Format(
@@ -162,12 +189,12 @@ FORMAT = Format(
     media_type="application/json",
     why_not=_why_not,
     render=_render,
-    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py", "--deepspeed_config", path)),
+    argv=lambda question, path: torchrun(question.cluster, "SCRIPT.py", "--deepspeed_config", path),
 )
 
 
 NAME = "deepspeed"
-# What the file can say otherwise.
+# What the file can say otherwise; where its own stack answers, its stage too.
 FREE: Mapping[str, tuple[Any, ...]] = {
     "micro_batch_size": (),
     "gradient_accumulation_steps": (),
@@ -175,14 +202,15 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 # Fields that other files do not have.
 MARKS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+
 OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 _READ_DTYPES = {
     **dict.fromkeys(("bf16", "bfp16", "bfloat16"), "bf16"),
     **dict.fromkeys(("fp32", "float32"), "fp32"),
 }
-MASTERS = "must be true: otherwise DeepSpeed keeps fp32 copies too, which is not predicted"
+MASTERS = "must be true beside the other: one without the other is not predicted"
 # Options of ZeRO that change what is kept and sent.
-PLAIN_ZERO = ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients",
+PLAIN_ZERO = ("zero_quantized_weights", "zero_quantized_gradients",
               "zero_quantized_nontrainable_weights", "mics_shard_size", "cpu_offload",
               "cpu_offload_param")  # fmt: skip
 ENGINES = ("tensor_parallel", "sequence_parallel", "compression_training", "sparse_attention")
@@ -192,11 +220,17 @@ TOP = frozenset({
     "communication_data_type", *ENGINES,
 })  # fmt: skip
 # What is read of the file, and of its ZeRO.
-ZERO = frozenset({"stage", "offload_param", "offload_optimizer", *PLAIN_ZERO})
+ZERO = frozenset({"stage", "offload_param", "offload_optimizer", "zero_hpz_partition_size",
+                  "overlap_comm", *NAMES, *PLAIN_ZERO})  # fmt: skip
+DEEPSPEED = str(FrameworkName.DEEPSPEED)
+# Frameworks that train by torch's own sharding.
+TORCHS = ("torch", "accelerate", "trainer")
 
-NOTES = (
+OF_TORCH = (
     "the figures are of torch's own sharding, whose equivalent this is: DeepSpeed needs other"
-    " buffers and has another speed",
+    " buffers and has another speed"
+)
+NOTES = (
     "activation_checkpointing is the script's, and taken as none; where it is on, say --settings"
     " activation_checkpointing=full",
 )
@@ -216,29 +250,15 @@ def read(values: Mapping[str, Any]) -> Found:
     zero.refuse_misspelt(ZERO)
     for name in PLAIN_ZERO:
         zero.refuse(name, "is not predicted", but=(False, 0, 1, -1))
-    stage = zero.values.get("stage", 0)
-    if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < len(STAGES):
-        raise zero.error("stage", "must be 0, 1, 2 or 3")
-    knobs: dict[str, Any] = {
-        "sharding": str(STAGES[stage]),
-        **NO_MODEL_PARALLELISM,
-        "sync_each_batch": stage >= 2,
-    }
-    devices = {  # both parameters and the optimizer's state, or neither
-        name: zero.part(name).choice("device", {"cpu": True, "none": False}, "none")
-        for name in ("offload_param", "offload_optimizer")
-    }
-    if len(set(devices.values())) > 1:
-        name = next(name for name, is_on in devices.items() if not is_on)
-        raise zero.error(name, "must be offloaded too: one without the other is not predicted")
-    knobs["cpu_offload"] = devices["offload_param"]
+    precision = _read_precision(fields)
+    knobs, stacks, secondary = _read_zero(fields, zero, precision)
     for knob, name in (("micro_batch_size", "train_micro_batch_size_per_gpu"),
                        ("gradient_accumulation_steps", "gradient_accumulation_steps")):  # fmt: skip
         if (size := _whole(fields, name)) is not None:
             knobs[knob] = size
     may: dict[str, tuple[Any, ...]] = {
-        "framework": ("torch", "accelerate", "trainer"),
-        "precision": (_read_precision(fields),),
+        "framework": stacks,
+        "precision": (precision,),
     }
     if (batch := _whole(fields, "train_batch_size")) is not None:
         may["global_batch_size"] = (batch,)
@@ -246,7 +266,63 @@ def read(values: Mapping[str, Any]) -> Found:
         may["optimizer"] = (str(fields.part("optimizer").choice("type", OPTIMIZERS)),)
     if "communication_data_type" in fields:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
-    return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=NOTES)
+    if DEEPSPEED not in stacks:
+        notes = (OF_TORCH, *NOTES)
+        return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=notes)
+    fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
+    return Found(
+        format_name=NAME,
+        free={**FREE, "sharding": tuple(map(str, STAGES)), "sync_each_batch": ()},
+        knobs=knobs,
+        may=may,
+        notes=NOTES,
+        secondary=secondary,
+        uncounted=_sized_otherwise(zero, zero.values.get("stage", 0)),
+    )
+
+
+def _read_zero(
+    fields: Fields, zero: Fields, precision: str
+) -> tuple[dict[str, Any], tuple[str, ...], int | None]:
+    """Knobs, the frameworks that do what is asked for, and ranks of secondary shards."""
+    stage = zero.values.get("stage", 0)
+    if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < 4:
+        raise zero.error("stage", "must be 0, 1, 2 or 3")
+    stacks: tuple[str, ...] = (DEEPSPEED, *TORCHS)
+    if fields.part("torch_autocast").flag("enabled"):  # of fp32 weights, as torch's own scripts do
+        stacks = TORCHS
+    elif precision == "bf16_mixed":
+        stacks = (DEEPSPEED,)
+    within = zero.whole("zero_hpz_partition_size", 1) if stage == 3 else 1
+    kind = STAGES[stage]
+    if within != 1:
+        kind, stacks = Sharding.HYBRID_SHARD, (DEEPSPEED,)
+    params, state = (
+        zero.part(name).choice("device", {"cpu": True, "none": False}, "none")
+        for name in ("offload_param", "offload_optimizer")
+    )
+    if state and not params and stage in (1, 2) and DEEPSPEED in stacks:
+        stacks = (DEEPSPEED,)
+    elif params is not state:  # in stage 3 both or neither
+        name = "offload_param" if state else "offload_optimizer"
+        raise zero.error(name, "must be offloaded too: one without the other is not predicted")
+    knobs = {"sharding": str(kind), **NO_MODEL_PARALLELISM, "cpu_offload": state}
+    knobs["sync_each_batch"] = stage >= 2
+    return knobs, stacks, within if within != 1 else None
+
+
+def _sized_otherwise(zero: Fields, stage: int) -> tuple[Uncounted, ...]:
+    """Sizes that are not DeepSpeed's defaults, by which memory is counted."""
+    default = _sizes(stage)
+    return tuple(
+        Uncounted(
+            key=f"{zero.path}{name}",
+            value=zero.values[name],
+            effect=f"counted as {default[name]}, which is DeepSpeed's default",
+        )
+        for name in default
+        if name in zero and zero.values[name] != default[name]
+    )
 
 
 def _whole(fields: Fields, name: str) -> int | None:
@@ -265,10 +341,10 @@ def _read_precision(fields: Fields) -> str:
         return "bf16_mixed"
     if not bf16.flag("enabled"):
         return "fp32"
-    for name in ("bf16_master_weights_and_grads", "bf16_optimizer_states"):
-        if not bf16.flag(name):
-            raise bf16.error(name, MASTERS)
-    return "bf16"
+    narrow = {n: bf16.flag(n) for n in ("bf16_master_weights_and_grads", "bf16_optimizer_states")}
+    if len(set(narrow.values())) > 1:
+        raise bf16.error(next(name for name, is_on in narrow.items() if not is_on), MASTERS)
+    return "bf16" if all(narrow.values()) else "bf16_mixed"
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:

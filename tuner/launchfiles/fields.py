@@ -173,6 +173,8 @@ class Found:
     nodes: int | None = None
     groups: tuple[int, int] | None = None
     """Number and size of the groups of ranks that shard, where that is not one group of all."""
+    secondary: int | None = None
+    """Ranks that share a second copy of the parameters (``zero_hpz_partition_size``)."""
     layer_classes: tuple[str, ...] = ()
     """Classes of the layers that are sharded one by one; the model's own where none are named."""
     needs: Mapping[str, str] = field(default_factory=dict)

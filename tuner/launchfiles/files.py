@@ -20,7 +20,7 @@ from typing import Any
 import tomlkit
 import yaml
 
-from tuner.errors import UnknownNameError, UsageError
+from tuner.errors import UnknownNameError, UsageError, why_unreadable
 from tuner.launchfiles import (
     accelerate,
     axolotl,
@@ -244,36 +244,42 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
         raise UnknownNameError("format", format_name, READERS)
     where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
     try:
-        if not where.exists():
-            raise UsageError("file", path, "there is no such file")
-        if not where.is_file():
+        if where.exists() and not where.is_file():
             raise UsageError("file", path, "must be a file, and is a folder or a device")
         if where.stat().st_size > LARGEST_BYTES:
             raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
         text = where.read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UsageError("file", path, f"cannot be read: {reason}") from error
+        raise UsageError("file", path, why_unreadable(error)) from error
     return read_text(text, path, format_name)
 
 
-def read_text(text: str, path: str, format_name: str | None = None) -> Opened:
-    """The same of the text of a file at ``path``."""
+def read_text(
+    text: str, path: str, format_name: str | None = None, *, reads_others: bool = True
+) -> Opened:
+    """The same of the text of a file at ``path``.
+
+    With ``reads_others`` a file that it names is read too, from beside it.
+    """
     syntax = syntax_of(path)
     if syntax is YAML:
         values = parse(text, path)
     else:
         try:
             values = syntax.parse(text)
-        except (ValueError, SyntaxError, yaml.YAMLError) as error:
-            why = " ".join(str(error).split())[:200]
+        except (ValueError, SyntaxError, yaml.YAMLError, RecursionError, MemoryError) as error:
+            why = " ".join(str(error).split())[:200] or "it is too complex"
             raise UsageError("file", path, f"is not {syntax.name}: {why}") from error
+        _check_few(values, path)
     if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
         format_name = torchtitan.NAME
     elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
         format_name = trl.NAME
     name = format_name or format_of(values, path)
     engine = values.get("deepspeed")
+    if isinstance(engine, str) and not reads_others:
+        allowed = "names a file, and none is read here: put its fields in its place"
+        raise UsageError("file.deepspeed", engine, allowed)
     if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:
         whole = there.read_bytes()[: LARGEST_BYTES + 1]
         values = {**values, "deepspeed": parse(whole.decode(errors="replace"), engine)}
@@ -302,6 +308,12 @@ def parse(text: str, path: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         known = ", ".join(READERS)
         raise UsageError("file", path, f"must hold one object of fields, as files of {known} do")
+    _check_few(values, path)
+    return values
+
+
+def _check_few(values: Any, path: str) -> None:
+    """Refuses more values than a configuration has, each counted wherever an alias repeats it."""
     waiting: list[Any] = [values]
     count = 0
     while waiting and count <= MOST_VALUES:
@@ -313,7 +325,6 @@ def parse(text: str, path: str) -> Mapping[str, Any]:
             waiting += one
     if count > MOST_VALUES:
         raise UsageError("file", path, f"must hold {MOST_VALUES} values at most")
-    return values
 
 
 def _loaded(text: str, path: str) -> Any:

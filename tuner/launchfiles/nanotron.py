@@ -14,6 +14,7 @@ import yaml
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
+from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.launchfiles.contract import (
@@ -25,7 +26,6 @@ from tuner.launchfiles.contract import (
     header,
     provenance,
     sync_acts,
-    torchrun,
 )
 from tuner.launchfiles.editing import merged
 from tuner.launchfiles.fields import Fields, Found
@@ -110,7 +110,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
-    command = torchrun(question, "run_train.py", "--config-file", FILE_NAME)
+    command = torchrun(question.cluster, "run_train.py", "--config-file", FILE_NAME)
     use = [
         *comments(
             "These blocks go into your configuration, which has the rest (tuner export STUDY"
@@ -137,7 +137,7 @@ FORMAT = Format(
     stack=Stack.NANOTRON,
     why_not=_why_not,
     render=_render,
-    argv=lambda question, path: tuple(torchrun(question, "run_train.py", "--config-file", path)),
+    argv=lambda question, path: torchrun(question.cluster, "run_train.py", "--config-file", path),
     merge=merged,
 )
 

@@ -10,6 +10,7 @@ from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName
+from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.launchfiles.contract import (
     PREFIX,
@@ -22,7 +23,6 @@ from tuner.launchfiles.contract import (
     printable,
     provenance,
     surroundings,
-    torchrun,
     variables,
 )
 from tuner.model.shape import ANONYMOUS
@@ -55,7 +55,7 @@ def checks(question: Question, file_name: str) -> Iterator[str]:
 
 def command(question: Question, flags: Sequence[str] = ()) -> str:
     """torchrun with the script's own arguments, and lines of flags after them."""
-    start = shlex.join(torchrun(question)).replace("HOST:", '"$MASTER_ADDR":')
+    start = shlex.join(torchrun(question.cluster)).replace("HOST:", '"$MASTER_ADDR":')
     return " \\\n    ".join([f'{start} "$@"', *flags])
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from tuner.catalog.models import Task
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.script import is_sharded
+from tuner.core.script import is_sharded, torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Optimizer, Precision
 from tuner.launchfiles import contract as refusals
@@ -26,7 +26,6 @@ from tuner.launchfiles.contract import (
     has_data_parallel_ranks,
     header,
     provenance,
-    torchrun,
 )
 from tuner.launchfiles.fsdp import (
     DTYPES,
@@ -307,7 +306,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         *comments(
             "where DATASET gives dictionaries with input_ids and labels. Start it on each node:"
         ),
-        f"#     {' '.join(torchrun(question, 'SCRIPT.py'))}",
+        f"#     {' '.join(torchrun(question.cluster, 'SCRIPT.py'))}",
     ]
     needs = ["Needs torch 2.11 and transformers 5.17, or newer."]
     if settings.tp_size > 1:
@@ -330,5 +329,5 @@ FORMAT = Format(
     media_type="text/x-python",
     why_not=_why_not,
     render=_render,
-    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py")),
+    argv=lambda question, path: torchrun(question.cluster, "SCRIPT.py"),
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
-from tuner.core.script import is_sharded
+from tuner.core.script import is_sharded, torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import contract as refusals
@@ -28,7 +28,6 @@ from tuner.launchfiles.contract import (
     provenance,
     reduced_in,
     sync_acts,
-    torchrun,
 )
 from tuner.launchfiles.fields import Fields, Found, Uncounted
 from tuner.launchfiles.fsdp import reshards, weights
@@ -240,7 +239,7 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
 
 def _render(question: Question, settings: Settings, about: About) -> str:
     steps = settings.gradient_accumulation_steps
-    command = torchrun(question, "-m", "torchtitan.train", "--job.config_file", FILE_NAME)
+    command = torchrun(question.cluster, "-m", "torchtitan.train", "--job.config_file", FILE_NAME)
     use = [
         *comments(
             f"For torchtitan 0.2.0 to 0.2.2, which accumulates {steps}"
@@ -284,8 +283,8 @@ FORMAT = Format(
     media_type="application/toml",
     why_not=_why_not,
     render=_render,
-    argv=lambda question, path: tuple(
-        torchrun(question, "-m", "torchtitan.train", "--job.config_file", path)
+    argv=lambda question, path: torchrun(
+        question.cluster, "-m", "torchtitan.train", "--job.config_file", path
     ),
 )
 

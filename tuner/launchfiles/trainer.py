@@ -19,7 +19,7 @@ from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settin
 from tuner.core.framework import FrameworkName
 from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Provenance
-from tuner.core.script import checkpoints_in_script, is_sharded
+from tuner.core.script import checkpoints_in_script, is_sharded, torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import contract as refusals
@@ -37,7 +37,6 @@ from tuner.launchfiles.contract import (
     printable,
     provenance,
     reduced_in,
-    torchrun,
     versions_text,
 )
 from tuner.launchfiles.fields import Fields, Found
@@ -323,6 +322,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         load = "\n".join([load, *filter(None, [*lines, wrap])])
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
+    command = " ".join(torchrun(question.cluster, "SCRIPT.py"))
     return (
         load if question.script is None else own,
         *_packing(question),
@@ -331,7 +331,7 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
-        f" {'processes' if size > 1 else 'process'}: {' '.join(torchrun(question, 'SCRIPT.py'))}",
+        f" {'processes' if size > 1 else 'process'}: {command}",
     )
 
 
@@ -420,7 +420,7 @@ FORMAT = Format(
     media_type="application/json",
     why_not=_why_not,
     render=lambda *parts: json.dumps(arguments(*parts), indent=2) + "\n",
-    argv=lambda question, path: tuple(torchrun(question, "SCRIPT.py", path)),
+    argv=lambda question, path: torchrun(question.cluster, "SCRIPT.py", path),
     beside=_beside,
 )
 FLAGS = Format(

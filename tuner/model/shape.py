@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from tuner.catalog import models
 from tuner.catalog.models import Task
-from tuner.errors import ModelConfigError, UnknownNameError
+from tuner.errors import ModelConfigError, UnknownNameError, why_unreadable
 from tuner.model.checks import (
     LAYER_NAMES,
     LENGTH_NAMES,
@@ -114,6 +114,16 @@ class ModelConfig:
     @property
     def is_causal_lm(self) -> bool:
         return self.task is Task.CAUSAL_LM
+
+    @property
+    def has_capped_scores(self) -> bool:
+        """True where scores of attention are capped (Gemma 2)."""
+        return bool(self.fields.get("attn_logit_softcapping"))
+
+    @property
+    def has_biased_scores(self) -> bool:
+        """True where scores get a bias for each distance, ALiBi (MPT)."""
+        return self.model_type == "mpt"
 
     @property
     def type_and_task(self) -> str:
@@ -320,8 +330,7 @@ def _read_bounded(path: Path, spec: str) -> bytes:
             _check_regular(os.fstat(descriptor), spec)
             data = file.read(LARGEST_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ModelConfigError("model", spec, f"must be a readable file ({why})") from error
+        raise ModelConfigError("model", spec, why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:
         raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
     return data
@@ -364,16 +373,6 @@ def _thaw(value: Any) -> Any:
     return [_thaw(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def has_capped_scores(model: ModelConfig) -> bool:
-    """Tells whether scores of attention are capped (Gemma 2)."""
-    return bool(model.fields.get("attn_logit_softcapping"))
-
-
-def has_biased_scores(model: ModelConfig) -> bool:
-    """Tells whether scores get a bias for each distance, ALiBi (MPT)."""
-    return model.model_type == "mpt"
-
-
 # Fields by which every so many layers are of another kind, and by which the first few are:
 # ``full_attention_interval``, ``attn_layer_period``, ``moe_layer_freq``; ``first_k_dense_replace``,
 # ``num_dense_layers``.
@@ -395,6 +394,13 @@ def layer_indices(fields: Mapping[str, Any], layers: int) -> dict[str, frozenset
     }
 
 
+def is_of_each(name: str, value: object, layers: int) -> bool:
+    """Tells whether a field says something of each layer: by a list, or by a letter for each as
+    ``hybrid_override_pattern`` does."""
+    spelled = isinstance(value, str) and name.endswith("pattern")
+    return (spelled or isinstance(value, list | tuple)) and len(value) == layers  # type: ignore[arg-type]
+
+
 def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     """The rules are those of ``configuration_<model_type>.py`` and ``modeling_<model_type>.py`` in
     ``transformers/models``. A window slides also where it is longer than the sequence. A type that
@@ -404,9 +410,7 @@ def _layer_kinds(model: ModelConfig) -> tuple[LayerKind, ...]:
     if model.is_traced:
         own, count = text_of(model.fields), model.layers
         named = layer_indices(own, count)
-        lists = [
-            v for n, v in own.items() if isinstance(v, tuple) and len(v) == count and n not in named
-        ]
+        lists = [v for n, v in own.items() if is_of_each(n, v, count) and n not in named]
         whole = {n: v for n, v in own.items() if isinstance(v, int) and not isinstance(v, bool)}
         periods = [v for n, v in whole.items() if any(w in n for w in _PERIODS) and 1 < v <= count]
         leads = [v for n, v in whole.items() if any(w in n for w in _LEADS) and 0 < v < count]

@@ -53,7 +53,7 @@ def answer(study: Study) -> Answered:
     if study.limits.fidelity is Fidelity.PREDICTED:
         found = forecast(study)
         return _predicted(study, found, None)
-    known = learned(study, study.limits.fidelity)
+    known = learned(study)
     choice = choose(study.question, known.fitting, study.limits.tolerance)
     if choice is None:
         # That it has ended says nothing of its dry runs.
@@ -66,7 +66,7 @@ def is_answered(study: Study) -> bool:
     is to be measured or emulated; on predictions that another request would not look into again.
     """
     if study.limits.fidelity is not Fidelity.PREDICTED:
-        return bool(learned(study, study.limits.fidelity).fitting)
+        return bool(learned(study).fitting)
     known = forecast(study)
     return not known.accidents and predicted_choice(known) is not None
 
@@ -74,7 +74,7 @@ def is_answered(study: Study) -> bool:
 def what_trained_wrongly(study: Study) -> str:
     """Says why none of what was measured or emulated and fits is the answer; empty where one is, or
     nothing fitted."""
-    known = learned(study, study.limits.fidelity)
+    known = learned(study)
     return "" if known.fitting else ExpectedMemory(known).what_is_wrong()
 
 

@@ -106,9 +106,7 @@ class Knowledge:
     def _is_too_slow(self, settings: Settings) -> bool:
         # A smaller limit may have lost what a slow one was compared with: then it is tried once
         # more.
-        slow = self.slow.get(settings)
-        if slow is None:
-            return False
+        slow = self.slow[settings]
         if slow.step_time_s.value is None or self.repetitions[settings] > 1:
             return True
         return bool(self.fitting) and self.fitting[0].seconds < slow.step_time_s.value
@@ -118,26 +116,20 @@ class Knowledge:
 
         Those of :attr:`unconfirmed` are among them.
         """
-        return [
-            settings
-            for settings in self.space.legal
-            if settings not in self.findings
-            and (settings not in self.closed or settings in self.unconfirmed)
-            and not self._is_too_slow(settings)
-            and settings.settings_class not in self.closed_layouts
-            and settings not in self.infeasible
-        ]
+        closed, slow = self.closed.keys() - self.unconfirmed, filter(self._is_too_slow, self.slow)
+        out = {*self.findings, *closed, *slow, *self.infeasible}
+        left = [settings for settings in self.space.legal if settings not in out]
+        if not self.closed_layouts:
+            return left
+        return [one for one in left if one.settings_class not in self.closed_layouts]
 
 
 # An answer, a plan, and what pages show are all made of it.
 @kept(maxsize=8)
-def learned(study: Study, fidelity: Fidelity) -> Knowledge:
-    return learn(study.at(fidelity), study)
-
-
-def learn(study: Study, whole: Study | None = None) -> Knowledge:
-    """Everything that the study's finished probes say today. Their order does not matter."""
-    whole, study = whole or study, repriced(study)
+def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
+    """Everything that a study's finished probes of a fidelity, by default the one it asks for, say
+    today. Their order does not matter."""
+    study = repriced(whole.at(fidelity or whole.limits.fidelity))
     question, space = study.question, enumerate_space(study.question)
     limit = study.limits.limit_bytes(question.cluster)
     probes = sorted(

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import NOT_PROBED
 from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.core.words import need_text
@@ -45,12 +45,16 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     """The same of a study that is to be measured or emulated."""
     whole, study = study, study.at(study.limits.fidelity)
     if pending := [p for p in study.probes if p.state is not ProbeState.DONE]:
-        return (_company(whole, study, pending) if beside else None) or Wait()
-    if study.question.framework.name is FrameworkName.NANOTRON and not study.question.script:
-        return Stop(reason="nanotron's settings cannot be probed here; ask for predictions")
+        is_over = spent(study) or same_accident(study)
+        if not beside or is_over or any(is_final(study, probe.request) for probe in pending):
+            return Wait()
+        return _company(learned(whole), pending) or Wait()
+    name = study.question.framework.name
+    if name in NOT_PROBED and not study.question.script:
+        return Stop(reason=f"settings of {name} cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
         return Stop(reason=f"sampler {study.limits.sampler} {why}")
-    known = learned(whole, study.limits.fidelity)
+    known = learned(whole)
     if why := spent(study):
         return Stop(reason=why) if known.fitting else _nothing(known, why)
     if why := same_accident(study):
@@ -71,12 +75,9 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     return Stop(reason=why) if known.fitting else _nothing(known, why)
 
 
-def _company(whole: Study, study: Study, pending: Sequence[Probe]) -> ProbeRequest | None:
+def _company(known: Knowledge, pending: Sequence[Probe]) -> ProbeRequest | None:
     """A probe to be run beside those on their way, if one is worth it."""
-    is_over = spent(study) or same_accident(study)
-    if is_over or any(is_final(study, probe.request) for probe in pending):
-        return None
-    known = learned(whole, study.limits.fidelity)
+    study = known.study
     if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()

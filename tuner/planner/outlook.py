@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tuner.core.answer import Grounds
-from tuner.core.configuration import OTHERS_CHOSEN, Settings
+from tuner.core.configuration import Settings
 from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
@@ -72,24 +72,25 @@ class Outlook:
     def is_expected_to_fit(self, settings: Settings) -> bool:
         """True of a legal configuration that is expected to, as far as probes and predictions say;
         and to run."""
-        known = self._known
-        finding, slow = known.findings.get(settings), known.slow.get(settings)
-        if finding is not None:
-            return known.fits(finding)
-        if not self._may_fit[self._index[settings]]:
-            return False
-        ran_out_of_time = slow is not None and slow.step_time_s.value is None
-        is_closed = settings in known.closed or settings.settings_class in known.closed_layouts
-        return not (settings in known.infeasible or ran_out_of_time or is_closed)
-
-    @cached_property
-    def _may_fit(self) -> list[bool]:
-        return [fits >= EXPECTED for fits in self.search.belief.fits.tolist()]
+        return self._index[settings] in self._expected_places
 
     @cached_property
     def expected(self) -> tuple[Settings, ...]:
         """All legal configurations that are expected to fit and run, in the space's order."""
-        return tuple(filter(self.is_expected_to_fit, self.search.prior.settings))
+        return tuple(self.search.prior.settings[n] for n in sorted(self._expected_places))
+
+    @cached_property
+    def _expected_places(self) -> frozenset[int]:
+        # What is ruled out is looked up in what may fit: it is less than all that is legal.
+        known, place_of = self._known, self._index
+        no_time = (one for one, slow in known.slow.items() if slow.step_time_s.value is None)
+        out = {*known.findings, *known.infeasible, *known.closed, *no_time}
+        fits = np.flatnonzero(self.search.belief.fits >= EXPECTED).tolist()
+        places = {*fits} - {place_of.get(one) for one in out}
+        if known.closed_layouts:
+            legal = self.search.prior.settings
+            places = {n for n in places if legal[n].settings_class not in known.closed_layouts}
+        return frozenset(places | {place_of[s] for s, f in known.findings.items() if known.fits(f)})
 
     def runs(self, settings: Settings) -> float:
         belief, place = self.search.belief, self._index[settings]
@@ -104,14 +105,13 @@ class Outlook:
         Only the knob itself changes; accumulation makes up the global batch. Values of which no
         pair is expected to fit are left out.
         """
-        rest, mine = OTHERS_CHOSEN[knob], getattr(best, knob)
+        mine, expected = getattr(best, knob), self._expected_places
+        groups = self._known.space.differing_in(knob).values()
         for value in values:
-            having = [one for one in self.expected if getattr(one, knob) in (mine, value)]
-            first = {rest(s): self._index[s] for s in having if getattr(s, knob) == mine}
             pairs = [
-                (first[rest(s)], self._index[s])
-                for s in having
-                if getattr(s, knob) == value and rest(s) in first
+                (places[mine], places[value])
+                for places in groups
+                if places.get(mine) in expected and places.get(value) in expected
             ]
             if pairs:
                 yield value, self._mean_change(pairs), len(pairs)

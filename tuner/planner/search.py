@@ -54,10 +54,8 @@ class ExpectedMemory:
 
     def bytes_of(self, settings: Settings) -> float:
         """The estimate, scaled by the layout's probes, or else by what is typical so far."""
-        typical = median_low(self._factors.values()) if self._factors else 1.0
-        return (
-            self._factors.get(settings.settings_class, typical) * self._bound(settings).total_bytes
-        )
+        factor = self._factors.get(settings.settings_class, self._typical)
+        return factor * self._bound(settings).total_bytes
 
     def cannot_fit(self, settings: Settings) -> bool:
         """True where arithmetic alone says so."""
@@ -100,6 +98,10 @@ class ExpectedMemory:
                 found[key] = max(ratio, found.get(key, 0.0))
         return found
 
+    @cached_property
+    def _typical(self) -> float:
+        return median_low(self._factors.values()) if self._factors else 1.0
+
     def _bound(self, settings: Settings) -> MemoryBound:
         if settings not in self._bounds:
             self._bounds[settings] = memory_bound(self._workload, settings, self._cluster)
@@ -132,9 +134,11 @@ def trials_of(known: Knowledge) -> list[Trial]:
             seconds = probe.measurement.wall_s / (VERIFICATION_STEPS * counts)
             settings = probe.request.settings
             at_least_s[settings] = max(seconds, at_least_s.get(settings, 0.0))
+    told = {*known.findings, *known.too_large, *known.slow, *known.failed, *at_least_s}
     trials = (
         _trial(known, at_least_s, index, settings)
         for index, settings in enumerate(known.space.legal)
+        if settings in told
     )
     return [trial for trial in trials if trial is not None]
 

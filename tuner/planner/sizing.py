@@ -32,7 +32,7 @@ from tuner.model import ModelConfig
 from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
 from tuner.space import count_settings, divisors, enumerate_space
-from tuner.space.rules import check_possible
+from tuner.space.rules import possible
 
 # Numbers of GPUs of one node that are tried whatever they divide.
 MOST_OF_A_NODE = 16
@@ -323,7 +323,7 @@ def parts_of(question: Question, *, above: int = 0) -> Iterator[Question]:
             continue
         part = replace(question, cluster=replace(cluster, nodes=count, gpus_per_node=gpus))
         # Values of a knob that only larger parts have are not asked of this one.
-        knobs = {knob: _possible(part, knob) for knob in question.knobs}
+        knobs = {knob: possible(part, knob, values) for knob, values in question.knobs.items()}
         if not all(knobs.values()) or not count_settings(part, 0):
             continue
         part = replace(part, knobs=knobs)
@@ -335,16 +335,6 @@ def parts_of(question: Question, *, above: int = 0) -> Iterator[Question]:
 def fits_surely(question: Question, limits: Limits) -> bool:
     """True where something fits at the upper end of its interval too, by arithmetic alone."""
     return _Sizer(limits, Goal(), nothing_known).fits(question)
-
-
-def _possible(question: Question, knob: str) -> tuple[Any, ...]:
-    """Values of a restriction that some configuration of the question can have."""
-    passed = []
-    for value in question.knobs[knob]:
-        with suppress(UsageError):
-            check_possible(question, knob, value)
-            passed.append(value)
-    return tuple(passed)
 
 
 def _first(

@@ -78,7 +78,7 @@ def _check_storage(path: Path) -> None:
 
 def _trials(study: Study) -> list[FrozenTrial]:
     """The study's trials as they were done, with what its probes say as attributes."""
-    search = Search(learned(study, study.limits.fidelity))
+    search = Search(learned(study))
     prior, asked = search.prior, study.limits.fidelity
     probes: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in study.in_order:

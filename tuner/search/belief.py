@@ -127,10 +127,43 @@ class Told:
     """Standard deviation of the part that searches share."""
 
 
+def likeliest(
+    near: Array, errors: TrialErrors, choices: Sequence[ErrorSizes], told: Told | None = None
+) -> ErrorSizes:
+    """The sizes of errors that make the trials most likely by which they are judged; arguments as
+    of :func:`learn`."""
+    judged = slice(errors.judged)
+    off, fixed = _against(near[:, judged], errors, told, judged)
+    index = errors.index[judged]
+    among, same = near[index, judged], np.equal.outer(index, index)
+
+    def fit(sizes: ErrorSizes) -> float:
+        between = fixed + sizes.between(among)
+        between[same] += sizes.single**2
+        likely = log_likelihood(off, between, errors.error[judged])
+        return float(np.logaddexp.reduce(likely)) - sizes.doubt
+
+    return max((one for one in choices if errors.judged >= one.least), key=fit)
+
+
+def _against(
+    near: Array, errors: TrialErrors, told: Told | None, which: slice
+) -> tuple[Array, Array]:
+    """What trials are off by, beside what the past says; and the part of their covariance that does
+    not hang on the sizes of errors."""
+    index, off, indirect = errors.index[which], errors.off[which], errors.indirect[which]
+    fixed = SHIFT**2 * np.outer(indirect, indirect)
+    if told is not None:
+        ours = told.spread[:, index]
+        fixed += told.amplitude**2 * near[index] - ours.T @ ours
+        off = off - told.mean[index]
+    return off, fixed
+
+
 def learn(
     near: Array,
     errors: TrialErrors,
-    choices: Sequence[ErrorSizes],
+    sizes: ErrorSizes,
     told: Told | None = None,
     at: Rows | None = None,
 ) -> Posterior:
@@ -139,37 +172,25 @@ def learn(
     Args:
         near: similarity of all candidates with those that were tried, shape ``(n, m)``.
         errors: of trials of this search.
-        choices: sizes of errors; the likeliest count, of which these trials decide.
+        sizes: of errors.
         told: by earlier searches.
         at: rows of candidates; all of them by default.
     """
-    index, off, judged = errors.index, errors.off, slice(errors.judged)
-    among, points = near[index], slice(None) if at is None else at
-    fixed = SHIFT**2 * np.outer(errors.indirect, errors.indirect)
+    index, points = errors.index, slice(None) if at is None else at
+    off, between = _against(near, errors, told, slice(None))
+    between += sizes.between(near[index])
+    between[np.equal.outer(index, index)] += sizes.single**2
     shared, known, cross = 0.0, np.zeros(1), np.zeros(1)
     if told is not None:
         ours = told.spread[:, index]
-        shared, off = told.amplitude**2, off - told.mean[index]
-        fixed = fixed + shared * among - ours.T @ ours
-        cross, known = told.spread[:, points].T @ ours, told.known[points]
-
-    def between(sizes: ErrorSizes) -> Array:
-        alone = sizes.single**2 * np.equal.outer(index, index)
-        return np.asarray(fixed + alone + sizes.between(among))
-
-    def fit(sizes: ErrorSizes) -> float:
-        likely = log_likelihood(off[judged], between(sizes)[judged, judged], errors.error[judged])
-        return float(np.logaddexp.reduce(likely)) - sizes.doubt
-
-    likeliest = max((one for one in choices if errors.judged >= one.least), key=fit)
-    own = likeliest.offset**2 + likeliest.smooth**2 + likeliest.single**2 + shared - known
-    crossed = near[points] * (likeliest.smooth**2 + shared)
-    crossed += likeliest.offset**2 - cross
+        shared, known = told.amplitude**2, told.known[points]
+        cross = told.spread[:, points].T @ ours
+    own = sizes.offset**2 + sizes.smooth**2 + sizes.single**2 + shared - known
+    crossed = near[points] * (sizes.smooth**2 + shared)
+    crossed += sizes.offset**2 - cross
     rows = np.arange(len(near))[points]
-    crossed += likeliest.single**2 * np.equal.outer(rows, index)
-    found = regress(
-        off, between(likeliest), errors.error, crossed, np.broadcast_to(own, len(crossed))
-    )
+    crossed[np.equal.outer(rows, index)] += sizes.single**2
+    found = regress(off, between, errors.error, crossed, np.broadcast_to(own, len(crossed)))
     if told is None:
         return found
     return Posterior(
@@ -367,10 +388,15 @@ def _experts(
     ran = [n for n, one in enumerate(trials) if one.seconds and one.result is Result.RAN]
     bounds = [n for n, one in enumerate(trials) if one.seconds and one.result in LOWER_BOUNDS]
     errors = _errors(base, [trials[n] for n in ran])
+    # Bounds do not judge: they change nothing of the sizes of errors.
+    sizes = [likeliest(near[:, ran], errors, SPEED, told) for told in tolds]
     if bounds:
         # A lower bound counts if it says more than the rest.
         at = np.array([trials[n].index for n in bounds], dtype=np.intp)
-        found = [learn(near[:, ran], errors, SPEED, told, at) for told in tolds]
+        found = [
+            learn(near[:, ran], errors, one, told, at)
+            for one, told in zip(sizes, tolds, strict=True)
+        ]
         believed = _likely(errors, found) @ np.concatenate([base[:, at] + f.mean.T for f in found])
         above = zip(bounds, believed.tolist(), strict=True)
         slower = {
@@ -380,7 +406,7 @@ def _experts(
         errors = replace(
             _errors(base, [slower.get(n, trials[n]) for n in ran]), judged=errors.judged
         )
-    found = [learn(near[:, ran], errors, SPEED, told) for told in tolds]
+    found = [learn(near[:, ran], errors, one, told) for one, told in zip(sizes, tolds, strict=True)]
     weights = _likely(errors, found)
     kept = np.flatnonzero(weights >= UNLIKELY)
     means = np.concatenate([base + one.mean.T for one in found])
@@ -444,7 +470,8 @@ def _memory(prior: Prior, trials: Sequence[Trial], near: Array) -> Posterior:
         indirect=np.zeros(len(rows)),
         judged=len(rows),
     )
-    found = learn(near[:, rows], told, need_sizes(usual))
+    tried = near[:, rows]
+    found = learn(tried, told, likeliest(tried, told, need_sizes(usual)))
     # Some are predicted less exactly than others, and stay so until they are tried.
     return replace(found, variance=found.variance * (prior.need_error / usual) ** 2)
 

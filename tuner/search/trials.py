@@ -216,7 +216,7 @@ def workload_features(workload: Workload, cluster: Cluster) -> Array:
             *_one_hot(adapter and adapter.method, (None, *AdapterMethod)),
             # how many times fewer elements are trained than the model has, where that is known
             log2(counts(model).parameters / trained_elements(model, adapter)) / WORKLOAD_DOUBLINGS
-            if adapter and not model.is_traced
+            if adapter and not workload.is_traced
             else 0.0,
             bool(adapter and adapter.dropout) / CHOICES,
             *_one_hot(workload.packing and workload.packing.variant, PackingVariant),

@@ -1,14 +1,20 @@
 """Enumerates the legal settings, or checks some, and says which knobs are inactive in them."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import islice, product
+from operator import attrgetter
 from typing import Any
 
-from tuner.core.configuration import KNOBS, InactiveKnob, Settings, Sharding
+from tuner.core.configuration import (
+    KNOBS,
+    OTHERS_CHOSEN,
+    InactiveKnob,
+    Settings,
+    Sharding,
+)
 from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.errors import UsageError
@@ -27,6 +33,7 @@ from tuner.space.rules import (
     fixed_sync,
     fixed_tp_size,
     logits_matter,
+    possible,
     sentence,
     show,
     show_all,
@@ -47,13 +54,31 @@ _CLASS_KNOBS = (
 _Ledger = dict[Fixed, Counter[Sharding]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Space:
     """All legal settings of a question, inactive knobs collapsed."""
 
     legal: tuple[Settings, ...]  # in a fixed order, each once; never empty
     dead_knobs: tuple[InactiveKnob, ...]
     """Knobs that do not act: anywhere, or where versions decide it, or though asked for."""
+
+    def differing_in(self, knob: str) -> Mapping[Any, Mapping[Any, int]]:
+        """Configurations that differ in this knob alone, and in accumulation, which makes up the
+        global batch: their places in :attr:`legal` by the knob's value, by the values that they
+        share (:data:`OTHERS_CHOSEN`).
+        """
+        if knob not in self._groups:
+            rest, value = OTHERS_CHOSEN[knob], attrgetter(knob)
+            groups: dict[Any, dict[Any, int]] = defaultdict(dict)
+            for place, one in enumerate(self.legal):
+                groups[rest(one)][value(one)] = place
+            self._groups[knob] = dict(groups)
+        return self._groups[knob]
+
+    # What is said of a study after every probe asks for them again.
+    @cached_property
+    def _groups(self) -> dict[str, dict[Any, dict[Any, int]]]:
+        return {}
 
 
 class _SpaceKey:
@@ -153,12 +178,7 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         # else only when asked for: the script's loss must be changed
         "fused_loss": (False, True) if logits_matter(question) else (False,),
     }
-    passed = []
-    for value in question.knobs.get(knob, defaults[knob]):
-        with suppress(UsageError):
-            check_possible(question, knob, value)
-            passed.append(value)
-    return tuple(passed)
+    return possible(question, knob, question.knobs.get(knob, defaults[knob]))
 
 
 def _members(question: Question, one_class: Settings, ledger: _Ledger) -> Iterator[Settings]:

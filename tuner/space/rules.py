@@ -1,7 +1,8 @@
 """Decides which knobs cannot act in a configuration, which values a knob can have, and which
 combinations are refused."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ from tuner.catalog.versions import meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
+    NOT_PROBED,
     Condition,
     Effect,
     FrameworkName,
@@ -203,6 +205,8 @@ def _no_fused_loss(question: Question, settings: Settings) -> str:
         return no_liger(question)
     if question.framework.name is FrameworkName.NANOTRON:
         return "nanotron's loss is its own"
+    if question.framework.name is FrameworkName.DEEPSPEED:
+        return "no file of DeepSpeed's says it, and it is not predicted"
     if release is None or meets(release, LOSS_OF_MODEL):
         return ""
     oldest = LOSS_OF_MODEL.strip(">=")
@@ -323,6 +327,7 @@ SHARDINGS: Mapping[FrameworkName, tuple[Sharding, ...]] = {
     FrameworkName.TRAINER: (Sharding.DDP, *FSDP),
     # nanotron config/config.py: optimizer.zero_stage is 0 or 1.
     FrameworkName.NANOTRON: (Sharding.DDP, Sharding.ZERO1),
+    FrameworkName.DEEPSPEED: (Sharding.DDP, Sharding.ZERO1, *FSDP),
 }
 
 
@@ -388,6 +393,8 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
         return ""
     if name is FrameworkName.NANOTRON:
         return "nanotron computes all layers again, or none (recompute_layer)"
+    if name is FrameworkName.DEEPSPEED:
+        return "of DeepSpeed's step all layers computed again, or none, is predicted"
     if value is Checkpointing.SELECTIVE:
         if name is FrameworkName.TRAINER:
             return "no argument of the Trainer names what is kept; it takes a function of Python's"
@@ -443,24 +450,33 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
             raise UsageError("sharding", value, f"{why} refuses; it must be ddp")
     if knob == "activation_checkpointing" and (why := no_checkpointing(question, value)):
         raise UsageError(knob, value, f"cannot be had here: {why}")
-    sizes = [(what, size) for what, size in split_by(question, knob) if size % value]
-    if sizes:
-        wrong = " and ".join(f"{what} ({size})" for what, size in sizes)
-        raise UsageError(knob, value, f"must divide {wrong}")
+    splits_heads = knob == "tp_size" and fixed_tp_size(question) is None
+    if splits_heads or (knob == "pp_size" and fixed_by_framework(question, knob) is None):
+        wrong = [f"{what} ({size})" for what, size in split_by(question, knob) if size % value]
+        if wrong:
+            raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
     if knob == "cpu_offload" and value and question.cluster.gpu.device is Device.CPU:
         raise UsageError(knob, "true", "refused on CPUs, where device and host memory are one")
 
 
+def possible(question: Question, knob: str, values: Iterable[Any]) -> tuple[Any, ...]:
+    """Picks the values of a knob that some configuration of the question can have."""
+    passed = []
+    for value in values:
+        with suppress(UsageError):
+            check_possible(question, knob, value)
+            passed.append(value)
+    return tuple(passed)
+
+
 def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
-    """Names what a parallel size must divide; nothing for other knobs, or where it is inactive.
+    """Names what a parallel size, ``tp_size`` or ``pp_size``, must divide where it is active.
 
     Experts are not split by ``tp_size``: each rank runs them on its own tokens.
     """
     model, cluster = question.workload.model, question.cluster
-    if knob == "pp_size" and fixed_by_framework(question, knob) is None:
+    if knob == "pp_size":
         return ("layers", model.layers), ("GPUs", cluster.world_size)
-    if knob != "tp_size" or fixed_tp_size(question) is not None:
-        return ()
     has_dense = model.sparse_layers < model.layers
     dense = (("intermediate_size", model.intermediate_size),) if has_dense else ()
     return (
@@ -492,7 +508,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if why := _no_sharded_adapter(question, settings):
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
     sharded, work = settings.sharding in FSDP, question.workload
-    own = question.script is not None or question.framework.name is FrameworkName.NANOTRON
+    own = question.script is not None or question.framework.name in NOT_PROBED
     why = no_dtensors(work.optimizer, question.framework, splits=tp > 1)
     if why and not own and (sharded or tp > 1):
         why = f"with optimizer {work.optimizer}: {why}"
@@ -518,7 +534,7 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         allowed = f"with tp_size {tp} it must be one of none, every_2, full, offload"
         return UsageError("activation_checkpointing", "selective", allowed)
     replicas = settings.data_parallel_size(cluster.world_size)
-    torch = question.framework.name is not FrameworkName.NANOTRON
+    torch = question.framework.name not in NOT_PROBED
     if torch and settings.sharding is Sharding.DDP and replicas > 1 and tp > 1:
         allowed = (
             f"with tp_size {tp} and {replicas} data-parallel ranks it must be one of"

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +150,8 @@ def probe_of(row: ProbeRow | Row[*tuple[Any, ...]], measurement: Measurement | N
     )
 
 
+# A study is read again after every probe, and what was measured before stays as it is.
+@lru_cache(maxsize=1024)
 def _measurement(text: str | None) -> Measurement | None:
     return believable(Measurement.from_dict(json.loads(text))) if text is not None else None
 

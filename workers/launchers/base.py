@@ -36,6 +36,8 @@ class Job:
     deadline_s: float  # seconds after which all ranks are ended, whatever they do
     nodes: int = 1
     """Machines that they are spread over: equally many on each, in the order of ranks."""
+    gpus_per_rank: int = 1
+    """GPUs that each rank uses: one that starts others uses all that they do."""
     sharing: int | None = None
     """Ranks that share a node's cores, where they are not those that are started there."""
     visible: tuple[str, ...] = ()
@@ -53,6 +55,10 @@ class Job:
     @property
     def ranks_per_node(self) -> int:
         return self.ranks // self.nodes
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.ranks_per_node * self.gpus_per_rank
 
     def command(self, watch_fd: int) -> list[str]:
         """The command of a rank whose end of the pipe to its supervisor has this number."""

@@ -9,7 +9,6 @@ tenth of a second where there is no GPU.
 import json
 import math
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -70,17 +69,6 @@ class LocalSite:
 
     def devices(self) -> tuple[Device, ...]:
         return self.find_devices()
-
-
-def default_launcher() -> LauncherName:
-    """Slurm's inside an allocation of several nodes, else the local one.
-
-    Containers inherit an allocation's variables, and often have no ``srun`` to go with them.
-    """
-    nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-    has_several = os.environ.get("SLURM_JOB_ID") and nodes.isdecimal() and int(nodes) > 1
-    is_slurm = has_several and shutil.which("srun") is not None
-    return LauncherName.SLURM if is_slurm else LauncherName.LOCAL
 
 
 def open_site(

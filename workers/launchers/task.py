@@ -61,7 +61,7 @@ class RankTask:
         job = self._job
         environment = rank_environment(job, self._rank, os.environ, address=self._address)
         if job.device == "cuda" and not job.visible:
-            own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), job.ranks_per_node)
+            own = first_visible(environment.get("CUDA_VISIBLE_DEVICES"), job.gpus_per_node)
             environment["CUDA_VISIBLE_DEVICES"] = own
         try:
             self._process, self._feed = start_process(job, self._rank, environment)

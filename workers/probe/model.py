@@ -1,5 +1,6 @@
 """The model and its tokens: built from a configuration, random, never from the network."""
 
+import copy
 import math
 import re
 import zlib
@@ -55,7 +56,8 @@ def build_on_meta(
     Raises:
         ValueError: transformers refuses the configuration.
     """
-    fields = {name: value for name, value in config.items() if name != "model_type"}
+    # copied, for configurations fill in their rotary parameters in place
+    fields = {name: copy.deepcopy(one) for name, one in config.items() if name != "model_type"}
     try:
         settings: Any = AutoConfig.for_model(config["model_type"], **fields, use_cache=False)
     except Exception as error:  # its validation raises classes of several libraries

@@ -6,20 +6,19 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
 
-from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
 from tuner.core.script import CONFIGURATION, RESERVED, Command, Launch, command_of
 from tuner.core.study import Question, Study
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError
-from tuner.integrations.reporting import PLAN, PROBE, seen_path
+from tuner.integrations.reporting import DONE, PLAN, seen_path
 from tuner.launchfiles import why_not
 from tuner.launchfiles.accelerate import configuration
 from workers.launchers.base import SILENCE_S, WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
@@ -33,7 +32,7 @@ from workers.measuring.records import (
     remove_folder,
     write_json,
 )
-from workers.scripts.host import end_all, write_order
+from workers.scripts.host import NOT_HERE, end_all, write_orders
 
 # Between two looks at a probe.
 POLL_S = 0.05
@@ -55,6 +54,8 @@ LAUNCHERS_WORDS = re.compile(
     r'|Traceback \(most recent call last\):\n +File "<frozen runpy>")',
     re.MULTILINE,
 )
+# Ends that say nothing of the script.
+FROM_OUTSIDE = (Why.CANCELLED, Why.NODE_LOST, Why.TAKEN_AWAY)
 # Of a script's last words: a command shows the end of a message, which is to begin with more.
 SAID_CHARACTERS = 180
 
@@ -63,12 +64,14 @@ SAID_CHARACTERS = 180
 class ScriptRun:
     """How a script's probes are run."""
 
-    launcher: Launcher  # starts their hosts, on this machine
+    launcher: Launcher  # starts their hosts, one for each node
     folder: Path
-    visible: tuple[str, ...]  # GPUs that ranks see; empty for all
+    visible: tuple[str, ...]  # GPUs that ranks see; empty for all of their node
     deadline_s: float
-    argv: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
-    """The launcher's command, as of :meth:`tuner.core.script.Command.as_run`."""
+    nodes: int = 1
+    """Machines that the cluster's nodes are: as many, or one for all, on CPUs."""
+    as_run: Callable[[Command, Path], tuple[str, ...]] = Command.as_run
+    """Python's arguments in the place of the launcher, as of that method."""
     peer_grace_s: float = PEER_GRACE_S
     """Seconds that the other ranks get for their own records when one has failed."""
 
@@ -90,17 +93,20 @@ class ScriptRun:
         ):
             return Measurement(outcome=Outcome.INVALID, detail=why)
         folder = make_folder(self.folder, "script")
-        ranks = question.cluster.world_size
+        cluster, ranks = question.cluster, question.cluster.world_size
         try:
             self._write_order(question, settings, folder)
             host = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(folder))
             job = Job(
                 argv=(*host, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}"),
                 directory=folder,
-                ranks=1,
-                device=str(question.cluster.gpu.device),
+                ranks=cluster.nodes,
+                nodes=self.nodes,
+                gpus_per_rank=cluster.gpus_per_node,
+                device=str(cluster.gpu.device),
                 deadline_s=self.deadline_s,
                 visible=self.visible,
+                peer_grace_s=self.peer_grace_s,
                 term_grace_s=TERM_GRACE_S,
             )
             try:
@@ -110,14 +116,17 @@ class ScriptRun:
                 return Measurement(outcome=Outcome.CRASHED, detail=detail)
             ended = self._supervise(run, folder, ranks, pause)
             records = read_records(folder, ranks)
-            is_known = any(
+            known = [
                 isinstance(one, RankRecord) or seen_path(folder, rank).exists()
                 for rank, one in enumerate(records)
-            )
-            if ended.why is not Why.CANCELLED and not is_known:
-                raise ProbeError(_why_silent(script.path, ended, run.logs(), self.deadline_s))
+            ]
+            on_node, logs = cluster.gpus_per_node, run.logs()
+            if ended.why not in FROM_OUTSIDE and (node := _silent_node(ended, known)) is not None:
+                why = _why_silent(script.path, ended, node, logs.get(node, ""), self.deadline_s)
+                raise ProbeError(why)
             ends = replace(ended, ranks=tuple(_ends(ended, records)))
-            found = merge(ends, records, run.logs(), deadline_s=self.deadline_s)
+            tails = {node * on_node: text for node, text in logs.items()}
+            found = merge(ends, records, tails, deadline_s=self.deadline_s)
             return check_sequences(settings, records, replace(found, device_s=found.wall_s * ranks))
         finally:
             end_all(folder)
@@ -144,21 +153,20 @@ class ScriptRun:
         if template:
             Path(template).write_text(command.template, encoding="utf-8")
         if script.launch is Launch.ACCELERATE:
-            values = {**configuration(question, settings), "main_process_port": 0}
+            values = configuration(question, settings)
+            nodes = question.cluster.nodes
+            values |= {"num_machines": nodes} if nodes > 1 else {"main_process_port": 0}
             text = yaml.safe_dump(values, sort_keys=False)
             (folder / CONFIGURATION).write_text(text, encoding="utf-8")
-        # the user's environment, without what is tuner's or another launcher's, and the probe's
+        # the user's environment, without what is tuner's or another launcher's, or a node's own
         kept = {
             name: value
             for name, value in without_secrets(os.environ).items()
-            if not RESERVED.fullmatch(name) or name == "CUDA_VISIBLE_DEVICES"
+            if not RESERVED.fullmatch(name) and not name.startswith("SLURM")
         }
-        if question.cluster.gpu.device is Device.CPU:
-            kept.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the host's name may not resolve
-        if self.visible:
-            kept["CUDA_VISIBLE_DEVICES"] = ",".join(self.visible)
-        own = {"PYTHONUNBUFFERED": "1", **command.environment, PROBE: str(folder)}
-        write_order(folder, self.argv(command, folder / "launcher"), kept | own, script.folder)
+        kept = {**kept, "PYTHONUNBUFFERED": "1"}
+        launcher = self.as_run(command, folder / "launcher")
+        write_orders(folder, script, command, launcher, kept)
 
     def _supervise(
         self, run: Run, folder: Path, ranks: int, pause: Callable[[float], str]
@@ -169,6 +177,7 @@ class ScriptRun:
             if until == math.inf:
                 records = read_records(folder, ranks)
                 if all(isinstance(one, RankRecord) or not one.missing for one in records):
+                    (folder / DONE).touch()
                     until = time.monotonic() + END_S
                 elif _knows_why(records):
                     until = time.monotonic() + self.peer_grace_s
@@ -184,34 +193,49 @@ def _knows_why(records: Sequence[Record]) -> bool:
     return any(isinstance(one, RankRecord) and one.outcome is not Outcome.OK for one in records)
 
 
-def _ends(ended: Ended, records: Sequence[Record]) -> list[RankEnd]:
-    """How each rank ended, as far as records and the end of their launcher tell it.
+def _silent_node(ended: Ended, known: Sequence[bool]) -> int | None:
+    """The node where the script was not probed at all; ``None`` if there is none.
 
-    A rank with a record was done. One without was stopped, unless the launcher failed by itself and
+    That is one whose launcher has failed by itself before any of its ranks knew of a probe, or each
+    where none did.
+    """
+    on_node = len(known) // len(ended.ranks)
+    silent = [end for end in ended.ranks if not any(known[end.rank * on_node :][:on_node])]
+    failed = [end.rank for end in silent if end.code and not end.stopped]
+    return (failed or [0])[0] if failed or len(silent) == len(ended.ranks) else None
+
+
+def _ends(ended: Ended, records: Sequence[Record]) -> list[RankEnd]:
+    """How each rank ended, as far as records and the end of its node's launcher tell it.
+
+    A rank with a record was done. One without was stopped, unless its launcher failed by itself and
     no rank knows why: then it has failed as the launcher says.
     """
-    (host,) = ended.ranks
-    by_itself = ended.why is Why.ENDED and not host.stopped
     told = _knows_why(records)
-    code = -signal.SIGKILL if ended.host_oom_kills else host.code
-    return [
-        replace(host, rank=rank, code=0, stopped=False)
-        if isinstance(one, RankRecord)
-        else replace(host, rank=rank, code=code, stopped=told or not by_itself)
-        for rank, one in enumerate(records)
-    ]
+    found = []
+    for rank, one in enumerate(records):
+        host = ended.ranks[rank * len(ended.ranks) // len(records)]
+        if isinstance(one, RankRecord):
+            found.append(replace(host, rank=rank, code=0, stopped=False))
+            continue
+        by_itself = ended.why in (Why.ENDED, Why.PEER_FAILED) and not host.stopped
+        code = -signal.SIGKILL if ended.host_oom_kills else host.code
+        found.append(replace(host, rank=rank, code=code, stopped=told or not by_itself))
+    return found
 
 
-def _why_silent(path: str, ended: Ended, logs: Mapping[int, str], deadline_s: float) -> str:
+def _why_silent(path: str, ended: Ended, node: int, log: str, deadline_s: float) -> str:
     """The reason why a script that knows nothing of probes cannot be probed."""
-    (host,) = ended.ranks
+    host = ended.ranks[node]
+    where = f" on node {node} of {len(ended.ranks)}" if len(ended.ranks) > 1 else ""
+    if host.code == NOT_HERE:
+        return f"{path} was not run{where}: {' '.join(log.split())[-SAID_CHARACTERS:]}"
     if ended.why is not Why.DEADLINE and host.code:
-        log = logs.get(0, "")
         own = LAUNCHERS_WORDS.split(log, maxsplit=1)[0]  # the launcher's where it had none
         said = " ".join((own if own.strip() else log).split())[-SAID_CHARACTERS:]
         return (
-            f"{path} ended with exit code {host.code} before it imported tuner.integrations:"
-            f" ...{said}"
+            f"{path} ended{where} with exit code {host.code} before it imported"
+            f" tuner.integrations: ...{said}"
         )
     when = f"in {deadline_s:.0f} s" if ended.why is Why.DEADLINE else "before its end"
     return f"{path} reported no step {when}: {HOW_TO_REPORT}"

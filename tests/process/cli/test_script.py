@@ -31,6 +31,7 @@ def asked(tiny, *more, script="plain.py"):
         (("--template", "none.yaml", "--", *BATCH), "template: got 'none.yaml'; must be a file"),
         (("--script-env", "X", "--", *BATCH), "script_env: got 'X'; must look like NAME="),
         (("--server", "http://127.0.0.1:1", "--", *BATCH), "services take no scripts"),
+        (("--ray", "10.0.0.1:6379", "--", *BATCH), "is for --launcher ray"),
         (
             ("--knob", "sharding=ddp,full_shard", "--", *BATCH),
             "sharding: got 'ddp, full_shard'; {s",

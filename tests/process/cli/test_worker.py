@@ -23,7 +23,7 @@ RAY, SLURM, LOCAL = LauncherName.RAY, LauncherName.SLURM, LauncherName.LOCAL
          ["--pool=h100", "--pool=a", "--name=w 1", "--drain"]),
         (WorkerAsked(once=True, probe_deadline="90m"), ["--once", "--probe-deadline=5400"]),
         (WorkerAsked(launcher=SLURM, probes=Path("/shared/a b")),
-         ["--launcher=slurm", "--probes=/shared/a b"]),
+         ["--probes=/shared/a b", "--launcher=slurm"]),
         (WorkerAsked(launcher=RAY, ray="10.0.0.1:6379"),
          ["--launcher=ray", "--ray=10.0.0.1:6379"]),
     ],

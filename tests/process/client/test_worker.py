@@ -7,6 +7,7 @@ import time
 import pytest
 
 from tuner.client.worker_process import Signals, Worker, worker_argv
+from tuner.core.launcher import LauncherName
 
 PATIENT = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -33,7 +34,9 @@ def test_the_command_of_a_worker():
     assert worker_argv("st-1") == argv
     queued = [*argv, "--queued-only", "--fidelity", "predicted"]
     assert worker_argv("st-1", queued_only="predicted") == queued
-    assert worker_argv("st-1", probe_deadline_s=1800.0) == [*argv, "--probe-deadline=1800"]
+    more = {"probe_deadline_s": 1800.0, "launcher": LauncherName.RAY, "ray": "10.0.0.1:6379"}
+    told = ["--probe-deadline=1800", "--launcher=ray", "--ray=10.0.0.1:6379"]
+    assert worker_argv("st-1", **more) == [*argv, *told]
 
 
 def test_a_worker_has_a_session_and_an_environment_of_its_own():

@@ -4,12 +4,14 @@ import json
 from typing import Any
 
 import pytest
+import torch
 
 from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import MODELS, SHAPE, answers, peak_bytes, request
 from tests.process.probe.specs import spec as spec_of
 from tuner.cost.time.compute import LAYER_KERNELS
 from workers.probe.dry.run import show_whole
+from workers.probe.model import build_on_meta
 
 # one run of the program for all
 pytestmark = pytest.mark.xdist_group("dry_program")
@@ -146,6 +148,15 @@ def test_a_model_that_its_copies_do_not_show_is_run_whole(found: Answers) -> Non
     assert "copies" in found["odd copies"]["error"]["message"]
 
 
+def test_building_a_model_leaves_its_configuration_as_it_is() -> None:
+    """transformers fills in rotary parameters in place, and copies are told apart afterwards."""
+    rope = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}  # fmt: skip
+    config = {**SHAPE, "model_type": "llama", "rope_theta": 1e4, "rope_parameters": dict(rope)}
+    build_on_meta(config, torch.bfloat16)
+    assert config["rope_parameters"] == rope
+
+
 def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
     moe = QWEN3_NEXT
     bamba = {**SHAPE, "model_type": "bamba", "mamba_n_heads": 8, "mamba_d_head": 32}
@@ -157,6 +168,7 @@ def test_copies_show_a_model_whose_parts_grow_in_proportion() -> None:
         (False, [{**bamba, "num_hidden_layers": n, "attn_layer_indices": [7]} for n in (4, 6, 9)]),
         (True, [{**moe, "num_hidden_layers": n} for n in (4, 8, 16)]),
         (False, [{**moe, "num_hidden_layers": n} for n in (4, 6, 16)]),  # each fourth by default
+        (False, [{**moe, "num_hidden_layers": 8}] * 3),  # copies that are no shallower
     ]:
         assert show_whole(*models) is shows, models
 

@@ -1,6 +1,5 @@
 """Scripts for two ranks without torch, and a stand-in for the torchrun that starts them."""
 
-import sys
 import textwrap
 import time
 from dataclasses import replace
@@ -9,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from tuner.core.configuration import Settings
-from tuner.core.script import read_script
+from tuner.core.script import MEETING_HOST, MEETING_PORT, NODE_RANK, read_script
 
 STAND_IN = Path(__file__).parent / "stand_in_torchrun.py"
 SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
@@ -24,10 +23,11 @@ REPORTS = """
 
 
 def as_torchrun(command, logs):
-    """The command of the stand-in."""
-    name, _, _, ranks, *script = command.argv
-    assert name == "torchrun"
-    return (sys.executable, str(STAND_IN), ranks, *script)
+    """Python's arguments that run the stand-in."""
+    assert command.launcher[0] == "torchrun"
+    nodes, on_node = command.cluster.nodes, command.cluster.gpus_per_node
+    meeting = (NODE_RANK, MEETING_HOST, MEETING_PORT) if nodes > 1 else ("0", "", "")
+    return (str(STAND_IN), str(nodes), str(on_node), *meeting)
 
 
 def asking_script(question, folder, step="pass", *, whole="", **more):

@@ -110,6 +110,8 @@ def _fill(folder):
     (folder / "cases.jsonl").write_text(case)
     (script,) = [one.text for one in blocks("docs/quickstart.md") if one.language == "python"]
     (folder / "show.py").write_text(script)
+    (zero,) = [one.text for one in blocks("docs/prediction.md") if one.language == "json"]
+    (folder / "ds.json").write_text(zero)
     (own,) = [one.text for one in blocks("docs/exports.md") if one.language == "yml"]
     (folder / "train.yml").write_text(own)
 

@@ -1,4 +1,4 @@
-"""The transcript of ``tuner suggest --from`` in docs/exports.md is what the command prints."""
+"""Transcripts of ``tuner suggest --from`` in pages are what the command prints."""
 
 import re
 import shlex
@@ -32,3 +32,15 @@ def test_what_is_shown_of_a_file_is_what_is_printed(tmp_path, monkeypatch, capsy
     added = {line[1:] for line in said.splitlines() if re.match(r"\+[^+]", line)}
     new = set(changed.splitlines()) - set(own.splitlines())
     assert {masked(one) for one in new} == {masked(one) for one in added}
+
+
+def test_what_is_shown_of_a_deepspeed_file_is_what_is_printed(tmp_path, monkeypatch, capsys):
+    page = [one for one in blocks("docs/prediction.md") if one.language in ("json", "sh", "text")]
+    first = next(place for place, one in enumerate(page) if one.language == "json")
+    own, command, said = (one.text for one in page[first : first + 3])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    (tmp_path / "ds.json").write_text(own)
+    assert main([*shlex.split(command)[1:], "--db", f"sqlite:///{tmp_path}/studies.db"]) == 0
+    printed = capsys.readouterr().out
+    assert masked(printed[printed.index("Your file:") :]) == masked(said)

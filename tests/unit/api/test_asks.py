@@ -161,3 +161,99 @@ def test_what_was_measured_goes_before_what_is_predicted(client, store):
     assert found.status_code == 200, found.text
     assert found.json()["provenance"] == best["provenance"] == "measured"
     assert found.json()["seen"]["study_id"] == study_id
+
+
+AXOLOTL = """
+base_model: meta-llama/Llama-3.1-8B
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+bf16: true
+optimizer: adamw_torch_fused
+gradient_checkpointing: true
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+flash_attention: true
+torch_compile: true
+"""
+FROM = {"from": {"text": AXOLOTL, "name": "axolotl.yaml"}, "cluster": "8xa100-80gb"}
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+global_batch_size = 16
+seq_len = 4096
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
+
+def test_a_file_is_a_question(client, store):
+    response = client.post("/tune", json={**FROM, "fidelity": "predicted", "labels": {"job": "7"}})
+    assert response.status_code == 202, response.text
+    assert any("torch_compile" in note for note in response.json()["notes"])
+    (listed,) = store.studies()
+    question = store.study(listed.id).question
+    work = question.workload
+    assert (work.global_batch_size, work.sequence_length, work.adapter.rank) == (64, 4096, 16)
+    assert question.framework.name == "trainer"
+    assert question.knobs["tp_size"] == (1,)
+    said = {"workload": {"sequence_length": 2048}, "knobs": {"micro_batch_size": [1]}}
+    plain = AXOLOTL.replace("sequence_len: 4096", "")
+    sent = {**FROM, **said, "from": {"text": plain, "format": "axolotl"}, "fidelity": "predicted"}
+    assert client.post("/tune", json=sent).status_code == 202
+    other = next(one for one in store.studies() if one.id != listed.id)
+    assert store.study(other.id).question.workload.sequence_length == 2048
+    assert store.study(other.id).question.knobs["micro_batch_size"] == (1,)
+
+
+def test_a_file_is_a_case_in_any_of_its_syntaxes(client):
+    predicted = client.post("/predict", json=FROM)
+    assert predicted.status_code == 200, predicted.text
+    schemas.Predicted.model_validate(predicted.json())
+    checked = client.post("/check", json=FROM).json()
+    assert checked["format"] == "axolotl"
+    assert checked["settings"]["micro_batch_size"] == 2
+    titan = {"from": {"text": TITAN, "name": "train.toml"}, "cluster": "8xh100-80gb"}
+    several = client.post("/predict", json={"cases": [FROM, titan, {"from": {"text": "x: ["}}]})
+    first, second, third = several.json()["answers"]
+    assert first["fits"] == checked["fits"]
+    assert second["canonical"]["sharding"] == "full_shard"
+    assert third["error"]["field"] == "cluster"
+
+
+DEEP = 100_000
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"text": "x: ["}, "from.text"),
+        ({"text": "[" * DEEP, "name": "a.yaml"}, "from.text"),
+        ({"text": f"x = {'[' * DEEP}", "name": "a.toml"}, "from.text"),
+        ({"text": f"x = {'-' * DEEP}1", "name": "a.py"}, "from.text"),
+        ({"text": f"x = {'a.' * DEEP}b", "name": "a.py"}, "from.text"),
+        ({"text": f"--x '{'[' * DEEP}'", "name": "a.sh"}, "from.text"),
+        ({"text": "nothing: 1"}, "from.text"),
+        ({"text": ""}, "from.text"),
+        ({"format": "makefile"}, "from.format"),
+        ({"path": "/etc/passwd"}, "from.path"),
+        ({"text": AXOLOTL + "deepspeed: /etc/passwd\n"}, "from.text.deepspeed"),
+        ({"text": AXOLOTL.replace("meta-llama/Llama-3.1-8B", "/etc/hostname")}, "from.model"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/tune", "/predict", "/check"])
+def test_files_that_are_refused(client, path, change, field):
+    refused(client.post(path, json={**FROM, "from": {**FROM["from"], **change}}), field)
+
+
+def test_what_a_file_does_not_say_is_named_as_a_field(client):
+    sent = {"text": AXOLOTL.replace("sequence_len: 4096", "")}
+    allowed = refused(client.post("/tune", json={**FROM, "from": sent}), "workload.sequence_length")
+    assert "the file does not say it" in allowed
+    both = {**FROM, "file": "x: 1"}
+    assert refused(client.post("/check", json=both), "file") == "or `from` is the file: give one"

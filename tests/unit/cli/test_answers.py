@@ -24,13 +24,15 @@ def study(lab):
 
 
 def test_the_answer_in_brief(study, capsys):
-    assert finish(study, (), as_json=False) == 0
+    ended = replace(study, reason="the budget of 2 probes is spent")
+    assert finish(ended, (), as_json=False) == 0
     out, err = capsys.readouterr()
     assert err == ""
     table, answer = out.split("\n\nAnswer ")
     assert "* is the answer; the others by speed; > ran out of memory there" in table
     for line in (
-        "  sharding=full_shard, micro_batch_size=4, gradient_accumulation_steps=1",
+        "  sharding=full_shard, micro_batch_size=4, gradient_accumulation_steps=1,\n",
+        "         sync_each_batch=true\n",  # on which the rule of thumb turns
         "         1,281 tokens/s per rank (",
         "         20.0 MiB needed per rank, of ",
         "         measured",
@@ -39,6 +41,7 @@ def test_the_answer_in_brief(study, capsys):
         "Next     accelerate launch --config_file accelerate.yaml SCRIPT.py",
         "More     tuner studies show st-0123456789ab --why",
         "Cost     2 probes, 15 s, 30 device-seconds",
+        "Ended    the budget of 2 probes is spent",
     ):
         assert f"{line}" in answer, out
     assert "\nWritten" not in out

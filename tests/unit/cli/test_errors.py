@@ -151,7 +151,7 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypat
         assert_usage_error(cli("suggest", *asked(tiny, *options)), message)
     result = cli("probe", *asked(tiny, "--settings", "micro_batch_size=3"))
     assert_usage_error(result, "micro_batch_size: got 3; must divide 4")
-    assert_usage_error(cli("suggest", *asked(tiny)[2:]), "model: got nothing; is required")
+    assert_usage_error(cli("suggest", *asked(tiny)[2:]), "--model is required")
     known = framework_module._installed
     hidden = {"torchao", "peft", "bitsandbytes"}
     monkeypatch.setattr(
@@ -171,11 +171,14 @@ def test_wrong_words_are_one_line(cli, tiny):
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
         ("studies", r"Missing command; see 'tuner studies --help'"),
         (f"probe --model {tiny}", "Missing option '--settings'; see 'tuner probe --help'"),
-        (
-            f"suggest --model {tiny} --global-batch-size 8",
-            "sequence_length: got nothing; is required",
-        ),
+        (f"suggest --model {tiny} --global-batch-size 8", "--sequence-length is required"),
         ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),
+        ("suggest -f nowhere.toml", "file: got 'nowhere.toml'; there is no such file"),
+        ("predict --cases nowhere", "cases: got 'nowhere'; there is no such file"),
+        (
+            "suggest --model nowhere.json --global-batch-size 8 --sequence-length 8",
+            "model: got 'nowhere.json'; there is no such file",
+        ),
         (f"suggest --model {tiny} --in-place", "in_place: got true; needs --from FILE"),
     ):
         assert_usage_error(cli(*words.split()), message)

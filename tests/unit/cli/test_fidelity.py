@@ -64,6 +64,26 @@ def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(has, asked):
         placed(replace(asked, fidelity="emulated", cluster="8xh200"))
 
 
+@pytest.mark.parametrize("launcher", ["slurm", "ray"])
+def test_nodes_of_a_launcher_are_looked_at_by_the_worker(has, asked, launcher):
+    has(A100)
+    several = replace(asked, cluster="2x4xa100-80gb")
+    with pytest.raises(UsageError, match="probes run here"):
+        placed(several)
+    found = placed(replace(several, launcher=launcher))
+    assert (found.limits.fidelity, found.launcher) == ("measured", launcher)
+
+
+def test_what_a_launcher_may_be(asked):
+    for more, said in (
+        ({"launcher": "mpi"}, "launcher: got 'mpi'; must be one of local, slurm, ray"),
+        ({"ray": "10.0.0.1:6379"}, "ray: got '10.0.0.1:6379'; is for --launcher ray"),
+    ):
+        with pytest.raises(UsageError) as error:
+            placed(replace(asked, cluster="cpu:2", **more))
+        assert said in str(error.value)
+
+
 def test_calibrated_links_have_a_price(asked, environment, tmp_path):
     """So they have without a file that states them, in the database that is asked."""
     cluster, url = parse_cluster("cpu:2"), f"sqlite:///{tmp_path / 'own.db'}"

@@ -49,7 +49,7 @@ def test_what_is_wrong_in_a_file_is_said(cli, written, changes, said):
 
 
 def test_a_file_that_is_not_there_or_no_toml(cli, tmp_path):
-    assert "must be a TOML file of options: No such file" in cli("suggest", "-f", "no.toml").err
+    assert "there is no such file" in cli("suggest", "-f", "no.toml").err
     (tmp_path / "bad.toml").write_text("model = ")
     found = cli("suggest", "-f", str(tmp_path / "bad.toml"))
     assert (found.code, "must be a TOML file of options: " in found.err) == (2, True)

@@ -342,7 +342,7 @@ def test_files_that_are_no_clusters(tmp_path):
         ("c.json", b" " * (LARGEST_FILE_BYTES + 1), "must be at most"),
         ("c.toml", b"", "is required"),
         ("folder.toml", None, "cannot be read"),
-        ("missing.toml", None, "No such file"),
+        ("missing.toml", None, "no such file"),
         ("null\0.toml", None, "cannot be read"),
     ):
         if content is not None:

@@ -63,6 +63,8 @@ SYNC: list[tuple[str, Condition, dict[str, str], tuple[Effect, tuple[bool, ...]]
     ("trainer", FSDP2, {"accelerate": "1.10.0"}, FIXED_ON),
     ("trainer", FSDP2, {"transformers": "5.1.0", "accelerate": "1.10.0"}, FIXED_ON),
     ("nanotron", DDP, {}, FIXED_OFF),
+    ("deepspeed", DDP, {}, FIXED_OFF),
+    ("deepspeed", Condition.DEEPSPEED, {}, FIXED_ON),
 ]
 
 

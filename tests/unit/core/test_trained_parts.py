@@ -78,6 +78,13 @@ def test_a_replica_freezes_what_it_has() -> None:
     assert twins[2].workload.adapter.modules_to_save == SAVED.modules_to_save
 
 
+def test_an_adapter_beside_experts_is_known_by_dry_runs_alone() -> None:
+    """peft packs and names what it adapts of them: no name is refused before a dry run."""
+    whole = replace(questions()[0].workload, model=published_model("mixtral-8x7b"))
+    beside = replace(whole, adapter=Adapter(target_modules=("q_proj", "w1", "w2", "w3")))
+    assert (whole.is_traced, beside.is_traced) == (False, True)
+
+
 def test_what_cannot_be_is_refused() -> None:
     whole = questions()[0].workload
     for part, allowed in (

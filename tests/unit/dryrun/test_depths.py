@@ -84,6 +84,14 @@ def test_layers_that_are_named_by_number_are_numbered_anew():
     assert at_depth(of_all, 4)["mlp_only_layers"] == [0, 1, 2, 3]
 
 
+def test_layers_that_are_spelled_by_letters_are_cut_like_a_list():
+    spelled = model("nemotron_h", num_hidden_layers=48, hybrid_override_pattern="ME*E" * 12)
+    assert depths_of(spelled) == (12, 16)
+    assert at_depth(spelled, 12)["hybrid_override_pattern"] == "ME*E" * 3
+    odd = model("nemotron_h", num_hidden_layers=24, hybrid_override_pattern="ME*E" * 3 + "M" * 12)
+    assert depths_of(odd) == (24,)
+
+
 def test_leading_dense_layers_are_kept():
     config = model("qwen3_moe", num_hidden_layers=48, mlp_only_layers=[0, 1, 2])
     assert depths_of(config) == (8, 10)

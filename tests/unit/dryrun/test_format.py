@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "04d969c14370fe16203bc694ae1a2e981b1ee4b23f94b05a39731cba98ac58da"),
-    "verdict": (4, "7ef02d98df5e2b48afc25d381318dc2526297cf580ae9e0b9240753974a33931"),
+    "dry run": (4, "aa7e033cef6fabed23d38ea7e86bdb5ee30ae139c34fd2cba105e9261ba79ac9"),
+    "verdict": (4, "97850f522365538e6a7803724ba024bcc50067bcef32de700d5ee518d297dd03"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

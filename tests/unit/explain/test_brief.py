@@ -118,7 +118,7 @@ def test_how_sure_says_what_more_probes_may_gain():
         next=Settings(),
     )  # fmt: skip
     assert told(more).sure[-1] == (
-        "3 more probes (36 s) may gain 3.0%, at most 11%: ask with --max-probes 3."
+        "3 more probes (36 s) may gain 3.0%, at most 11%; --max-probes 3 runs them."
     )
     assert told(replace(more, most=0.0)).sure[-1] == "More probes are expected to gain nothing."
     assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."

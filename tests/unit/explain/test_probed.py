@@ -9,7 +9,7 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.explain.knobs import only_knob
 from tuner.explain.known import answer
 from tuner.explain.probed import rule_of_thumb
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import complexity
 
@@ -145,7 +145,7 @@ def of_tp(settings):
 )
 def test_one_knob_that_is_all_that_matters(lab, seconds, rows, knob):
     study = planted(lab, seconds, *rows)
-    found = only_knob(learn(study))
+    found = only_knob(learned(study))
     assert (found.knob if found else None) == knob
     assert len(facts_of(study, "only_knob")) == (knob is not None)
     if knob == "micro_batch_size" and found:
@@ -157,7 +157,7 @@ def test_one_knob_that_is_all_that_matters(lab, seconds, rows, knob):
 def test_what_speaks_for_and_against_one_knob(lab):
     # All that is tensor parallel gathers again: no probe tells the two apart.
     together = (*EIGHT[:3], EIGHT[5].replace("shard_grad_op", "full_shard"))
-    found = only_knob(learn(planted(lab, of_tp, *together)))
+    found = only_knob(learned(planted(lab, of_tp, *together)))
     assert (found.knob, found.confounded) == ("tp_size", ("tp_recompute_allgather",))
     study = planted(lab, of_tp, *EIGHT)
     for text, ended, is_only in (
@@ -166,7 +166,7 @@ def test_what_speaks_for_and_against_one_knob(lab):
     ):
         other = parse_settings(f"{text},activation_checkpointing=full")
         more = replace(study, probes=(*study.probes, lab.probe(7, other, ended)))
-        found = only_knob(learn(more))
+        found = only_knob(learned(more))
         assert bool(found) is is_only
     assert [group.early for group in found.groups] == [(), (7,)]
 
@@ -207,7 +207,7 @@ def test_what_tuning_cost_and_against_what(lab):
 
 def test_the_rule_keeps_to_defaults_and_to_what_fits(lab):
     study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
-    known = learn(study)
+    known = learned(study)
     outlook = Outlook(known)
     found = rule_of_thumb(study.question, outlook)
     fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]

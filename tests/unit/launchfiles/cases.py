@@ -29,6 +29,7 @@ ABOUT = About(
 )
 STATED = {"accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.23.0"}
 TORCH = Framework(name=FrameworkName.TORCH, versions={"torch": "2.13.0"})
+ZERO = Framework(name=FrameworkName.DEEPSPEED, versions={"deepspeed": "0.19.8"})
 NANOTRON = Framework(name=FrameworkName.NANOTRON, versions={"nanotron": "0.4"})
 
 
@@ -120,7 +121,11 @@ EXAMPLES: Mapping[str, Case] = {
         cluster="2x8xh100-80gb", sequence_length=4096, framework=NANOTRON,
         settings="sharding=zero1,tp_size=4,tp_recompute_allgather=true,pp_size=2"
         ",gradient_accumulation_steps=16,sync_each_batch=false"),
-    "deepspeed": CASES["checkpointing"],
+    "deepspeed": Case(
+        cluster="2x8xa100-80gb", sequence_length=4096, framework=ZERO,
+        workload={**MIXED, "reduce_dtype": ReduceDtype.BF16},
+        settings="sharding=hybrid_shard,micro_batch_size=2,gradient_accumulation_steps=4"
+        ",activation_checkpointing=full"),
     "torchtitan": TITAN,
     "sbatch": TITAN,
     "kubernetes": TITAN,
@@ -134,7 +139,7 @@ def grid() -> tuple[tuple[Question, Settings], ...]:
     """Layouts of all kinds, each on a cluster and for frameworks; not all of them are legal."""
     clusters = cycle(("8xa100-80gb", "2x4xh100-80gb", "cpu:2", "4xmi300x", "h100-80gb"))
     found = [case.parts() for case in (*CASES.values(), *EXAMPLES.values())]
-    layouts = product(Sharding, (TORCH, trainer(), NANOTRON), ("none", "full"), (True, False))
+    layouts = product(Sharding, (TORCH, trainer(), NANOTRON, ZERO), ("none", "full"), (True, False))
     for (sharding, framework, full, sync), tp in product(layouts, (1, 2)):
         cluster = next(clusters)
         if tp <= parse_cluster(cluster).gpus_per_node:

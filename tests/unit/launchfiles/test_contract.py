@@ -96,8 +96,10 @@ def test_a_configuration_is_refused_with_a_way_out_or_can_be_read_back(name: str
             assert all(figure in said for figure in ABOUT.figures)
         said = " ".join((said, *known.beside(question, chosen)))
         is_nanotron = question.framework.name is FrameworkName.NANOTRON
-        differs = known.stack not in (Stack.ANY, Stack.NANOTRON if is_nanotron else Stack.TORCH)
-        of = "nanotron" if is_nanotron else "torch's own sharding (FSDP2 or DDP)"
+        own = {FrameworkName.NANOTRON: Stack.NANOTRON, FrameworkName.DEEPSPEED: Stack.DEEPSPEED}
+        mine = own.get(question.framework.name, Stack.TORCH)
+        differs = known.stack not in (Stack.ANY, mine)
+        of = "torch's own sharding (FSDP2 or DDP)" if mine is Stack.TORCH else mine
         assert (f"The figures are of {of}; " in said) is differs, said
         numbers = is_nanotron and differs and known.stack is not Stack.DEEPSPEED
         assert ("with this file both are in bf16" in said) is numbers

@@ -17,6 +17,7 @@ from tests.unit.launchfiles.cases import (
     EXAMPLES,
     NANOTRON,
     STATED,
+    ZERO,
     Case,
     grid,
     of_script,
@@ -53,6 +54,13 @@ WRITTEN: list[tuple[str, Case, dict[str, Any]]] = [
                        workload={"optimizer": Optimizer.SGD}), {
         "zero_optimization.offload_param.device": "cpu", "zero_allow_untested_optimizer": True,
         "zero_optimization.offload_optimizer.device": "cpu", "zero_force_ds_cpu_optimizer": False}),
+    ("deepspeed", Case(settings="sharding=zero1,sync_each_batch=false", framework=ZERO,
+                       workload={**MIXED, "reduce_dtype": ReduceDtype.BF16}), {
+        "zero_optimization": {"stage": 1, "overlap_comm": False, "reduce_bucket_size": 500000000},
+        "bf16": {"enabled": True}, "communication_data_type": "bf16"}),
+    ("deepspeed", Case(settings="sharding=shard_grad_op,cpu_offload=true", framework=ZERO,
+                       workload=MIXED), {
+        "zero_optimization.stage": 2, "zero_optimization.offload_optimizer.device": "cpu"}),
     ("kubernetes", Case(model="gpt2", cluster="2x8xh100-80gb", settings="sharding=ddp"), {
         "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob",
         "metadata": {"name": "tuned-st-0123456789ab"}, "spec.trainer.numNodes": 2,

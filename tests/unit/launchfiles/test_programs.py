@@ -256,6 +256,23 @@ def test_another_training_step_is_not_predicted(written: Any, more: str) -> None
         asked_of(found, PLACE)
 
 
+def test_axolotls_linear_layers_are_no_packed_experts(written: Any) -> None:
+    """It names those that it finds, while peft's own word stands for experts too."""
+    text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
+    adapter = asked_of(read_file(written(text)), PLACE).arguments["adapter"]
+    assert adapter["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [("dpo", "reference model"), ("kto", "reference model"), ("orpo", "pairs of answers"),
+     ("grpo", "generated"), ("ebft", "generated")],
+)  # fmt: skip
+def test_what_preferences_would_need_is_told_by_name(written: Any, kind: str, said: str) -> None:
+    with pytest.raises(NotCoveredError, match=f"rl: got '{kind}'.*{said}.*not predicted"):
+        asked_of(read_file(written(f"{AXOLOTL}rl: {kind}\n")), PLACE)
+
+
 def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_path: Any) -> None:
     unknown = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/mine")
     found = read_file(written(unknown))

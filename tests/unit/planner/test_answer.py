@@ -18,7 +18,7 @@ from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import read_model_config
 from tuner.planner import Stop, is_answered
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.step_times import fair
 
 GIB = 2**30
@@ -110,7 +110,7 @@ def test_times_are_told_as_of_what_was_chosen_for_them(lab):
     probes = [
         lab.probe(n, one, lab.ok(1.0 + 0.005 * n, GIB)) for n, one in enumerate((DDP, FULL), 1)
     ]
-    found, known = answer(lab.study(probes=probes)), learn(lab.study(probes=probes))
+    found, known = answer(lab.study(probes=probes)), learned(lab.study(probes=probes))
     for one in (found.best, *found.alternatives, *found.pareto):
         assert one.step_time_s == fair(known)[one.settings].step_time_s
         assert one.step_time_s != known.findings[one.settings].step_time_s

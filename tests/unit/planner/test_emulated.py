@@ -10,7 +10,7 @@ from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeRequest, StudyState
 from tuner.explain.known import answer
 from tuner.planner.forecast import corrections
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.timing import step_time
 
@@ -73,7 +73,7 @@ def test_the_model_widens_the_interval_and_tells_no_settings_apart(lab):
     assert wide.low == pytest.approx(narrow.low - 0.2)
     assert wide.high == pytest.approx(narrow.high + 0.4)
     slower = emulated(lab.ok({1: [1.2 * s for s in steps]}, 2**30))
-    known = learn(study_of(lab, of(lab, 1, DDP, found), of(lab, 2, FULL, slower)))
+    known = learned(study_of(lab, of(lab, 1, DDP, found), of(lab, 2, FULL, slower)))
     assert not indistinguishable(known.findings[DDP], known.findings[FULL], 0.01)
 
 

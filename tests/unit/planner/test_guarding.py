@@ -9,7 +9,7 @@ from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import replicas_of, wrong_of
 from tuner.planner import to_guard
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
@@ -65,7 +65,7 @@ def test_what_failed_is_not_suggested_anywhere(lab):
 
 
 def test_one_failure_closes_all_sizes(lab):
-    known = learn(study(lab, verdicts(question(lab), MANY, CheckState.FAILED)))
+    known = learned(study(lab, verdicts(question(lab), MANY, CheckState.FAILED)))
     closed = wrong_of(known.study, known.space.legal)
     kinds = {(s.settings_class, s.gradient_accumulation_steps > 1) for s in closed}
     assert kinds == {(MANY.settings_class, True)}
@@ -74,7 +74,7 @@ def test_one_failure_closes_all_sizes(lab):
 
 
 def test_finalists_are_guarded_until_they_have_verdicts(lab):
-    assert to_guard(learn(study(lab))) == [DDP]
+    assert to_guard(learned(study(lab))) == [DDP]
     undecided = verdicts(question(lab), DDP, CheckState.NOT_CHECKED)
-    assert to_guard(learn(study(lab, undecided))) == [DDP]
-    assert to_guard(learn(study(lab, verdicts(question(lab), DDP, CheckState.PASSED)))) == []
+    assert to_guard(learned(study(lab, undecided))) == [DDP]
+    assert to_guard(learned(study(lab, verdicts(question(lab), DDP, CheckState.PASSED)))) == []

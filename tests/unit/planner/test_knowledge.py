@@ -8,7 +8,7 @@ from tuner.core.configuration import Checkpointing, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.cost.memory.step import memory_bound
 from tuner.cost.prediction import predict
-from tuner.planner.knowledge import family, heavier, learn, learned
+from tuner.planner.knowledge import family, heavier, learned
 from tuner.space import enumerate_space
 
 SMALL = parse_settings("sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=4")
@@ -28,7 +28,7 @@ def study_of(lab, *rows, limit=4 * GIB, today=0):
 
 
 def known(lab, *rows, **limits):
-    return learn(study_of(lab, *rows, **limits))
+    return learned(study_of(lab, *rows, **limits))
 
 
 def test_out_of_memory_rules_out_larger_micro_batches_of_the_family(lab):
@@ -86,7 +86,7 @@ def test_what_an_outcome_closes_in_its_study_and_for_later_requests(
 ):
     study = study_of(lab, (MIDDLE, Measurement(outcome=outcome, phase=phase, wall_s=9.0)))
     for asked, closed in ((study, now), (replace(study, probes_before=1), later)):
-        candidates = set(learn(asked).candidates())
+        candidates = set(learned(asked).candidates())
         assert {SMALL, MIDDLE, WHOLE, OTHER} - candidates == closed
 
 
@@ -137,7 +137,7 @@ def test_what_was_learned_of_a_study_is_kept_for_it_alone(lab):
     """Another one may be equal, and hold a mapping that is not."""
     study = study_of(lab, (WHOLE, lab.ok(1.0, GIB)))
     found = learned(study, Fidelity.MEASURED)
-    assert learned(study, Fidelity.MEASURED) is found == learn(study)
+    assert learned(study, Fidelity.MEASURED) is found == learned(study)
     assert learned(replace(study), Fidelity.MEASURED) is not found
     assert learned(study, Fidelity.EMULATED).findings == {}
 

@@ -11,7 +11,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState
 from tuner.explain.known import answer
 from tuner.planner import Stop, Wait, next_probe
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.next import ENOUGH, LOOK_AT, VARIATION, give_up_above_s, same_accident
 from tuner.planner.ranking import choose, is_final
 from tuner.planner.search import LAST_RESORTS, Search
@@ -82,7 +82,7 @@ def test_the_answer_is_good(lab):
 
 
 def test_the_first_probe_is_what_arithmetic_thinks_fastest(lab):
-    known = learn(lab.study())
+    known = learned(lab.study())
     first = next_probe(lab.study()).settings
     prior = Search(known).prior
     assert first.tp_size == 1
@@ -230,13 +230,13 @@ def above(lab, *rows, asked=OTHER, repetition=0, fidelity=Fidelity.MEASURED):
 def test_what_is_slower_than_the_fastest_by_more_than_run_to_run_variation(lab):
     ran = (FAST, lab.ok({1: (0.95, *(1.0,) * 8, 1.05)}, 100 * lab.MIB))
     fastest = lab.probe(1, *ran)
-    high = learn(lab.study(probes=[fastest])).fitting[0].step_time_s.high
+    high = learned(lab.study(probes=[fastest])).fitting[0].step_time_s.high
     limit = above(lab, ran, (SLOW, lab.ok(3.0, lab.MIB)))
     assert limit == pytest.approx(high * (1.05 + VARIATION))
     # what it ends could not have been the answer, not even as something lighter
     steps = (limit * 0.98, *(limit * 1.01,) * 8, limit * 1.5)
     other = lab.probe(2, OTHER, lab.ok({1: steps}, lab.MIB))
-    both = learn(lab.study(probes=[fastest, other]))
+    both = learned(lab.study(probes=[fastest, other]))
     assert choose(both.study.question, both.fitting, 0.01).best.settings == FAST
 
 

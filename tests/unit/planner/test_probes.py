@@ -12,7 +12,7 @@ from tuner.core.workload import Precision
 from tuner.cost.time.emulated import priced, rates_of
 from tuner.explain.known import answer
 from tuner.planner import fits, probe_as_dict
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.probes import at_todays_rates, repriced
 from tuner.results.points import rows_of
 from tuner.space import enumerate_space
@@ -130,7 +130,7 @@ def test_a_slower_probe_does_not_win_by_older_rates(lab):
     assert best.settings == HALF
     same = study_of(lab, of(lab, 1, FULL, 1.2, LATER), after, calibration=LATER)
     assert repriced(study) == same
-    assert learn(study).findings == learn(same).findings
+    assert learned(study).findings == learned(same).findings
     assert rows_of(study) == rows_of(same)
     assert probe_as_dict(study, before) == probe_as_dict(study, same.probes[0])
 

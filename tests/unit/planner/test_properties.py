@@ -17,7 +17,7 @@ from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.explain.known import answer
 from tuner.planner import is_answered, next_probe
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.ranking import is_final
 from tuner.planner.search import ExpectedMemory
 from tuner.space import enumerate_space
@@ -131,7 +131,7 @@ def check_requests(study):
     """Every probe, given those before it, was one that may be asked for."""
     legal = set(enumerate_space(study.question).legal)
     limit = study.limits.limit_bytes(study.question.cluster)
-    floors = ExpectedMemory(learn(replace(study, probes=())))
+    floors = ExpectedMemory(learned(replace(study, probes=())))
     for index, probe in enumerate(study.probes):
         asked, before = probe.request.settings, study.probes[:index]
         assert asked in legal
@@ -158,7 +158,7 @@ def check_repetition(before, request):
     assert outcomes[-1] is Outcome.OK
     assert outcomes.count(Outcome.OK) == 1
     assert request.accumulation_counts == ()
-    known = learn(before)
+    known = learned(before)
     leaders = known.fitting[:2]
     best = answer(before).best
     assert request.settings in {best.settings, *(f.settings for f in leaders)}
@@ -244,15 +244,15 @@ def test_other_fidelities_change_the_order_of_a_plan_and_none_of_its_rules(lab, 
         if fidelity is other or p.measurement.outcome is not Outcome.OK
     )
     both = replace(study, probes=(*more, *study.probes))
-    assert replace(learn(both.at(mine), both), whole=study) == learn(study)
+    assert replace(learned(both), whole=study) == learned(study)
     steps = [next_probe(one) for one in (study, both)]
     for step in steps:
         if isinstance(step, ProbeRequest):
             check_request(study, step)
             assert step.fidelity is mine
-    if not learn(study).candidates():
+    if not learned(study).candidates():
         assert steps[0] == steps[1]
-    if learn(study).fitting:
+    if learned(study).fitting:
         assert figures(answer(both)) == figures(answer(study))
 
 
@@ -296,7 +296,7 @@ def check_answer(study):
 
 def check_forecast(study, suggestion, limit):
     """Nothing is passed off as probed, and nothing is foreseen that the probes have ruled out."""
-    known = learn(study.at(study.limits.fidelity))
+    known = learned(study)
     best = [suggestion.best] if suggestion.best else []
     for one in (*best, *suggestion.alternatives, *suggestion.pareto):
         assert one.basis is not None
@@ -323,4 +323,4 @@ def check_candidate(study, one, limit):
 
 
 def need_of(study, one):
-    return learn(study.at(study.limits.fidelity)).findings[one.settings].most_bytes
+    return learned(study).findings[one.settings].most_bytes

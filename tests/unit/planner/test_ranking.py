@@ -1,5 +1,5 @@
 from tuner.core.configuration import parse_settings
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.ranking import choose, pareto
 
 A = "sharding=ddp,micro_batch_size=4"
@@ -18,7 +18,7 @@ def findings(lab, *rows):
         )
         for number, (text, seconds, mib) in enumerate(rows, start=1)
     ]
-    return learn(lab.study(probes=probes)).fitting
+    return learned(lab.study(probes=probes)).fitting
 
 
 def best(lab, *rows):
@@ -55,7 +55,7 @@ def test_repetitions_tell_apart_what_one_run_does_not(lab):
         for runs in (1, 2)
     )
     question = lab.study().question
-    fitting = [learn(lab.study(probes=p)).fitting for p in (once, twice)]
+    fitting = [learned(lab.study(probes=p)).fitting for p in (once, twice)]
     answers = [choose(question, found, TOLERANCE).best for found in fitting]
     assert [found.settings for found in answers] == [parse_settings(B), parse_settings(A)]
 

@@ -10,7 +10,7 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, SamplerName
 from tuner.explain.known import answer
 from tuner.planner import next_probe
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.search import Search, trials_of
 from tuner.search.engine import replayed
 from tuner.search.sampler import parameters_of
@@ -43,7 +43,7 @@ def test_a_timeout_is_a_lower_bound_of_the_step(lab):
     short = replace(probes[1].request, accumulation_counts=(2, 4))
     probes[1] = replace(probes[1], request=short)
     probes.append(lab.probe(3, three, replace(HUNG, wall_s=0.0)))
-    found = trials_of(learn(lab.study(lab.question(batch=512), probes=probes)))
+    found = trials_of(learned(lab.study(lab.question(batch=512), probes=probes)))
     assert [t.result for t in found] == [Result.TIMED_OUT] * 3
     # at least six steps at each count, and some of the time for starting
     assert [t.seconds for t in found] == [DEADLINE_S / 8, DEADLINE_S / 16, None]
@@ -79,7 +79,7 @@ def emulated(probes, number=100):
 
 
 def search_of(study):
-    return Search(learn(study.at(study.limits.fidelity), study))
+    return Search(learned(study))
 
 
 def fits_of(study, settings):
@@ -117,7 +117,7 @@ def test_what_ran_out_of_memory_emulated_is_not_asked_for_first(lab):
     assert next_probe(study).settings != first
     assert fits_of(study, first) < 0.1
     # and yet it is not ruled out
-    assert first in learn(study.at(Fidelity.MEASURED), study).candidates()
+    assert first in learned(study, Fidelity.MEASURED).candidates()
 
 
 def test_a_measured_search_starts_where_emulation_was_fastest(lab):
@@ -176,7 +176,7 @@ def test_the_answer_is_the_best_feasible_trial(lab, name):
     limit = needs[len(needs) // 2]
     study = lab.study(question, sampler=name, max_probes=12, memory_limit_bytes=limit)
     played, _ = machine.play(study)
-    known = learn(played)
+    known = learned(played)
     search = Search(known)
     best = replayed(search.prior, search.trials).best_trial
     assert best.value == known.fitting[0].seconds

@@ -2,7 +2,7 @@ import pytest
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.outlook import Outlook
 
 GIB = 2**30
@@ -11,7 +11,7 @@ SHARDED = "sharding=full_shard,micro_batch_size=4"
 
 
 def outlook_of(study):
-    return Outlook(learn(study))
+    return Outlook(learned(study))
 
 
 def study_of(lab, factor=1.0):

@@ -9,7 +9,7 @@ import pytest
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.step_times import REACH, Seen, change_between, change_of, fair, joint_ends
 from tuner.planner.timing import RunVariation
 from tuner.space import enumerate_space
@@ -61,7 +61,7 @@ def known_of(lab, *seconds):
         lab.probe(n, one, lab.ok(time, 2**28, count=one.gradient_accumulation_steps))
         for n, (one, time) in enumerate(zip(legal, seconds, strict=False), start=1)
     ]
-    return learn(lab.study(question, probes=probes))
+    return learned(lab.study(question, probes=probes))
 
 
 def both(lab, *seconds):

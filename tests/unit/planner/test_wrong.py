@@ -17,7 +17,7 @@ from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import path_of
 from tuner.guard.replica import replica_of
 from tuner.planner import Stop, next_probe, to_guard
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 GIB = 2**30
@@ -93,8 +93,8 @@ def test_the_confirmation_leaves_what_is_right(lab):
     assert len(wrong_probes(study)) == 1
     right = [p for p in study.probes if steps_on_each(p.request.settings)]
     assert len({p.request.settings.sharding for p in right}) > 1
-    closed = learn(study).closed
-    assert closed.keys() == {one for one in learn(study).space.legal if only_ddp(one)}
+    closed = learned(study).closed
+    assert closed.keys() == {one for one in learned(study).space.legal if only_ddp(one)}
 
 
 def test_no_second_confirmation_is_on_its_way(lab):
@@ -141,7 +141,7 @@ def test_a_probe_that_blames_no_knob_closes_such_settings_at_every_fidelity(lab,
              "activation_checkpointing": ("none",), "cpu_offload": (False,)}  # fmt: skip
     limits = {"fidelity": asked, "memory_limit_bytes": None}
     study = study_of(lab, cluster="8xh100-80gb", limits=limits, batch=64, **knobs)
-    one = learn(study).space.legal[0]
+    one = learned(study).space.legal[0]
     assert answer(study).best is not None
     probe = lab.probe(1, one, miscounted())
     probe = replace(probe, request=replace(probe.request, fidelity=probed))
@@ -162,7 +162,7 @@ FEW = {"tp_size": (1,), "gradient_accumulation_steps": (1,), "cpu_offload": (Fal
 def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
     """All that was tried and fits is found to be wrong by replicas: the search goes on."""
     study = study_of(lab, limits={"tolerance": 0.5}, activation_checkpointing=("none",), **FEW)
-    fast, slow = learn(study).space.legal
+    fast, slow = learned(study).space.legal
     assert (fast.sharding, slow.sharding) == (Sharding.DDP, Sharding.FULL_SHARD)
     study = replace(study, probes=(lab.probe(1, fast, lab.ok(0.01, GIB)),))
     proposed = next_probe(study)
@@ -170,7 +170,7 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
     replica = replica_of(study.question, fast)
     failed = verdict(str(replica.settings), wrong=True, key=replica.key(VERSIONS))
     study = replace(study, guards={failed.key: failed})
-    assert fast in learn(study).wrong
+    assert fast in learned(study).wrong
     proposed = next_probe(study)
     assert proposed.settings == slow
     spent = next_probe(replace(study, limits=replace(study.limits, max_probes=1)))
@@ -277,11 +277,11 @@ def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab):
     failed = verdict("sharding=ddp,activation_checkpointing=full", wrong=True)
     right = verdict("sharding=ddp", wrong=False)
     study = replace(study, probes=probes, guards={failed.key: failed, right.key: right})
-    known = learn(study)
+    known = learned(study)
     assert known.wrong[fast].is_unconfirmed
     assert answer(study).best.settings == slow
     assert to_guard(known)[0] == fast
     replica = replica_of(study.question, fast)
     passed = verdict(str(replica.settings), wrong=False, key=replica.key(VERSIONS))
-    known = learn(replace(study, guards={**study.guards, passed.key: passed}))
+    known = learned(replace(study, guards={**study.guards, passed.key: passed}))
     assert fast not in known.wrong

@@ -14,7 +14,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.results import Evidence, PointKind, points
 
 FOUR = Settings(micro_batch_size=4)
@@ -30,7 +30,7 @@ def by_settings(found):
 
 def check(study, suggestion, found):
     """What holds of all points of a measured study."""
-    known = learn(study.at(study.limits.fidelity), study)
+    known = learned(study)
     mine = by_settings(found)
     probed = {p.request.settings for p in study.probes if p.measurement}
     named = [c for c in (suggestion.best, *suggestion.alternatives, *suggestion.pareto) if c]

@@ -14,7 +14,7 @@ from tests.unit.results.studies import MIB, measured_study
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import UNKNOWN
-from tuner.planner.knowledge import learn
+from tuner.planner.knowledge import learned
 from tuner.planner.spending import total_measured
 from tuner.planner.timing import speed_of
 from tuner.results import progress
@@ -43,7 +43,7 @@ def test_it_ends_where_the_answer_is(seed, limit_mib, trouble):
     if steps:
         spent = steps[-1].wall_s, steps[-1].device_s
         assert spent == pytest.approx(total_measured(study.probes))
-    fitting = learn(study).fitting
+    fitting = learned(study).fitting
     best = speed_of(fitting[0].step_time_s, question).value if fitting else None
     assert (steps[-1].best if steps else None) == (best and pytest.approx(best))
 

@@ -1,12 +1,17 @@
 """The command of a script with settings."""
 
-import sys
-
 import pytest
 
 from tests.unit.script.conftest import BATCH
 from tuner.core.configuration import Checkpointing, Settings
-from tuner.core.script import Launch, command_of, script_launch
+from tuner.core.script import (
+    MEETING_HOST,
+    MEETING_PORT,
+    NODE_RANK,
+    Launch,
+    command_of,
+    script_launch,
+)
 
 SETTINGS = Settings(micro_batch_size=2, gradient_accumulation_steps=1)
 
@@ -18,8 +23,8 @@ def test_the_command_is_what_a_user_types(asking, tmp_path):
         "env", "SIZE=16", "torchrun", "--standalone", "--nproc-per-node", "8",
         str(tmp_path / "train.py"), "--micro", "2", "--accumulation", "1", "--name", "a b",
     )  # fmt: skip
-    launcher = (sys.executable, "-P", "-m", "torch.distributed.run", "--log-dir", str(tmp_path))
-    assert command.as_run(tmp_path) == (*launcher, *command.argv[1:])
+    launcher = ("-P", "-m", "torch.distributed.run", "--log-dir", str(tmp_path))
+    assert command.as_run(tmp_path) == (*launcher, *command.launcher[1:])
 
 
 def test_accelerate_is_given_its_file(asking, tmp_path):
@@ -28,9 +33,22 @@ def test_accelerate_is_given_its_file(asking, tmp_path):
     assert command.argv[:5] == (
         "accelerate", "launch", "--config_file", "a.yaml", str(tmp_path / "train.py"),
     )  # fmt: skip
-    ran = command.as_run(tmp_path)
-    launcher = ("accelerate.commands.accelerate_cli", "launch", "--log_dir", str(tmp_path))
-    assert ran[3:] == (*launcher, *command.argv[2:])
+    launcher = ("-P", "-m", "accelerate.commands.accelerate_cli", "launch", "--log_dir")
+    assert command.as_run(tmp_path) == (*launcher, str(tmp_path), "--config_file", "a.yaml")
+
+
+def test_nodes_meet_as_a_user_types_it_and_are_numbered_in_a_probe(asking, tmp_path):
+    command = command_of(asking(cluster="2x4xa100-80gb"), SETTINGS)
+    ranks = ("--nnodes", "2", "--nproc-per-node", "4")
+    meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500")
+    assert command.launcher == ("torchrun", *ranks, *meeting)
+    meeting = ("--node-rank", NODE_RANK, "--master-addr", MEETING_HOST)
+    assert command.as_run(tmp_path)[5:] == (*ranks, *meeting, "--master-port", MEETING_PORT)
+    asked = asking(cluster="2x4xa100-80gb", name="accelerate", launch=Launch.ACCELERATE)
+    command = command_of(asked, SETTINGS)
+    meeting = ("--machine_rank", "NUMBER", "--main_process_ip", "HOST", "--main_process_port")
+    assert command.launcher[4:] == (*meeting, "29500")
+    assert command.as_run(tmp_path)[-5::2] == (NODE_RANK, MEETING_HOST, MEETING_PORT)
 
 
 @pytest.mark.parametrize(("value", "flags"), [("full", ("--recompute",)), ("none", ())])

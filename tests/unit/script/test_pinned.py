@@ -62,7 +62,6 @@ def test_settings_of_a_probe_are_told_what_cannot_be_had(asking):
         (("--lr", "1"), {}, "names neither {micro_batch_size} nor"),
         (("--lr", "1"), {"knobs": {"micro_batch_size": (2,)}}, "nothing varies"),
         (BATCH, {"launch": Launch.ACCELERATE}, "launch: got 'accelerate'; starts scripts with"),
-        (BATCH, {"cluster": "2x8xa100-80gb"}, "a script is probed on one node"),
     ],
 )
 def test_what_is_refused(asking, arguments, more, said):

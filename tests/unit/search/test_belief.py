@@ -189,7 +189,7 @@ def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made: Simpl
         index=index, off=off, error=np.full(2, 0.05), indirect=np.zeros(2), judged=2
     )
     near = alike(prior.features, prior.features)
-    found = learn(near[:, index], errors, [sizes], told)
+    found = learn(near[:, index], errors, sizes, told)
     # after the past alone the candidates' own part is as uncertain as ever, and adds to it
     own = 1.0 + 0.3**2 * near + 0.1**2 * np.eye(6)
     both = own + told.amplitude**2 * near - told.spread.T @ told.spread

@@ -28,6 +28,7 @@ VERSIONS = {
     "accelerate": {"accelerate": "1.15.0", "torch": "2.13.0"},
     "trainer": {"transformers": "5.23.0", "accelerate": "1.15.0", "torch": "2.13.0"},
     "nanotron": {"nanotron": "0.4"},
+    "deepspeed": {"deepspeed": "0.19.8"},
 }
 
 

@@ -138,7 +138,7 @@ def test_the_trainer_puts_all_reduces_off_only_where_it_is_asked_to(ask: Ask) ->
     assert True in values(asked, "defer_all_reduce")
 
 
-@pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron"])
+@pytest.mark.parametrize("name", ["torch", "accelerate", "trainer", "nanotron", "deepspeed"])
 def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask: Ask, name: str) -> None:
     """Each knob, restricted to each of its values."""
     cluster, batch, asked = "2x2xa100-80gb", 8, 0
@@ -161,7 +161,7 @@ def test_what_is_enumerated_under_a_restriction_is_as_it_is_checked(ask: Ask, na
 @given(
     batch=st.integers(1, 96),
     cluster=st.sampled_from(["1xa100-80gb", "cpu:2", "8xa100-80gb", "2x4xh100-80gb", "cpu:6"]),
-    name=st.sampled_from(["torch", "accelerate", "trainer", "nanotron"]),
+    name=st.sampled_from(["torch", "accelerate", "trainer", "nanotron", "deepspeed"]),
 )
 @settings(max_examples=examples(40))
 def test_legal_settings_are_canonical_and_make_the_global_batch(
@@ -185,7 +185,7 @@ def legal_or_none(question: Question) -> tuple[Settings, ...]:
 
 
 def test_settings_are_counted_up_to_a_number(ask: Ask) -> None:
-    for name in ["torch", "accelerate", "trainer", "nanotron"]:
+    for name in ["torch", "accelerate", "trainer", "nanotron", "deepspeed"]:
         for cluster in ["1xa100-80gb", "8xa100-80gb", "3x4xh100-80gb"]:
             question = ask(cluster, 48, name=name)
             whole = len(enumerate_space(question).legal)

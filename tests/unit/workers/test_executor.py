@@ -320,18 +320,6 @@ def test_lent_devices_are_looked_for_again_once_one_was_lost(prepared):
     assert place.devices == ("n2/cpu",)
 
 
-def test_a_script_is_probed_on_this_machine_alone(prepared, question, store, stop, options):
-    scripted: Any = SimpleNamespace(
-        question=SimpleNamespace(cluster=question.cluster, script="train.py")
-    )
-    lent = replace(options, site=Lent(list(DEVICES)))
-    with (
-        Executor(store, stop, WorkerIdentity.of_this_process(), lent, DryRuns()) as executor,
-        pytest.raises(ProbeError, match="ask in an allocation of one node"),
-    ):
-        executor.prepare(scripted, Fidelity.MEASURED)
-
-
 def test_other_workplaces_take_the_place_of_those_there_were(executor, places):
     assert places.all[0].acquire(alone=False, waits=True)
     executor.open(places.all[2:])

@@ -15,7 +15,6 @@ from tuner.core.cluster import Device, Gpu
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import Workload
 from tuner.model import ModelConfig
-from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # What a GPU of unknown compute capability is taken for. So are AMD's, an assumption: torch's
 # kernels for them (AOTriton) are flash and efficient ones for the same calls, but for heads of more
@@ -117,7 +116,7 @@ def attention_of(workload: Workload, compute_bytes: int, gpu: Gpu) -> Attention:
     model, packing = workload.model, workload.packing
     if packing is not None and packing.variant is PackingVariant.VARLEN:
         return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)
-    if has_capped_scores(model) or has_biased_scores(model):
+    if model.has_capped_scores or model.has_biased_scores:
         return Attention(unmasked=Backend.EAGER, masked=Backend.EAGER)
     if gpu.device is Device.CPU:
         return Attention(unmasked=Backend.FLASH, masked=Backend.FLASH)

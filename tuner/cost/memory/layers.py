@@ -11,7 +11,7 @@ from tuner.cost.memory.attention import Attention, Backend, leaves_groups
 from tuner.cost.memory.graph import Graph, Program
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import attention_names, has_capped_scores, mlp_names
+from tuner.model.shape import attention_names, mlp_names
 
 # Model types whose norms multiply by their weight in fp32.
 WIDE_NORMS = frozenset({"gemma", "gemma2", "gemma3_text", "olmo2"})
@@ -317,7 +317,7 @@ class _Layer:
             self.graph.hold(*straight)
         backend = self.key.attention.of(masked=self.sliding)
         if backend is Backend.EAGER:
-            capped = has_capped_scores(self.model)
+            capped = self.model.has_capped_scores
             attended = self._capped(q, k, v) if capped else self._biased(q, k, v)
         elif backend is Backend.MATH:
             attended = self._math(q, k, v)

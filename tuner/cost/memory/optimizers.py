@@ -161,17 +161,11 @@ FOOTPRINTS: Mapping[Optimizer, Footprint] = {
 
 
 @lru_cache(maxsize=1024)
-def _state_bytes(
-    optimizer: Optimizer, model: ModelConfig, adapter: Adapter | None, width: int, on_cuda: bool
-) -> float:
-    each, of = updated(model, adapter), FOOTPRINTS[optimizer].state
-    return sum(of(one, width, on_cuda) for one in each) / sum(one.elements for one in each)
-
-
 def state_bytes(workload: Workload, cluster: Cluster) -> float:
     """Bytes of optimizer state per trained parameter, on average, in the device's memory."""
     width, on_cuda = WEIGHT_BYTES[workload.precision], cluster.gpu.device is Device.CUDA
-    return _state_bytes(workload.optimizer, workload.model, workload.adapter, width, on_cuda)
+    each, of = updated(workload.model, workload.adapter), FOOTPRINTS[workload.optimizer].state
+    return sum(of(one, width, on_cuda) for one in each) / sum(one.elements for one in each)
 
 
 def paged_bytes(workload: Workload, cluster: Cluster) -> float:

@@ -10,7 +10,7 @@ parallelism shards, Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) f
 parallelism.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -49,7 +49,6 @@ from tuner.cost.memory.wrapping import (
     Wrapping,
 )
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_biased_scores, has_capped_scores
 
 # Parts of a micro-batch's tokens whose logits are made one after the other under ``fused_loss``.
 LOSS_PARTS = 8
@@ -85,14 +84,19 @@ def step_memory(
     Raises:
         ZeroDivisionError: settings of more ranks than the cluster has.
     """
-    size, count = settings.micro_batch_size, settings.gradient_accumulation_steps
+    accumulates, one_class = settings.gradient_accumulation_steps > 1, settings.settings_class
+    moments = step_moments(workload, one_class, accumulates, cluster, selects_every)
+    return highest_moments(moments, settings.micro_batch_size)
+
+
+def highest_moments(moments: Iterable[Moment], micro_batch_size: int) -> StepMemory:
+    """The memory of a step that has these moments."""
     highest: dict[Phase, Moment] = {}
-    one_class = settings.settings_class
-    for moment in step_moments(workload, one_class, count > 1, cluster, selects_every):
+    for moment in moments:
         known = highest.get(moment.phase)
-        if known is None or moment.total(size) > known.total(size):
+        if known is None or moment.total(micro_batch_size) > known.total(micro_batch_size):
             highest[moment.phase] = moment
-    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=size)
+    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=micro_batch_size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,10 +146,10 @@ def step_moments(
 
     ``accumulates`` says whether the step has more than one micro-batch.
     """
-    return _Step(workload, settings_class, accumulates, cluster, selects_every).run()
+    return Step(workload, settings_class, accumulates, cluster, selects_every).run()
 
 
-class _Step(Wrapping):
+class Step(Wrapping):
     """One micro-batch and the optimizer, on a tape."""
 
     def run(self) -> tuple[Moment, ...]:
@@ -235,7 +239,7 @@ class _Step(Wrapping):
     def masks_kept(self) -> bool:
         """Whether masks are needed by backward: of layers that compute again, of ``masked_fill`` in
         MPT's, or of layers that keep the batch's."""
-        own = has_biased_scores(self.model) or is_block_diagonal(self.workload)
+        own = self.model.has_biased_scores or is_block_diagonal(self.workload)
         return self.checkpoints or own
 
     def _hold_turns(self, sign: int) -> None:
@@ -253,12 +257,12 @@ class _Step(Wrapping):
         the end of forward, and checkpoints of layers hold them to the end of backward.
         """
         square = sign * float(self.tokens) ** 2
-        if has_biased_scores(self.model):
+        if self.model.has_biased_scores:
             # whether a key is masked, in a byte; and the bias of each distance
             self.tape.sequence(ACTIVATIONS, square)
             bias = sign * 4 * self.model.heads * self.model.max_sequence_length
             self.tape.fixed(ACTIVATIONS, bias)
-        elif has_capped_scores(self.model):
+        elif self.model.has_capped_scores:
             kinds = {kind.attention for kind in self.model.layer_kinds}
             self.tape.sequence(ACTIVATIONS, len(kinds) * self.c * square)
         elif self.workload.masked:  # of each sequence, for its documents lie in their own way
@@ -291,7 +295,7 @@ class _Step(Wrapping):
             self.tape.sequence(TEMPORARIES, self.stream)
             self.embedded_held = self.stream
         self.release(layer.unit)
-        if first and not plain and has_biased_scores(self.model):
+        if first and not plain and self.model.has_biased_scores:
             # MPT's decoder holds the last layer's probabilities until the next one has returned
             held = self.c * self.model.heads * float(self.tokens) ** 2
             self.tape.sequence(TEMPORARIES, held)
@@ -475,11 +479,7 @@ class _Step(Wrapping):
             tape, span = self.tape, self.parts.middle
             tape.sequence(ACTIVATIONS, -span.kept_bytes)
             tape.fixed(GATHERED_PARAMETERS, -self.c * span.cast_elements)
-            if not self.fsdp:
-                waits = 0.0 if self.whole_waits else self.w * span.trained_whole
-                tape.fixed(GRADIENTS_UNSHARDED, waits)
-            else:
-                self.reduce_between(span)
+            self.reduce_between(span)
             self.cast_full_buckets(near)
         for index in reversed(range(near)):
             self._backward_layer(index)

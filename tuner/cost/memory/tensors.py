@@ -88,6 +88,38 @@ class ModelTensors:
             yield from layer
         yield from (*self.norm, *self.head)
 
+    def beside(self, model: ModelConfig, adapter: Adapter, frozen_width: int) -> "ModelTensors":
+        """The same parameters of a model, all frozen, and after each layer's those of its adapters.
+
+        Quantized weights are as many elements of the frozen model's format as they are packed in,
+        two to a byte: FSDP gathers them with what is not quantized.
+        """
+
+        def frozen(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return tuple(tensor._replace(trained=False) for tensor in tensors)
+
+        def kept(tensor: Tensor) -> Tensor:
+            if adapter.quantizes and tensor.columns > 1:  # of layers all but norms and biases
+                return Tensor(-(-tensor.elements // (2 * frozen_width)), trained=False)
+            return tensor._replace(trained=False)
+
+        def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            pairs = (
+                (Tensor(adapter.rank, one.inputs), Tensor(one.outputs, adapter.rank))
+                for one in adapter.adapted(model)
+            )
+            return (*map(kept, tensors), *(matrix for pair in pairs for matrix in pair))
+
+        return ModelTensors(
+            embedding=frozen(self.embedding),
+            positions=frozen(self.positions),
+            dense_layer=layer(self.dense_layer),
+            sparse_layer=(),  # adapters beside experts are known by dry runs alone
+            is_sparse=self.is_sparse,
+            norm=frozen(self.norm),
+            head=frozen(self.head),
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
@@ -139,7 +171,7 @@ def model_tensors(
     """The parameters beside an adapter, whose frozen model has elements of ``frozen_width`` bytes;
     of those without one that changes nothing."""
     if adapter is not None:
-        return _adapted(model, adapter, frozen_width)
+        return model_tensors(model).beside(model, adapter, frozen_width)
     a, hidden = ARCHITECTURES[model.model_type], model.hidden_size
     embedding = Tensor(model.vocab_size, hidden, Split.ROWS)
     learned = (Tensor(model.max_sequence_length, hidden),) if a.learned_positions else ()
@@ -180,40 +212,6 @@ def model_tensors(
         is_sparse=tuple(kind.sparse for kind in model.layer_kinds),
         norm=norm,
         head=head,
-    )
-
-
-def _adapted(model: ModelConfig, adapter: Adapter, frozen_width: int) -> ModelTensors:
-    """The model's parameters, all frozen, and after each layer's those of its adapters.
-
-    Quantized weights are as many elements of the frozen model's format as they are packed in, two
-    to a byte: FSDP gathers them with what is not quantized.
-    """
-    whole = model_tensors(model)
-
-    def frozen(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(tensor._replace(trained=False) for tensor in tensors)
-
-    def kept(tensor: Tensor) -> Tensor:
-        if adapter.quantizes and tensor.columns > 1:  # of layers all but norms and biases
-            return Tensor(-(-tensor.elements // (2 * frozen_width)), trained=False)
-        return tensor._replace(trained=False)
-
-    def layer(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        pairs = (
-            (Tensor(adapter.rank, one.inputs), Tensor(one.outputs, adapter.rank))
-            for one in adapter.adapted(model)
-        )
-        return (*map(kept, tensors), *(matrix for pair in pairs for matrix in pair))
-
-    return ModelTensors(
-        embedding=frozen(whole.embedding),
-        positions=frozen(whole.positions),
-        dense_layer=layer(whole.dense_layer),
-        sparse_layer=(),  # peft's adapters of experts are not covered
-        is_sparse=whole.is_sparse,
-        norm=frozen(whole.norm),
-        head=frozen(whole.head),
     )
 
 

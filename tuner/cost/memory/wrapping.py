@@ -258,6 +258,10 @@ class Wrapping:
     def reduce_between(self, span: Span) -> None:
         """Layers that are passed in one go in backward."""
         tape = self.tape
+        if not self.fsdp:
+            waits = 0.0 if self.whole_waits else self.w * span.trained_whole
+            tape.fixed(GRADIENTS_UNSHARDED, waits)
+            return
         if not self.reshards:
             tape.fixed(GATHERED_PARAMETERS, -self.c * span.padded)
         if self.whole_waits:

@@ -11,6 +11,7 @@ replicated (tensor parallelism), so there is no all-to-all.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import ceil
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
@@ -28,6 +29,12 @@ from tuner.cost.memory.shards import (
     reduced_in,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
+from tuner.cost.memory.zero import (
+    ALL_REDUCE_ELEMENTS,
+    DEFAULTS,
+    Zero,
+    stage_of,
+)
 
 
 class Op(StrEnum):
@@ -182,6 +189,56 @@ def _of_ddp(workload: Workload, settings: Settings) -> list[StepCollective]:
         op, phase = Op.BROADCAST, Phase.FORWARD
         found += [StepCollective(op, axis, phase, Overlap.EXPOSED, reduces, buffers)]
     return found
+
+
+def zero_collectives(
+    workload: Workload, settings: Settings, cluster: Cluster, zero: Zero = DEFAULTS
+) -> tuple[StepCollective, ...]:
+    """The same of DeepSpeed 0.19.8.
+
+    Stages 1 and 2 sum whole buckets over all ranks (``use_multi_rank_bucket_allreduce``), stage 1
+    in a step's last pass, and gather what each rank has updated; by default nothing is computed
+    meanwhile. Stage 3 gathers for forward and for backward, the latter within a node where
+    secondary shards are (``zero_hpz_partition_size``), as after a step's first pass forward is too.
+    """
+    ranks = settings.data_parallel_size(cluster.world_size)
+    if ranks == 1:
+        return ()
+    stage, passes = stage_of(settings, cluster), settings.gradient_accumulation_steps
+    tensors = [tensor.elements for tensor in model_tensors(workload.model).all]
+    elements, width = sum(tensors), COMPUTE_BYTES[workload.precision]
+    reduces = passes if stage >= 2 else 1
+    bucket = zero.reduce_bucket_size if stage else ALL_REDUCE_ELEMENTS
+    beside = Overlap.BEHIND_BACKWARD if stage and zero.overlaps(stage) else Overlap.EXPOSED
+    op = Op.REDUCE_SCATTER if stage == 3 else Op.ALL_REDUCE
+    backward, everywhere = Phase.BACKWARD, Axis.DP
+    number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
+    count, size = reduces * ceil(elements / bucket), reduces * number * elements
+    found = [StepCollective(op, everywhere, backward, beside, count, size)]
+    gather, waits = Op.ALL_GATHER, Overlap.EXPOSED
+    if stage in (1, 2):
+        found.append(
+            StepCollective(gather, everywhere, Phase.OPTIMIZER, waits, 1, width * elements)
+        )
+    if stage == 3:
+        cut = [size for size in tensors if size > zero.param_persistence_threshold]
+        each, whole, ahead = len(cut), width * sum(cut), waits
+        if zero.prefetch_bucket_size:  # small ones are gathered together
+            small = [size for size in cut if size < zero.prefetch_bucket_size]
+            each += ceil(sum(small) / zero.prefetch_bucket_size) - len(small)
+            ahead = Overlap.PREFETCHED
+        within = settings.sharding is Sharding.HYBRID_SHARD
+        near = Axis.DP_SHARD if within else everywhere
+        far = 1 if within else passes
+
+        def gathers(axis: Axis, phase: Phase, times: int) -> StepCollective:
+            return StepCollective(gather, axis, phase, ahead, times * each, times * whole)
+
+        found.append(gathers(everywhere, Phase.FORWARD, far))
+        if passes > far:
+            found.append(gathers(near, Phase.FORWARD, passes - far))
+        found.append(gathers(near, backward, passes))
+    return tuple(found)
 
 
 def _of_activations(workload: Workload, settings: Settings) -> list[StepCollective]:

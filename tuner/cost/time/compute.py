@@ -25,7 +25,7 @@ from tuner.cost.memory.step import LOSS_PARTS
 from tuner.cost.memory.tensors import counts
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
-from tuner.model.shape import has_biased_scores, linears
+from tuner.model.shape import linears
 
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
@@ -80,7 +80,7 @@ def _bytes_per_score(workload: Workload, cluster: Cluster, *, again: float) -> f
     """
     width, backends = COMPUTE_BYTES[workload.precision], layer_backends(workload, cluster)
     casts = 2 * (width + 4) if width < 4 else 0
-    if has_biased_scores(workload.model):
+    if workload.model.has_biased_scores:
         forward = width + 2 * width + (width + 4) + 8 + 8 + casts / 2 + width
         return (1 + again) * forward + 2 * width + casts / 2 + 24 + 8 + casts / 2 + 4 * width
     capped = width + 5 * 2 * width + 2 * 4 + casts + width

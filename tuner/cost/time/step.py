@@ -1,4 +1,5 @@
-"""Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism.
+"""Seconds of a step of torch, accelerate and trainer: DDP or FSDP2, and tensor parallelism; and of
+DeepSpeed's.
 
 What is computed is arithmetic; the list of :func:`tuner.cost.time.collectives.step_collectives` is
 priced by :mod:`tuner.cost.time.communication`. Experts are gathered or replicated, so there is no
@@ -19,11 +20,13 @@ from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
+from tuner.cost.memory.zero import plain, stage_of
 from tuner.cost.time.collectives import (
     Op,
     all_reducing_passes,
     reducing_passes,
     step_collectives,
+    zero_collectives,
 )
 from tuner.cost.time.communication import (
     Computing,
@@ -54,21 +57,29 @@ def sharded_step_s(
     *each: Costs,
     alone: bool = False,
     traced: TracedStep | None = None,
+    zero: bool = False,
 ) -> list[float]:
     """Seconds of a step with each of some constants that differ in computing alone; rates of GPU
     and links must be known.
 
     What is computed, trained and sent is arithmetic, or what dry runs showed (``traced``).
     ``alone`` sends nothing: what is left is the computing of one GPU, as an emulated rank shows it.
+    With ``zero`` they are of DeepSpeed's step.
     """
     costs = each[0]
     sizes = axis_sizes(settings, cluster)
     passes, synced = settings.gradient_accumulation_steps, reducing_passes(settings)
     joined = all_reducing_passes(settings)
+    asked = workload
+    if zero:  # the module is plain, in the format that is computed in
+        workload, _ = plain(workload, settings)
     if traced is None:
         collectives = step_collectives(workload, settings, cluster)
+        if zero:
+            collectives = zero_collectives(asked, settings, cluster)
         trained: float = trained_elements(workload.model, workload.adapter)
-        updated = trained / sizes.tp / sizes.shard
+        split = sizes.dp if zero and stage_of(settings, cluster) else sizes.shard
+        updated = trained / sizes.tp / split
     else:
         collectives = traced.collectives
         trained, updated = traced.trained_elements, traced.updated_elements
@@ -95,7 +106,7 @@ def sharded_step_s(
     if not (settings.sharding in FSDP and settings.sync_each_batch):
         # adding to the gradients of earlier micro-batches: two reads and a write
         accumulated = 3 * number * (trained / sizes.tp) * (passes - 1)
-    update = update_bytes(workload.optimizer, workload.precision, updated)
+    update = update_bytes(workload.optimizer, asked.precision, updated)
     if settings.cpu_offload:  # ranks of a node share its memory
         update_s = update * cluster.gpus_per_node / costs.time.host_memory_bytes_per_s
     else:
@@ -201,12 +212,13 @@ def step_time(
         if not fitted:
             width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
+        zero = framework is FrameworkName.DEEPSPEED
         seconds, least = sharded_step_s(
-            workload, settings, cluster, costs, costs.quickest, traced=traced
+            workload, settings, cluster, costs, costs.quickest, traced=traced, zero=zero
         )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
-        if cluster.gpu.device is Device.CPU or not known or traced is not None:
+        if cluster.gpu.device is Device.CPU or not known or traced is not None or zero:
             width = t.unfitted
         elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
             width = t.torch

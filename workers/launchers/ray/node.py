@@ -99,7 +99,7 @@ class RankActor:
 
     def __init__(self) -> None:
         self._folder = Path()
-        self._made = False
+        self._made = self._is_alone = False
         self._rank = 0
         self._task: RankTask | None = None
         self._seen: dict[str, Stamp] = {}
@@ -126,6 +126,7 @@ class RankActor:
         self, job: Mapping[str, Any], rank: int, address: str, folder: str, program: str
     ) -> None:
         self._folder, self._rank = Path(folder), rank
+        self._is_alone = job["ranks"] == job["nodes"]
         here = moved(Job.from_dict(job), self._folder, program, sys.executable)
         self._task = RankTask(here, rank, address=address)
         self._task.start()
@@ -171,7 +172,9 @@ class RankActor:
             remove_folder(self._folder)
 
     def _is_ours(self, path: Path) -> bool:
-        """True for a file that this actor passes on."""
+        """True for a file that this actor passes on: where it has a node to itself, any."""
+        if self._is_alone:
+            return True
         if path.name.startswith("rank-"):
             return path.name.startswith(f"rank-{self._rank:05d}.")
         return self._made

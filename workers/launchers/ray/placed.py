@@ -63,11 +63,11 @@ def why(error: Exception) -> str:
 
 
 def bundle(job: Job, nodes: Sequence[Node]) -> dict[str, float]:
-    """The share of each node that a job takes: a GPU for each rank, and as many CPUs as a GPU has.
+    """The share of each node that a job takes: its ranks' GPUs, and as many CPUs as a GPU has.
 
     CPU ranks have a node's cores for themselves.
     """
-    wanted = job.ranks_per_node if job.device == "cuda" else 0
+    wanted = job.gpus_per_node if job.device == "cuda" else 0
     fit = [node for node in nodes if node.gpus >= wanted]
     if len(fit) < job.nodes:
         what = f"with {wanted} GPUs" if wanted else "of one kind"

@@ -212,7 +212,8 @@ def show_whole(
         + Counter(getattr(model.config.get_text_config(), "layer_types", None) or ())
         for model in models
     )
-    return all(
+    # a copy that is as deep as the whole (its layers are in a field of another name) shows nothing
+    return first < second < last and all(
         (then[part] - here[part]) * (second - first) == (there[part] - here[part]) * (last - first)
         for part in here | there | then
     )

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from tuner.core.launcher import LauncherName
-from workers.launchers.site import Facts, default_launcher, devices_of, facts_here
+from tuner.core.launcher import LauncherName, default_launcher
+from workers.launchers.site import Facts, devices_of, facts_here
 
 
 @pytest.mark.parametrize(

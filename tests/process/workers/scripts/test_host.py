@@ -1,6 +1,7 @@
 """The host of a launcher: what it runs, and that it ends with what that has started."""
 
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,9 +10,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner.integrations.reporting import PROBE
+from tuner.core.cluster import parse_cluster
+from tuner.core.script import Command, read_script
 from workers.probe.orders import SUPERVISOR_GONE
-from workers.scripts.host import KEPT_BYTES, write_order
+from workers.scripts.host import KEPT_BYTES, NOT_HERE, write_orders
 
 CHILD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}, {tag!r}]{more})"
 HANGS = "import time; time.sleep(1000)"
@@ -24,9 +26,20 @@ def host(tmp_path):
     """``host(code)``: a host whose launcher is this Python code."""
     started = []
 
-    def start(code, *, silence_s=600.0, output=None) -> "subprocess.Popen[bytes]":
-        environment = {**os.environ, PROBE: str(tmp_path)}
-        write_order(tmp_path, (sys.executable, "-c", code, tag(tmp_path)), environment, "/")
+    def start(
+        code, *, silence_s=600.0, output=None, change=lambda: None
+    ) -> "subprocess.Popen[bytes]":
+        (tmp_path / "train.py").touch()
+        script = read_script("train.py", folder=tmp_path)
+        command = Command(
+            launcher=(),
+            script=(script.path, tag(tmp_path)),
+            environment={},
+            cluster=parse_cluster("cpu:2"),
+            configuration="",
+        )
+        write_orders(tmp_path, script, command, ("-c", code), {**os.environ})
+        change()
         read, write = os.pipe()
         argv = (sys.executable, "-P", "-m", "workers.scripts.host", "--out", str(tmp_path))
         with (output or Path(os.devnull)).open("wb") as log:
@@ -96,3 +109,26 @@ def test_it_ends_with_its_supervisor(host, tmp_path, eventually):
     host.feeds.append((process, -1))
     assert process.wait(60) == SUPERVISOR_GONE
     assert not left(tmp_path)
+
+
+def test_nothing_is_left_when_it_is_killed(host, tmp_path, eventually):
+    """Ray kills the children of an actor, before a host could do anything."""
+    process = host(with_child(tmp_path, HANGS))
+    eventually(lambda: len(left(tmp_path)) == 2)
+    process.kill()
+    eventually(lambda: not left(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda path: path.write_text("other"), "was edited since it was asked about"),
+        (lambda path: path.unlink(), "cannot be read: No such file or directory"),
+    ],
+)
+def test_a_node_where_the_script_is_another_one_says_so(host, tmp_path, change, said):
+    path = tmp_path / "log"
+    started = host(HANGS, output=path, change=lambda: change(tmp_path / "train.py"))
+    assert started.wait(60) == NOT_HERE
+    assert said in path.read_text()
+    assert path.read_text().startswith(f"on {socket.gethostname()} the script {tmp_path}")

@@ -42,7 +42,7 @@ def run(tmp_path):
             launcher=LocalLauncher(),
             folder=tmp_path / "probes",
             visible=(),
-            argv=as_torchrun,
+            as_run=as_torchrun,
             **known,
         )
         try:
@@ -204,7 +204,7 @@ question = Question(
 )
 run = ScriptRun(
     launcher=LocalLauncher(), folder=folder / "probes", visible=(), deadline_s=240.0,
-    argv=as_torchrun,
+    as_run=as_torchrun,
 )
 run.measure(question, SETTINGS, waiting)
 """

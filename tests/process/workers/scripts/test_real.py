@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
@@ -27,9 +28,12 @@ Probe = Callable[..., Measurement]
 def probe(question, tmp_path):
     """``probe(script, arguments, name=..., template=...)``: what two ranks of it find."""
 
-    def run(script: str, *arguments: str, name: str = "torch", template: str = "") -> Measurement:
+    def run(
+        script: str, *arguments: str, name: str = "torch", template: str = "", nodes: int = 1
+    ) -> Measurement:
         asked = replace(
             question,
+            cluster=parse_cluster(f"{nodes}x{2 // nodes}xcpu"),
             framework=framework(name),
             script=read_script(
                 script,
@@ -63,6 +67,15 @@ def test_torch(probe):
     assert len(found.losses) == 13
     assert found.memory.allocated_bytes > 2**26
     assert found.hardware["memory"] == "peak resident set of the process"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["accelerate", pytest.param("torch", marks=pytest.mark.long)])
+def test_two_nodes_meet(probe, name):
+    found = probe("plain.py", *BATCH, name=name, nodes=2)
+    assert found.outcome is Outcome.OK, found
+    assert len(found.memory.per_rank_bytes) == 2
+    assert found.tracked_accumulation == 2
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ Work = Callable[..., int]
 @pytest.fixture
 def options(tmp_path, monkeypatch):
     """Of workers whose scripts are started by the stand-in."""
-    run = partial(script_slot.ScriptRun, argv=as_torchrun, peer_grace_s=0.5)
+    run = partial(script_slot.ScriptRun, as_run=as_torchrun, peer_grace_s=0.5)
     monkeypatch.setattr(script_slot, "ScriptRun", run)
     return WorkerOptions(folder=tmp_path / "probes", lock=tmp_path / "lock", deadline_s=240.0)
 

@@ -1,14 +1,15 @@
 """Runs a command on a machine whose GPUs are the stand-in's: README.md says what that is.
 
-    STANDIN_DEVICES=2 .venv-cuda/bin/python tests/cuda/standin/run.py COMMAND ...
+    STANDIN_DEVICES=2 .venv-cuda/bin/python -P -m workers.standin.run COMMAND ...
 
-The libraries are built for this Python's torch, and kept in its environment until a source or
-torch changes.
+The libraries are built for this Python's torch, and kept in the user's cache folder until a source
+or torch changes.
 """
 
 import hashlib
 import importlib.util
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -17,12 +18,18 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from platformdirs import user_cache_path
+
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
 COMPILE = ("gcc", "-w", "-std=gnu11", "-O1", "-shared", "-fPIC")
 """``-w``: C23 and what nvcc generates call functions with arguments that ours do not look at."""
 CALLERS = "c10_cuda", "torch_cuda", "torch_python", "torch_cuda_linalg", "caffe2_nvrtc"
 """Libraries of torch that call CUDA's."""
+MACHINES = ("x86_64", "aarch64")
+"""Architectures on which torch has CUDA builds."""
+CUDA = "cu13"
+"""The folder of nvidia's packages with the headers that the sources are written against."""
 OURS = re.compile(r"^(cuda|__cuda|cublas|nccl|cu[A-Z])")
 """What the stand-in answers. Registering kernels is left to libcudart, which only makes lists."""
 NOT_OURS = re.compile(r"^__cuda(Register|Unregister)")
@@ -55,21 +62,41 @@ def environment(options: Mapping[str, object], base: Mapping[str, str]) -> dict[
     }
 
 
+def why_not() -> str:
+    """Tells why the libraries cannot be built for this Python, in a line; empty if they can."""
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in MACHINES:
+        known = " or ".join(MACHINES)
+        return f"CUDA builds of torch are for Linux on {known}, not {system} on {machine}"
+    if (torch := _package("torch")) is None:
+        return "this Python has no torch"
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        return "this Python has no CUDA build of torch, but one for CPUs or another vendor's GPUs"
+    if _headers() is None:
+        return "this Python's torch is not of CUDA 13, or CUDA's headers are not beside it"
+    missing = [tool for tool in (COMPILE[0], "nm") if shutil.which(tool) is None]
+    return f"there is no {' and no '.join(missing)}: a C compiler is needed" if missing else ""
+
+
 def build() -> Path:
     """The folder of the libraries, which are built if they are not there.
 
     Raises:
-        FileNotFoundError: this Python has no CUDA build of torch.
+        FileNotFoundError: this Python or machine has not what it takes, as :func:`why_not` tells.
         subprocess.CalledProcessError: gcc or nm fails.
     """
-    torch, headers = _torch(), _headers()
-    digest = hashlib.sha256((torch / "version.py").read_bytes())
+    if why := why_not():
+        raise FileNotFoundError(why)
+    torch, headers = _package("torch"), _headers()
+    assert torch is not None
+    assert headers is not None
+    digest = hashlib.sha256((torch / "version.py").read_bytes() + str(torch).encode())
     for source in [Path(__file__), *sorted(SOURCES.rglob("*.[ch]"))]:
         digest.update(source.read_bytes())
-    built = Path(sys.prefix) / "standin" / digest.hexdigest()[:16]
+    built = user_cache_path("tuner") / "standin" / digest.hexdigest()[:16]
     if built.exists():
         return built
-    built.parent.mkdir(exist_ok=True)
+    built.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=built.parent) as folder:
         made = Path(folder) / "made"
         _compile(made, torch, headers)
@@ -81,20 +108,17 @@ def build() -> Path:
     return built
 
 
-def _torch() -> Path:
-    spec = importlib.util.find_spec("torch")  # not imported: that takes seconds
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (Path(folder) / "lib" / "libtorch_cuda.so").exists():
-            return Path(folder)
-    raise FileNotFoundError("this Python has no CUDA build of torch")
+def _package(name: str) -> Path | None:
+    """A package's folder; it is not imported, which takes torch seconds."""
+    spec = importlib.util.find_spec(name)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((Path(folder) for folder in folders), None)
 
 
-def _headers() -> Path:
-    spec = importlib.util.find_spec("nvidia")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        if (found := Path(folder) / "cu13" / "include" / "cuda.h").exists():
-            return found.parent
-    raise FileNotFoundError("CUDA 13's headers are not there, which come with torch")
+def _headers() -> Path | None:
+    nvidia = _package("nvidia")
+    found = nvidia / CUDA / "include" if nvidia else None
+    return found if found and (found / "cuda.h").exists() else None
 
 
 def _compile(out: Path, torch: Path, headers: Path) -> None:
@@ -158,7 +182,7 @@ def main() -> None:
     here = {**os.environ, **environment({"DEVICES": 1, **options}, os.environ)}
     if not (found := shutil.which(command := sys.argv[1], path=here["PATH"])):
         sys.exit(f"{command} is not in PATH, nor beside {sys.executable}")
-    os.execve(found, sys.argv[1:], here)
+    os.execve(found, sys.argv[1:], here)  # noqa: S606
 
 
 if __name__ == "__main__":

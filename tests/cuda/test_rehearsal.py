@@ -1,0 +1,110 @@
+"""Scripts that know nothing of a rehearsal, run as one rank of many without a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLAIN = """
+import os, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+width = int(sys.argv[1])
+if "RANK" in os.environ:
+    dist.init_process_group()
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.barrier(dist.new_group(backend="gloo"))
+with torch.device("meta"):
+    model = torch.nn.Sequential(*[torch.nn.Linear(width, width, bias=False) for _ in range(4)])
+if dist.is_initialized():
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+model.to_empty(device="cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+Path("made").mkdir()
+Path("made/log.txt").write_text("a")
+for _ in range(9):
+    model(torch.ones(8, width, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.save(model.state_dict(), "checkpoint.pt")
+"""
+
+
+@pytest.fixture
+def rehearse(standin: Path, tmp_path: Path) -> Any:
+    """Runs ``tuner rehearse --json`` on a text; its exit code, and its answer."""
+
+    def run(text: str, options: list[str], launch: list[str], *arguments: str) -> Any:
+        (tmp_path / "train.py").write_text(text)
+        program = "import sys; from tuner.cli import main; sys.exit(main())"
+        command = [sys.executable, "-P", "-c", program, "rehearse", "--json", *options, "--"]
+        done = subprocess.run(
+            [*command, *launch, "train.py", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    return run
+
+
+def test_ranks_of_two_nodes_hold_their_shards(rehearse: Any, tmp_path: Path) -> None:
+    options = ["--cluster", "2x8xh100-80gb", "--ranks", "0,last", "--snapshot", str(tmp_path / "s")]
+    code, found = rehearse(PLAIN, options, ["torchrun", "--nproc-per-node", "8"], "4096")
+    assert (code, found["provenance"], found["fits"]) == (0, "rehearsed", True), found
+    first, last = found["ranks"]
+    assert (first["rank"], last["rank"], last["world_size"]) == (0, 15, 16)
+    shard = 4 * 4096 * 4096 * 4 // 16
+    assert [len(rank["steps"]) for rank in found["ranks"]] == [3, 3]
+    assert first["steps"][2]["allocated_bytes"] == last["steps"][2]["allocated_bytes"]
+    assert first["steps"][2]["by_phase"]["optimizer"] >= 4 * shard  # weights, gradients, moments
+    assert {one["op"] for one in first["collectives"]} >= {"all_gather", "reduce_scatter"}
+    assert all(one["ranks"] == 16 for one in first["collectives"])
+    lines = [line["at"] for moment in first["moments"] for line in moment["lines"]]
+    assert any(line.startswith("train.py:18 model.to_empty") for line in lines), lines
+    assert "torch.save to checkpoint.pt" in first["not_run"]
+    assert not (tmp_path / "made").exists()
+    assert not (tmp_path / "checkpoint.pt").exists()
+    assert (tmp_path / "s" / "rank-00015.pickle").stat().st_size > 1000
+
+
+def test_memory_runs_out_as_on_the_device_with_the_scripts_line(rehearse: Any) -> None:
+    code, found = rehearse(PLAIN, ["--cluster", "rtx-4090"], ["python"], "60000")
+    (rank,) = found["ranks"]
+    assert (code, found["fits"], rank["outcome"]) == (3, False, "oom"), rank
+    assert "CUDA out of memory. Tried to allocate 13.41 GiB" in rank["detail"]
+    assert rank["at"] == 'train.py:18 model.to_empty(device="cuda")'
+    assert rank["held"][0]["at"] == rank["at"]
+
+
+@pytest.mark.parametrize(
+    ("launch", "options", "said"),
+    [
+        (["torchrun", "--nproc-per-node", "4"], ["--cluster", "8xh100-80gb"], "has 4 ranks a node"),
+        (["mpirun"], [], "cannot rehearse mpirun"),
+    ],
+)
+def test_a_command_that_cannot_be_rehearsed_is_refused(
+    rehearse: Any, launch: list[str], options: list[str], said: str
+) -> None:
+    code, found = rehearse(PLAIN, options, launch, "64")
+    assert code == 1
+    assert said in found["ranks"][0]["detail"]
+
+
+def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
+    launch = ["accelerate", "launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision=no"]
+    code, found = rehearse(PLAIN, ["--steps", "1"], launch, "64000")
+    (rank,) = found["ranks"]
+    assert (code, found["fits"], rank["world_size"]) == (0, None, 2), rank
+    assert rank["memory"]["allocated_bytes"] > 80 * 2**30

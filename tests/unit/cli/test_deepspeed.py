@@ -1,0 +1,70 @@
+"""DeepSpeed's ZeRO as a framework: asked for by name, or by a file of its own."""
+
+import json
+
+import pytest
+
+PLACE = ("--cluster", "2x8xa100-80gb", "--model", "llama-3.1-8b", "--sequence-length", "4096")
+ZERO2 = {
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 4,
+    "bf16": {"enabled": True},
+    "zero_optimization": {"stage": 2},
+    "steps_per_print": 10,
+}
+
+
+@pytest.fixture
+def mine(tmp_path):
+    def written(**zero):
+        path = tmp_path / "ds.json"
+        more = {**ZERO2["zero_optimization"], **zero}
+        path.write_text(json.dumps({**ZERO2, "zero_optimization": more}, indent=2))
+        return path
+
+    return written
+
+
+def test_its_own_file_is_answered_by_its_own_figures(cli, mine):
+    done = cli("check", str(mine()), *PLACE, "--json")
+    assert done.code == 0, done.err
+    assert done.json["framework"]["name"] == "deepspeed"
+    assert done.json["settings"]["sharding"] == "shard_grad_op"
+    assert done.json["workload"]["precision"] == "bf16_mixed"
+
+
+def test_sizes_that_differ_from_the_defaults_are_told(cli, mine):
+    done = cli("check", str(mine(reduce_bucket_size=5 * 10**7, overlap_comm=True)), *PLACE)
+    said = " ".join(done.out.split())
+    assert "reduce_bucket_size: 50000000: counted as 500000000" in said
+    assert "overlap_comm: True: counted as False" in said
+
+
+def test_secondary_shards_are_of_a_node(cli, mine):
+    done = cli("check", str(mine(stage=3, zero_hpz_partition_size=8)), *PLACE, "--json")
+    assert done.json["settings"]["sharding"] == "hybrid_shard"
+    wrong = cli("check", str(mine(stage=3, zero_hpz_partition_size=4)), *PLACE)
+    assert wrong.code == 2
+    assert "zero_hpz_partition_size: got 4; must be the GPUs of a node: 8" in wrong.err
+
+
+def test_the_best_is_put_into_the_file(cli, mine):
+    path = mine()
+    done = cli("suggest", "--from", str(path), *PLACE, "--fidelity", "predicted", "--in-place")
+    assert done.code == 0, done.err
+    values = json.loads(path.read_text())
+    assert values["steps_per_print"] == 10
+    assert values["bf16"] == {"enabled": True}
+    made = values["train_micro_batch_size_per_gpu"] * values["gradient_accumulation_steps"]
+    assert made * 16 == 64
+    again = cli("check", str(path), *PLACE, "--json")
+    assert (again.code, again.json["fits"]) == (0, True)
+
+
+def test_no_step_of_it_is_probed_here(cli):
+    done = cli(
+        "probe", "--framework", "deepspeed", "--cluster", "cpu:2", "--model", "stories15m",
+        "--sequence-length", "128", "--global-batch-size", "4", "--settings", "sharding=full_shard",
+    )  # fmt: skip
+    assert done.code == 2
+    assert "framework: got 'deepspeed'; is not probed here" in done.err
