@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache, partial
+from inspect import get_annotations
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Self, Union, get_args, get_origin, get_type_hints
 
@@ -16,7 +17,7 @@ class Plain:
     """The number of its form, where that changes: it is written, and no other is read."""
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, in the order of the fields."""
+        """Plain JSON values, in the order of the fields, those that are inherited last."""
         form = {} if self.form is None else {"format": self.form}
         kind: Any = type(self)
         return {**form, **{name: plain(getattr(self, name)) for name in _names(kind)}}
@@ -58,7 +59,8 @@ def plain(value: Any) -> Any:
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    own = get_annotations(kind)
+    return tuple(sorted((one.name for one in fields(kind)), key=lambda name: name not in own))
 
 
 @cache

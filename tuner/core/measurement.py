@@ -4,9 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from tuner.plain import Plain
+
+Count = Annotated[int, Field(ge=0)]
 
 
 class Fidelity(StrEnum):
@@ -142,7 +146,43 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement(Plain):
+class Findings:
+    """What a rank sees of its own steps; a measurement has those of one rank for all."""
+
+    collectives: tuple[Collective, ...] = ()
+    """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
+    tracked_accumulation: Count = 0
+    """Micro-batches in the step whose collectives and memory were tracked."""
+    reducing_micro_batches: Count = 0
+    """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
+    recomputed_layers: Count | None = None
+    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
+    whole_logits: bool | None = None
+    """Whether the output head returned the logits of all tokens, and not the loss; ``None`` where
+    that was not looked at."""
+    loss_kernel: str = ""
+    """What computed a fused loss: chunked (the probe program's) or liger; empty where none did."""
+    recomputed_products: Count | None = None
+    """Matrix products in them that were computed again; ``None`` where not counted."""
+    host_bytes: Count | None = None
+    """Bytes of layers' inputs that forward of a micro-batch copied to host memory for backward;
+    ``None`` where not counted."""
+    attention: Mapping[str, Count] = field(default_factory=dict)
+    """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
+    flash, efficient or math; none where that is not noted, or transformers does it itself."""
+    losses: tuple[float, ...] = ()  # mean loss of each optimizer step, in order
+    gradient_norms: tuple[float, ...] = ()
+    """Total gradient norm of each tracked optimizer step, in order."""
+    optimizer_steps: Count = 0  # times that the optimizer really stepped
+    expected_optimizer_steps: Count = 0  # times that it had to step
+    versions: Mapping[str, str] = field(default_factory=dict)
+    """Versions of python, torch, accelerate, transformers, ... in the ranks."""
+    hardware: Mapping[str, Any] = field(default_factory=dict)
+    """What rank 0, or the one that failed, ran on; with what its GPU ran at after the last step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement(Findings, Plain):
     """A probe's result. ``as_dict`` and ``from_dict`` are its JSON, which crosses processes."""
 
     outcome: Outcome  # how it ended
@@ -159,38 +199,8 @@ class Measurement(Plain):
     """
     emulation: Emulation | None = None  # of an emulated probe: both apart
     oom: OutOfMemory | None = None  # where memory ran out, when it did
-    collectives: tuple[Collective, ...] = ()
-    """Collectives of one optimizer step of rank 0, at ``tracked_accumulation``."""
-    tracked_accumulation: int = 0
-    """Micro-batches in the step whose collectives and memory were tracked."""
-    reducing_micro_batches: int = 0
-    """Micro-batches of that step whose backward reduced gradients over data-parallel ranks."""
-    recomputed_layers: int | None = None
-    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
-    whole_logits: bool | None = None
-    """Whether the output head returned the logits of all tokens, and not the loss; ``None`` where
-    that was not looked at."""
-    loss_kernel: str = ""
-    """What computed a fused loss: chunked (the probe program's) or liger; empty where none did."""
-    recomputed_products: int | None = None
-    """Matrix products in them that were computed again; ``None`` where not counted."""
-    host_bytes: int | None = None
-    """Bytes of layers' inputs that forward of a micro-batch copied to host memory for backward;
-    ``None`` where not counted."""
-    attention: Mapping[str, int] = field(default_factory=dict)
-    """Layers of one forward pass by the kernel that torch computed their attention with: cudnn,
-    flash, efficient or math; none where that is not noted, or transformers does it itself."""
-    losses: tuple[float, ...] = ()  # mean loss of each optimizer step, in order
-    gradient_norms: tuple[float, ...] = ()
-    """Total gradient norm of each tracked optimizer step, in order."""
-    optimizer_steps: int = 0  # times that the optimizer really stepped
-    expected_optimizer_steps: int = 0  # times that it had to step
     log_tails: Mapping[int, str] = field(default_factory=dict)
     """The end of each rank's log, by rank; of failed probes only."""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    """Versions of python, torch, accelerate, transformers, ... in the ranks."""
-    hardware: Mapping[str, Any] = field(default_factory=dict)
-    """What rank 0, or the one that failed, ran on; with what its GPU ran at after the last step."""
     notes: tuple[str, ...] = ()
     """What may have made its times longer than the settings do, for people: throttled GPUs."""
     wall_s: float = 0.0  # from the first rank's start to the last one's end
@@ -243,7 +253,7 @@ class Category(StrEnum):
     ACTIVATIONS = "activations"  # what forward leaves for backward
     GATHERED_PARAMETERS = "gathered_parameters"  # gathered or cast, and the gathering's buffers
     LOGITS_AND_LOSS = "logits_and_loss"  # logits, the loss's copies of them, their gradients
-    DDP_BUCKETS = "ddp_buckets"  # DDP's buffers of gradients
+    DDP_BUCKETS = "ddp_buckets"  # buffers of gradients, of DDP or ZeRO
     TEMPORARIES = "temporaries"  # all else: it dies in the phase that made it
 
 

@@ -9,11 +9,11 @@ hangs in it. So the earliest failure is the outcome, among those that are causes
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import takewhile
 from typing import Any
 
-from tuner.core.measurement import RAN, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.measurement import RAN, Findings, Measurement, Memory, Outcome, OutOfMemory
 from tuner.text import size_text
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.measuring.records import BadRecord, RankMemory, RankRecord
@@ -30,14 +30,6 @@ LOST = {Why.NODE_LOST: Outcome.DEVICE_LOST, Why.TAKEN_AWAY: Outcome.CRASHED}
 SLOWED_BY = ("hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake_slowdown")
 # Part of the fastest rank's SM clock by which the slowest's may be lower without a note.
 CLOCK_SPREAD = 0.05
-# Of a rank's record, that a measurement has too.
-FINDINGS = (
-    "collectives", "tracked_accumulation", "reducing_micro_batches", "recomputed_layers",
-    "recomputed_products", "host_bytes", "whole_logits", "loss_kernel", "attention",
-    "optimizer_steps",
-    "expected_optimizer_steps", "versions",
-    "hardware",
-)  # fmt: skip
 # Characters; the whole message is in the log's tail.
 LONGEST_DETAIL = 400
 
@@ -87,7 +79,7 @@ def merge(
             "notes": tuple(_clock_notes({r.rank: r.hardware.get("clocks", {}) for r in known})),
         }
     if evidence is not None:
-        found |= {name: getattr(evidence, name) for name in FINDINGS}
+        found |= {one.name: getattr(evidence, one.name) for one in fields(Findings)}
         for name in ("losses", "gradient_norms"):
             found[name] = tuple(takewhile(math.isfinite, getattr(evidence, name)))
         if outcome is Outcome.OOM and evidence.oom is not None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import psutil
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tuner.core.measurement import RAN, Collective, Outcome
+from tuner.core.measurement import RAN, Collective, Count, Findings, Outcome
 from tuner.errors import ProbeError
 from workers.probe.orders import SPEC
 
@@ -139,7 +139,6 @@ REPORTED = frozenset(
     }
 )
 
-Count = Annotated[int, Field(ge=0)]
 # Micro-batches of an optimizer step that was run.
 Accumulation = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -215,7 +214,7 @@ class RankEmulation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankRecord:
+class RankRecord(Findings):
     """One rank's record."""
 
     rank: Count
@@ -230,27 +229,9 @@ class RankRecord:
         field(default_factory=dict)
     )
     """Seconds of each timed step by accumulation count."""
-    collectives: tuple[Collective, ...] = ()
-    tracked_accumulation: Count = 0  # micro-batches in that step
-    reducing_micro_batches: Count = 0  # micro-batches of that step that reduced gradients
-    recomputed_layers: Count | None = None
-    """Decoder layers that backward of that step computed again; ``None`` where not counted."""
-    whole_logits: bool | None = None
-    """Whether the output head returned logits; ``None`` where not looked at."""
-    loss_kernel: Literal["", "chunked", "liger"] = ""  # what computed a fused loss
-    recomputed_products: Count | None = None
-    """Matrix products in them that were computed again; ``None`` where not counted."""
-    host_bytes: Count | None = None
-    """Bytes of layers' inputs that forward of a micro-batch copied to host memory for backward."""
-    attention: Mapping[str, Count] = field(default_factory=dict)
-    """Layers of one forward pass by the kernel that torch computed their attention with."""
-    losses: tuple[float, ...] = ()
-    gradient_norms: tuple[float, ...] = ()  # one per tracked step
-    optimizer_steps: Count = 0  # times that the optimizer stepped
-    expected_optimizer_steps: Count = 0  # times that it had to
     moved_frozen: Count | None = None
     """Frozen parameters that the steps have changed; ``None`` where there are none."""
-    versions: Mapping[str, str] = field(default_factory=dict)
+    loss_kernel: Literal["", "chunked", "liger"] = ""  # what computed a fused loss
     hardware: Annotated[Mapping[str, Any], AfterValidator(_with_clocks)] = field(
         default_factory=dict
     )
