@@ -8,12 +8,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.case_options import CheckAsked, PredictAsked, SizeAsked
+from tuner.cli.case_options import CheckAsked, PredictAsked, RehearseAsked, SizeAsked
 from tuner.cli.options import (
     Database,
     Json,
     ProbeAsked,
-    RehearseAsked,
     SuggestAsked,
     format_names,
     study_ids,
