@@ -103,7 +103,7 @@ bench-adapter-probes: $(INSTALLED)  ## LoRA and QLoRA on CPU ranks against dry r
 
 bench-from-axolotl: $(INSTALLED)  ## axolotl's own examples as questions: FOLDER=.../examples (a minute; DRY=20 dry-runs some)
 	@$(BIN)/python benchmarks/from_axolotl.py $(FOLDER) --dry $(or $(DRY),0) \
-		--unknown docs/from_axolotl.md
+		$(if $(KEEP),--keep $(KEEP)) --unknown docs/from_axolotl.md
 	@$(BIN)/python benchmarks/report.py
 
 bench-cpu-probes: $(INSTALLED)  ## measure again what bench-predict compares with on CPUs (15 minutes)

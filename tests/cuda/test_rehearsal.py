@@ -108,3 +108,41 @@ def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
     (rank,) = found["ranks"]
     assert (code, found["fits"], rank["world_size"]) == (0, None, 2), rank
     assert rank["memory"]["allocated_bytes"] > 80 * 2**30
+
+
+FSDP = [
+    "accelerate", "launch", "--num_processes", "8", "--use_fsdp", "--mixed_precision", "no",
+    "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
+    "--fsdp_transformer_layer_cls_to_wrap", "MistralDecoderLayer",
+]  # fmt: skip
+SMALL = ["--layers", "2", "--hidden", "512", "--sequence", "256", "--save-steps", "2"]
+
+
+@pytest.mark.parametrize(
+    ("script", "launch", "arguments"),
+    [
+        ("trainer.py", [*FSDP, "--fsdp_version", "1"], SMALL),
+        ("trainer.py", [*FSDP, "--fsdp_version", "2"], SMALL),
+        (
+            "trainer.py",
+            [*FSDP, "--fsdp_version", "1", "--fsdp_use_orig_params", "true"],
+            [*SMALL, "--lora"],
+        ),
+        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], SMALL),
+        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], [*SMALL, "--compile"]),
+        ("loop.py", [*FSDP[:4], "--multi_gpu", "--mixed_precision", "bf16"], []),
+    ],
+    ids=["fsdp1", "fsdp2", "fsdp1-lora", "ddp", "ddp-compiled", "accelerate-loop"],
+)
+def test_frameworks_run_unmodified(
+    rehearse: Any, tmp_path: Path, script: str, launch: list[str], arguments: list[str]
+) -> None:
+    text = (Path(__file__).parent / "scripts" / script).read_text()
+    code, found = rehearse(text, ["--cluster", "8xa100-80gb"], launch, *arguments)
+    (rank,) = found["ranks"]
+    assert (code, rank["outcome"], rank["world_size"]) == (0, "ok", 8), rank
+    first, _, last = rank["steps"]
+    assert first["allocated_bytes"] < last["allocated_bytes"] * 1.01  # with the optimizer's states
+    assert any(one["op"] in ("all_reduce", "reduce_scatter") for one in rank["collectives"])
+    assert any("safetensors" in one or "state_dict_saver" in one for one in rank["not_run"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

@@ -44,6 +44,7 @@ PATCHED = {
     "numbers": "no kernel runs: memory of the device reads as zeros, and losses mean nothing",
     "cudnn": "torch.backends.cudnn is off, and torch's own kernels are taken: cuDNN needs a GPU",
     "packed sequences": "transformers sees none: positions that no kernel counted look like many",
+    "padding": "transformers takes masks of padding to hide nothing: what is padded cannot be seen",
     "peaks": "torch's peak statistics begin anew with each phase of a step",
 }
 
@@ -290,6 +291,26 @@ class Rank:
 
         sys.addaudithook(hear)
 
+    def see_no_padding(self) -> None:
+        """Has transformers skip the masks that a batch without padding needs none of.
+
+        It asks the device if a mask is all ones, and there all is zeros: it would make masks, and
+        choose a kernel of attention, that no full batch has.
+        """
+
+        def change(masking: ModuleType) -> None:
+            plain = getattr(masking, "_ignore_causal_mask_sdpa", None)
+            if plain is None:
+                return
+
+            def ignore(padding_mask: Any, *values: Any, **named: Any) -> Any:
+                on_device = padding_mask is not None and padding_mask.is_cuda
+                return plain(None if on_device else padding_mask, *values, **named)
+
+            setattr(masking, "_ignore_causal_mask_sdpa", ignore)  # noqa: B010
+
+        self._when_imported("transformers.masking_utils", change)
+
     def leave_out_saving(self) -> None:
         """Passes over what writes weights, which would be zeros, without Python's own files."""
         if self.files is None:
@@ -306,6 +327,8 @@ class Rank:
         for module, names in {
             "safetensors.torch": ("save_file", "save_model"),
             "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+            # asks all ranks what each has of the state, of which this one's part is not the whole
+            "accelerate.utils.fsdp_utils": ("save_fsdp_optimizer",),
         }.items():
             self._when_imported(module, partial(self._pass_over, names))
 
@@ -497,6 +520,7 @@ def main() -> NoReturn:
     if rank.files is not None:
         rank.files.install()
     rank.leave_out_saving()
+    rank.see_no_padding()
     rank.watch()
     try:
         Launched(order).run(order["command"])

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,13 @@ def test_a_gpu_rank_takes_a_gpu_and_its_share_of_the_cpus():
     assert bundle(job("cuda", 16, 2), [node(), node()]) == {"CPU": 64.0, "GPU": 8.0}
     assert bundle(job("cuda", 1, 1), [node()]) == {"CPU": 8.0, "GPU": 1.0}
     assert bundle(job("cuda", 4, 2), [node(), node(cpus=4)]) == {"CPU": 1.0, "GPU": 2.0}
+
+
+def test_what_starts_the_ranks_of_a_node_takes_all_their_gpus():
+    host = replace(job("cuda", 2, 2), gpus_per_rank=8)
+    assert bundle(host, [node(), node()]) == {"CPU": 64.0, "GPU": 8.0}
+    with pytest.raises(NotPlacedError, match="2 Ray nodes with 8 GPUs are needed, and 1 are there"):
+        bundle(host, [node(), node(gpus=4)])
 
 
 def test_cpu_ranks_take_their_node():
