@@ -283,7 +283,7 @@ def rehearse(asked: RehearseAsked) -> int:
 
     \b
     Example:
-      tuner rehearse --cluster 8x8xh100-80gb -- torchrun --nproc-per-node 8 train.py
+      tuner rehearse --cluster 8xh100-80gb -- torchrun --nproc-per-node 8 train.py
     """
     from tuner.cli.rehearse import run
 
