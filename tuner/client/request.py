@@ -46,7 +46,7 @@ from tuner.client.values import (
     uncovered_model_type,
     wrong,
 )
-from tuner.core.adapter import Adapter, AdapterMethod
+from tuner.core.adapter import QUANTIZED, Adapter, AdapterMethod
 from tuner.core.bounds import Number, Whole
 from tuner.core.cluster import (
     MOST_GPUS_PER_NODE,
@@ -224,6 +224,11 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
             raise wrong("quantize", "int8", "bitsandbytes' 8-bit layers are not probed: nf4 or fp4")
         if (doubles := value.get("double_quant")) in ("true", "false"):
             value = {**value, "double_quant": doubles == "true"}
+        elif doubles is not None and not isinstance(doubles, bool):
+            raise wrong("double_quant", doubles, "must be true or false")
+        for name in QUANTIZED:  # also at its default: what is said and has no effect is refused
+            if value["method"] == AdapterMethod.LORA and value.get(name) is not None:
+                raise wrong(name, value[name], f"needs the method {AdapterMethod.QLORA}")
     try:
         found: Adapter = handler(value)
     except UsageError as error:

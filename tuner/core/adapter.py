@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from tuner.catalog.models import Task
 from tuner.core.bounds import Number, Whole, check_bounds, choice
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 from tuner.model import ModelConfig
 from tuner.model.shape import Linear, end_names, linears
 
@@ -84,7 +84,8 @@ class Adapter:
             object.__setattr__(self, field, names_of(field, getattr(self, field)))
         names = self.target_modules
         if not names:
-            raise UsageError("target_modules", names, "must be a list of names")
+            allowed = f"must be {ALL_LINEAR}, or names of linear layers such as q_proj,v_proj"
+            raise UsageError("target_modules", "", allowed)
         if ALL_LINEAR in names and len(names) > 1:
             raise UsageError("target_modules", ",".join(names), "all-linear stands by itself")
         if not self.quantizes:
@@ -136,10 +137,12 @@ class Adapter:
         odd = [one for one in self.target_modules if one not in known and one != ALL_LINEAR]
         if odd:
             allowed = f"must be {ALL_LINEAR} or of {', '.join(known)}, which {model.name} has"
+            allowed += did_you_mean(odd[0], [ALL_LINEAR, *known])
             raise UsageError("adapter.target_modules", ",".join(odd), allowed)
         ends = end_names(model)
         if odd := [one for one in self.modules_to_save if one not in ends]:
             allowed = f"must be of {', '.join(ends)}, which {model.name} has"
+            allowed += did_you_mean(odd[0], ends)
             raise UsageError("adapter.modules_to_save", ",".join(odd), allowed)
         if self.modules_to_save and model.tied_embeddings:
             allowed = f"is not covered for {model.name}, whose output head is its embedding"

@@ -4,7 +4,7 @@ All of it is of facts as plain values, so that a service's answers are said alik
 in brackets, and what stands behind the numbers is said once.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -46,6 +46,8 @@ PlainFact = Mapping[str, Any]
 IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
 
 DAY_S = 86_400.0
+# Part of a step that a knob's other value may take or spare and still be said to cost nothing.
+NEXT_TO_NOTHING = 0.01
 BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
@@ -120,14 +122,15 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
     by_kind: dict[str, PlainFact] = {}
     for fact in suggestion.facts:
         by_kind.setdefault(fact["kind"], fact)
+    changes = _changes(suggestion)
     asked = str(study.limits.fidelity)
     forecasts = best.basis is not None and asked != "predicted"
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {asked}" if forecasts else so_far,
         answer=tuple(_answer(study.question, best, tokens, by_kind)),
-        why=tuple(_why(by_kind, best)),
-        changes=tuple(_changes(suggestion, best)),
+        why=tuple(_why(by_kind, changes, best)),
+        changes=tuple(map(effect_cells, changes)),
         sure=tuple(_sure(by_kind, best, study)),
     )
 
@@ -212,12 +215,16 @@ def _provenance(best: Evaluation) -> str:
 # -- why --------------------------------------------------------------------------------------
 
 
-def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
+def _why(
+    facts: Mapping[str, PlainFact], changes: Sequence[PlainFact], best: Evaluation
+) -> Iterator[str]:
     if fact := facts.get("tied_with_fastest"):
         yield _tied(fact, best)
     elif fact := facts.get("tied_with_others"):
         more = f" and {fact['more']} more" if fact["more"] else ""
-        yield f"As fast as {probes_text(fact['probes'])}{more}, which are no lighter."
+        is_one = len(fact["probes"]) == 1 and not fact["more"]
+        lighter = "is no lighter" if is_one else "are no lighter"
+        yield f"As fast as {probes_text(fact['probes'])}{more}, which {lighter}."
     if fact := facts.get("next_best"):
         second, change = fact["second"], fact["change"]
         if isinstance(change, Mapping):
@@ -225,6 +232,8 @@ def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
         yield f"Second: {_other(second, best, change)}."
     elif "no_other" in facts:
         yield "Nothing else that fits was timed to the end."
+    if fact := facts.get("adapter_trained"):
+        yield from _reductions(fact, changes)
     if fact := facts.get("only_knob"):
         yield f"Of the knobs that were probed, {fact['knob']} alone changed the speed."
     if fact := facts.get("tuning_paid"):
@@ -239,6 +248,19 @@ def _why(facts: Mapping[str, PlainFact], best: Evaluation) -> Iterator[str]:
     if fact := facts.get("memory_peak"):
         parts = [f"{CATEGORY_WORDS[n]} {size_text(size)}" for n, size in fact["largest"].items()]
         yield f"Peak in {PHASE_WORDS[fact['phase']]}: {', '.join(parts)}."
+
+
+def _reductions(fact: PlainFact, changes: Sequence[PlainFact]) -> Iterator[str]:
+    """Says that reducing an adapter's gradients with each micro-batch takes no time, if so."""
+    share = share_text(fact["trained"] / fact["parameters"])
+    for one in changes:
+        step = one["step"]
+        if one["knob"] == "sync_each_batch" and step and abs(step["ratio"] - 1) <= NEXT_TO_NOTHING:
+            told = f"{show(one['value'])}: {change_cell(step)}"
+            yield (
+                f"sync_each_batch costs next to nothing ({told}):"
+                f" {share} of the parameters have gradients."
+            )
 
 
 def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str:
@@ -278,7 +300,7 @@ def _paid(fact: PlainFact, best: Evaluation) -> Iterator[str]:
 _ENDS = ("ratio", "high", "low")
 
 
-def _changes(suggestion: Suggestion, best: Evaluation) -> Iterator[tuple[str, str, str, str]]:
+def _changes(suggestion: Suggestion) -> list[PlainFact]:
     """The answer's single changes: those that were run first, then the largest effects."""
 
     def rank(one: PlainFact) -> tuple[bool, bool, float]:
@@ -286,8 +308,7 @@ def _changes(suggestion: Suggestion, best: Evaluation) -> Iterator[tuple[str, st
         return not one["probes"], one["step"] is None, -abs(step - 1)
 
     known = (one for f in suggestion.facts if f["kind"] in OF_KNOBS for one in f["changes"])
-    rows = [one for one in known if one["of_answer"]]
-    yield from map(effect_cells, sorted(rows, key=rank))
+    return sorted((one for one in known if one["of_answer"]), key=rank)
 
 
 # -- how sure ---------------------------------------------------------------------------------

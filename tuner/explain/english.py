@@ -42,7 +42,7 @@ CATEGORY_WORDS: Mapping[str, str] = {
     "activations": "activations",
     "gathered_parameters": "gathered or cast parameters",
     "logits_and_loss": "logits and loss",
-    "ddp_buckets": "DDP's buckets",
+    "ddp_buckets": "buckets of gradients",
     "temporaries": "temporaries",
     "library_workspaces": "cuBLAS's workspaces",
     "unsplit_blocks": "blocks larger than their tensors",
@@ -561,6 +561,15 @@ def _(fact: facts.DocumentsTaken) -> str:
     return (
         "No documents are said: each sequence is taken for one, of which attention takes the"
         " longest that it can. `--documents` says what they are."
+    )
+
+
+@say.register
+def _(fact: facts.AdapterTrained) -> str:
+    share = share_text(fact.trained / fact.parameters)
+    return (
+        f"Of {fact.parameters:,} parameters the adapter's {fact.trained:,} ({share}) are trained:"
+        " they alone have gradients, which are reduced, and optimizer state."
     )
 
 

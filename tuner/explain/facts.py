@@ -418,6 +418,14 @@ class DocumentsTaken(Fact):
     """Without padding."""
 
 
+class AdapterTrained(Fact):
+    """An adapter's parameters have gradients alone."""
+
+    trained: int
+    parameters: int
+    """Of the model and the adapter."""
+
+
 class KnobPredicted(Fact):
     """The effect of another value of a knob on the peak of memory."""
 

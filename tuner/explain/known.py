@@ -28,7 +28,7 @@ from tuner.errors import (
 from tuner.explain import facts
 from tuner.explain.english import say
 from tuner.explain.facts import AwkwardBatch, Fact, KnobPredicted, WhatFollows
-from tuner.explain.memory import documents, memory_facts, padding
+from tuner.explain.memory import memory_facts, of_workload, padding
 from tuner.explain.probed import (
     earlier,
     failures,
@@ -235,7 +235,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     yield facts.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
-    yield from documents(known.study.question.workload, best)
+    yield from of_workload(known.study.question.workload, best)
     if is_transferred:
         yield facts.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates

@@ -13,7 +13,7 @@ from tuner.core.words import MOST_NAMED
 from tuner.explain import facts
 from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
-from tuner.explain.memory import documents, on_host
+from tuner.explain.memory import of_workload, on_host
 from tuner.guard.faults import Wrong
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
@@ -51,7 +51,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     if question.workload.model.is_named:
         yield from on_host(question.workload, question.cluster, best.settings)
     if question.script is None:  # whose batches are its own
-        yield from documents(question.workload, best)
+        yield from of_workload(question.workload, best)
     if (script := question.script) is not None and last is not None:
         yield facts.ScriptRan(
             path=script.path,

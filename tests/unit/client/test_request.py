@@ -172,6 +172,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "needs the method qlora",
     ),
     (
+        {"workload.adapter": {"method": "lora", "double_quant": True}},
+        "workload.adapter.double_quant",
+        "needs the method qlora",
+    ),
+    (
+        {"workload.adapter": {"method": "qlora", "double_quant": 1}},
+        "workload.adapter.double_quant",
+        "must be true or false",
+    ),
+    (
+        {"workload.adapter": {"method": "lora", "modules_to_save": "lm_haed"}},
+        "workload.adapter.modules_to_save",
+        "did you mean lm_head?",
+    ),
+    (
         {"workload.adapter": {"method": "qlora", "quantize": "int8"}},
         "workload.adapter.quantize",
         "8-bit layers are not probed",

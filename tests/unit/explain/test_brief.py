@@ -10,7 +10,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Change, Provenance, Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import sizes_text
 from tuner.core.workload import Workload
@@ -84,6 +84,24 @@ def test_why_names_others_by_what_differs_and_says_intervals_in_brackets():
         rule == "Rule of thumb: sharding=full_shard, micro_batch_size=1, 2.5 s, +25.0% (20 to 30)."
     )
     assert tuning == "Tuning took 3.3 min, earned back after 13 min of training (11 min to 17 min)."
+
+
+def test_reductions_of_an_adapter_are_said_to_cost_nothing_where_they_do():
+    """With few trained parameters; not where the step takes longer, nor of whole models."""
+    adapter = facts.AdapterTrained(trained=41_943_040, parameters=8_072_204_288)
+    same = Change(ratio=1.001, low=1.001, high=1.001)
+    free = facts.KnobProbed(changes=(replace(PAIR, value=True, step=same),))
+    said = "sync_each_batch costs next to nothing (true: +0.1%): 0.5% of the parameters have"
+    assert told(adapter, free).why == (f"{said} gradients.",)
+    assert told(adapter, facts.KnobProbed(changes=(PAIR,))).why == ()
+    assert told(free).why == ()
+
+
+def test_others_as_fast_are_no_lighter():
+    one = facts.TiedWithOthers(probes=(2,), more=0, lighter=0.01)
+    assert told(one).why == ("As fast as #2, which is no lighter.",)
+    several = replace(one, probes=(2, 3))
+    assert told(several).why == ("As fast as #2, #3, which are no lighter.",)
 
 
 def test_changes_that_were_run_come_first_then_the_largest():
