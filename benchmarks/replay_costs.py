@@ -21,7 +21,7 @@ from fit_costs import MEMORY, TIME, memory_loss, search, time_loss
 from sweep import DATA, nanotron_runs, vtrain_runs
 
 from tuner.core.framework import FrameworkName
-from tuner.cost.constants import Costs, crossed, default_costs, experts_of
+from tuner.cost.constants import Costs, Width, crossed, default_costs, experts_of
 
 FILE = DATA / "replay_costs.json"
 PHYSICS_MEMORY = {
@@ -33,9 +33,8 @@ PHYSICS_MEMORY = {
     "in_flight_sharded_bytes": 0.0,  # the same
     "logit_bytes": 12.0,  # counted: bf16 and fp32 of logits and of their gradients
     "in_flight_bytes": 4.0,  # counted: a micro-batch's input and output of a stage in bf16
-    "low": 0.8,  # assumed: one part in five or four either way
-    "high": 1.25,
 }
+ASSUMED = Width(low=0.8, high=1.25)  # one part in five or four either way
 PHYSICS_TIME = {
     "matmul_efficiency": 0.7,  # usual of large products
     "small_dim": 128.0,  # a tile of matrix units
@@ -75,7 +74,13 @@ STARTS_TIME = {
 
 def physics() -> Costs:
     """Nothing fitted."""
-    return _with(default_costs(), {"memory": PHYSICS_MEMORY, "time": PHYSICS_TIME})
+    return _with(_unfitted(), {"memory": PHYSICS_MEMORY, "time": PHYSICS_TIME})
+
+
+def _unfitted() -> Costs:
+    """The catalogue's constants, which are replaced, with the interval that is assumed for all."""
+    shipped = default_costs()
+    return replace(shipped, memory=replace(shipped.memory, nanotron=ASSUMED))
 
 
 def by_vtrain() -> Costs:
@@ -126,7 +131,7 @@ def _stated(costs: Costs) -> dict[str, dict[str, float]]:
 def load() -> Mapping[str, Any]:
     """What the file holds, as constants, by the names above."""
     found = json.loads(FILE.read_text(encoding="utf-8"))
-    whole = default_costs()
+    whole = _unfitted()
     return {
         "physics": _with(whole, found["physics"]),
         "vtrain": _with(whole, found["vtrain"]),

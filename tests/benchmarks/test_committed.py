@@ -124,3 +124,11 @@ def test_the_page_of_knobs_is_made_of_its_result(benchmark):
         assert (ROOT / "docs" / "images" / name).read_text(encoding="utf-8") == text, name
     page = (ROOT / "docs" / "knobs.md").read_text(encoding="utf-8")
     assert benchmark("knob_tables").filled(page, found) == page, "make docs"
+
+
+@pytest.mark.parametrize("left_out", ["", "1B", "8B"])
+def test_constants_that_are_kept_fit_those_of_today(benchmark, left_out):
+    """Both sources of what nodes do, with both of what is sent between them."""
+    found = benchmark("replay_costs").experts(left_out)
+
+    assert len({one.time for one in found}) == 4

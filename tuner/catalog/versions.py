@@ -27,6 +27,7 @@ class Condition(StrEnum):
     FSDP1 = "fsdp1"  # sharded by FullyShardedDataParallel
     FSDP2 = "fsdp2"  # sharded by fully_shard
     DEEPSPEED = "deepspeed"  # DeepSpeed ZeRO 2 or 3
+    TENSOR_PARALLEL = "tensor_parallel"  # layers are split over ranks, by transformers' own plan
     CPU_OFFLOAD = "cpu_offload"  # parameters and optimizer state in host memory
 
 

@@ -1,4 +1,4 @@
-"""The options of ``predict`` and ``check``: a configuration on any cluster."""
+"""The options of ``predict``, ``check``, ``size`` and ``rehearse``: on any cluster."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,6 +9,7 @@ from tuner.cli.options import (
     PLACE,
     SPACE,
     WORKLOAD,
+    Json,
     QuestionFile,
     WorkloadAsked,
     cluster_names,
@@ -148,3 +149,53 @@ class SizeAsked(WorkloadAsked):
             rich_help_panel=SPACE,
         ),
     ] = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseAsked:
+    """Options of ``tuner rehearse``, as they were written."""
+
+    command: Annotated[
+        list[str],
+        Argument(
+            metavar="-- COMMAND...",
+            help="The command as it would be typed: torchrun, accelerate launch, deepspeed or"
+            " python, with the script and its arguments.",
+        ),
+    ]
+    cluster: Annotated[
+        str | None,
+        Option(
+            metavar="CLUSTER",
+            help="Whose GPUs it is for: 8xa100-80gb, 8x8xh100-80gb (nodes x GPUs x kind), or a"
+            " .toml file. By default the command's ranks, on GPUs that never run out of memory.",
+            autocompletion=cluster_names,
+        ),
+    ] = None
+    ranks: Annotated[
+        str, Option(metavar="RANK,...", help="Ranks to rehearse, one after another, as 0,last.")
+    ] = "0"
+    steps: Annotated[
+        int, Option(metavar="N", help="Optimizer steps, after which a rank is ended.")
+    ] = 3
+    seconds: Annotated[
+        float, Option(metavar="N", help="Seconds, after which it is ended all the same.")
+    ] = 600.0
+    snapshot: Annotated[
+        str | None,
+        Option(metavar="FOLDER", help="Write torch's memory snapshot of each rank there."),
+    ] = None
+    allow_network: Annotated[
+        bool, Option("--allow-network", help="Let the script reach other machines.")
+    ] = False
+    allow_writes: Annotated[
+        bool,
+        Option(
+            "--allow-writes",
+            help="Let it write where it wants, and save. Otherwise files go to a temporary folder.",
+        ),
+    ] = False
+    even_here: Annotated[
+        bool, Option("--even-here", help="Also where this machine has a GPU, which is hidden.")
+    ] = False
+    json: Json = False

@@ -8,12 +8,11 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from tuner.cli.case_options import CheckAsked, PredictAsked, SizeAsked
+from tuner.cli.case_options import CheckAsked, PredictAsked, RehearseAsked, SizeAsked
 from tuner.cli.options import (
     Database,
     Json,
     ProbeAsked,
-    RehearseAsked,
     SuggestAsked,
     format_names,
     study_ids,
@@ -284,7 +283,7 @@ def rehearse(asked: RehearseAsked) -> int:
 
     \b
     Example:
-      tuner rehearse --cluster 8x8xh100-80gb -- torchrun --nproc-per-node 8 train.py
+      tuner rehearse --cluster 8xh100-80gb -- torchrun --nproc-per-node 8 train.py
     """
     from tuner.cli.rehearse import run
 

@@ -335,13 +335,17 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
 
 def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """All knobs that are decided, with values as JSON has them."""
+    # of a model that is split and sharded as it is loaded arguments of the Trainer say nothing
+    loaded = found.unsaid & {"sharding", "tp_size"} & given.keys()
     for name, value in given.items():
+        if name in loaded:
+            continue
         if name in found.knobs and knob_value(name, value) != knob_value(name, found.knobs[name]):
             said = f"{name}={str(found.knobs[name]).lower()}"
             allowed = f"the file says {said}"
             if name in found.unsaid:
                 allowed = f"the file says nothing of it, which means {said}: say it there"
             raise UsageError("settings", f"{name}={value}", allowed)
-    written = {**given, **found.knobs}
+    written = {**given, **found.knobs, **{name: given[name] for name in loaded}}
     knobs = {name: knob_value(name, written[name]) for name in KNOBS if name in written}
     return {name: one if isinstance(one, bool | int) else str(one) for name, one in knobs.items()}

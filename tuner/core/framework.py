@@ -22,7 +22,7 @@ from tuner.catalog.versions import (
 )
 from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
-from tuner.core.workload import LossKernel, Optimizer, Precision, Workload
+from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel, Workload
 from tuner.errors import UnknownNameError, UsageError
 from tuner.plain import Plain
 
@@ -42,6 +42,7 @@ __all__ = [
     "releases_of",
     "usual_loss_kernel",
     "usual_precision",
+    "usual_tensor_parallel",
     "version_notes",
 ]
 
@@ -380,6 +381,13 @@ def usual_precision(name: object) -> Precision:
     """
     mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER, FrameworkName.DEEPSPEED)
     return Precision.BF16_MIXED if mixes else Precision.BF16
+
+
+def usual_tensor_parallel(name: FrameworkName) -> TensorParallel:
+    """How layers are split where a question does not say it: transformers' own plans gather logits,
+    and split no sequence."""
+    plans = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
+    return TensorParallel.GATHERED_LOGITS if plans else TensorParallel.SEQUENCE_PARALLEL
 
 
 def usual_loss_kernel(name: FrameworkName) -> LossKernel:

@@ -253,7 +253,7 @@ class Category(StrEnum):
     ACTIVATIONS = "activations"  # what forward leaves for backward
     GATHERED_PARAMETERS = "gathered_parameters"  # gathered or cast, and the gathering's buffers
     LOGITS_AND_LOSS = "logits_and_loss"  # logits, the loss's copies of them, their gradients
-    DDP_BUCKETS = "ddp_buckets"  # DDP's buffers of gradients
+    DDP_BUCKETS = "ddp_buckets"  # buffers of gradients, of DDP or ZeRO
     TEMPORARIES = "temporaries"  # all else: it dies in the phase that made it
 
 

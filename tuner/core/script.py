@@ -325,7 +325,9 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
     if settings.activation_checkpointing is not Checkpointing.FULL:
         return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
     differs = flag_differs(question.framework) or loses_random_state(question)
-    return bool(differs) or not is_sharded(question, settings)
+    # what transformers splits it shards too, and accelerate's plugin is not there
+    by_plugin = is_sharded(question, settings) and settings.tp_size == 1
+    return bool(differs) or not by_plugin
 
 
 def loses_random_state(question: "Question") -> str:

@@ -21,11 +21,12 @@ from tuner.core.framework import (
     no_optimizer,
     packages_beside,
     releases_of,
+    usual_tensor_parallel,
 )
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Precision, TensorParallel, Workload
 from tuner.errors import UsageError
 from tuner.plain import Plain, plain
 
@@ -225,6 +226,10 @@ class Question:
             for name in sorted(self.knobs)
         }
         object.__setattr__(self, "knobs", checked)
+        unsaid = self.workload.tensor_parallel is TensorParallel.SEQUENCE_PARALLEL
+        if unsaid and (usual := usual_tensor_parallel(self.framework.name)) != "sequence_parallel":
+            own = replace(self.workload, tensor_parallel=usual)
+            object.__setattr__(self, "workload", own)
         if self.script is None and not self.workload.model.is_named:
             name = self.workload.model.name
             raise UsageError("model", name, "must be named; only a --script is probed without")
@@ -242,8 +247,11 @@ class Question:
             check_script(self.script, self.cluster, self.framework, checked)
 
     def as_dict(self) -> dict[str, Any]:
+        workload = self.workload.as_dict()
+        if self.workload.tensor_parallel is usual_tensor_parallel(self.framework.name):
+            workload.pop("tensor_parallel", None)  # identities stay
         return {
-            "workload": self.workload.as_dict(),
+            "workload": workload,
             "cluster": self.cluster.as_dict(),
             "framework": self.framework.as_dict(),
             "knobs": plain(self.knobs),

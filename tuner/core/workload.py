@@ -193,17 +193,21 @@ class Workload:
         found += [f"{self.image_tokens} tokens of images"] * bool(self.image_tokens)
         return (*found, *([f"packing {self.packing.variant}"] if self.packing else []))
 
-    def reduced_in(self, *, sharded: bool) -> ReduceDtype:
-        """Number format in which FSDP reduces gradients, or else DDP.
+    def reduced_in(self, *, sharded: bool, split: bool = False) -> ReduceDtype:
+        """Number format in which FSDP reduces gradients, or else DDP; ``split`` says whether layers
+        are split over ranks too.
 
         Unasked DDP reduces them as they are, which under autocast is in the weights' fp32
         (``torch/nn/parallel/distributed.py``, 2.13); accelerate has FSDP reduce in bf16
-        (``FullyShardedDataParallelPlugin.set_mixed_precision``, 1.15).
+        (``FullyShardedDataParallelPlugin.set_mixed_precision``, 1.15), and transformers, which
+        shards what it splits itself, in fp32 (``_get_fsdp_policy_kwargs`` in distributed/fsdp.py,
+        5.23).
         """
         assert self.reduce_dtype is not None
         if self.reduce_dtype is not ReduceDtype.FRAMEWORK:
             return self.reduce_dtype
-        return ReduceDtype.BF16 if sharded else ReduceDtype.FP32
+        by_accelerate = self.splits_sequence or not split
+        return ReduceDtype.BF16 if sharded and by_accelerate else ReduceDtype.FP32
 
     @property
     def tokens_per_step(self) -> int:

@@ -21,7 +21,7 @@ from tuner.core.framework import (
 )
 from tuner.core.workload import Workload
 from tuner.cost.memory.attention import attention_of
-from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
+from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes, reduced_in
 from tuner.model import ModelConfig
 from tuner.model.checks import LAYER_NAMES, first_of, text_of
 from tuner.model.shape import SLIDING, LayerKind, is_of_each, layer_indices
@@ -144,7 +144,7 @@ def rank_spec(workload: Workload, settings: Settings, cluster: Cluster) -> dict[
         "global_batch_size": workload.global_batch_size,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduced_in(sharded=axis_sizes(settings, cluster).is_fsdp)),
+        "reduce_dtype": str(reduced_in(workload, axis_sizes(settings, cluster))),
         "loss": str(workload.loss),
         "tensor_parallel": str(workload.tensor_parallel),
         **({"adapter": workload.adapter.as_dict()} if workload.adapter is not None else {}),
@@ -334,7 +334,7 @@ def _key(
         "sequence_length": workload.sequence_length,
         "optimizer": str(workload.optimizer),
         "precision": str(workload.precision),
-        "reduce_dtype": str(workload.reduced_in(sharded=axis_sizes(settings, cluster).is_fsdp)),
+        "reduce_dtype": str(reduced_in(workload, axis_sizes(settings, cluster))),
         **added,
         "world_size": cluster.world_size,
         "gpus_per_node": cluster.gpus_per_node if hybrid else None,

@@ -42,7 +42,7 @@ CATEGORY_WORDS: Mapping[str, str] = {
     "activations": "activations",
     "gathered_parameters": "gathered or cast parameters",
     "logits_and_loss": "logits and loss",
-    "ddp_buckets": "DDP's buckets",
+    "ddp_buckets": "buckets of gradients",
     "temporaries": "temporaries",
     "library_workspaces": "cuBLAS's workspaces",
     "unsplit_blocks": "blocks larger than their tensors",

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import NOT_PROBED, Framework
+from tuner.core.framework import NOT_PROBED, Framework, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
@@ -477,6 +477,16 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
     return f"each rank holds {f'1/{size} of {what}' if size > 1 else f'all of {what}'}"
 
 
+def _of_zero(question: Question, other: Settings) -> str:
+    ranks = other.data_parallel_size(question.cluster.world_size)
+    if other.sharding is Sharding.SHARD_GRAD_OP:
+        return f"gradients and optimizer state are split over {ranks} ranks, parameters are whole"
+    split = f"parameters, gradients and optimizer state are split over {ranks} ranks"
+    if other.sharding is Sharding.HYBRID_SHARD:
+        return f"{split}, and parameters once more within a node"
+    return split
+
+
 def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
     ranks = shard_ranks(other, question.cluster)
     if other.sharding is Sharding.DDP:
@@ -484,6 +494,8 @@ def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
     if other.sharding is Sharding.ZERO1:
         ranks = other.data_parallel_size(question.cluster.world_size)
         return f"optimizer state is split over {ranks} ranks"
+    if question.framework.name is FrameworkName.DEEPSPEED:
+        return _of_zero(question, other)
     if other.sharding is Sharding.HYBRID_SHARD:
         return f"parameters, gradients and optimizer state are split over {ranks} ranks of a node"
     if other.sharding is Sharding.FULL_SHARD:

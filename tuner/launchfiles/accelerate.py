@@ -61,6 +61,7 @@ from tuner.launchfiles.model_code import (
     adapter_code,
     adapter_needs,
     collate_code,
+    distributed_config,
     freeze_code,
     imports,
     is_varlen,
@@ -76,6 +77,7 @@ from tuner.space.rules import (
     FROZEN_DTYPE_IS_FREE,
     FROZEN_STAYS_NARROW,
     LOSS_OF_MODEL,
+    TENSORS_BY_TRANSFORMERS,
     no_checkpointing,
 )
 
@@ -91,7 +93,10 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     mixed = question.workload.precision is Precision.BF16_MIXED
     # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
     kind = "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
-    kind = "FSDP" if is_sharded(question, settings) else kind
+    split, by_plugin = settings.tp_size > 1, by_plugin_of(question, settings)
+    kind = "FSDP" if by_plugin else "MULTI_GPU" if split else kind
+    # what transformers shards it also casts
+    mixed = mixed and not (split and has_data_parallel_ranks(question, settings))
     values: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
@@ -102,18 +107,28 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         "mixed_precision": "bf16" if mixed else "no",
         "use_cpu": on_cpu,
     }
-    if is_sharded(question, settings):
+    if by_plugin:
         found = options(question, settings)
         if not question.workload.model.is_named or not found["transformer_layer_cls_to_wrap"]:
             # accelerate takes what transformers says of it
             del found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {f"fsdp_{name}": value for name, value in found.items()}
-    if is_sharded(question, settings) and settings.sharding is Sharding.HYBRID_SHARD:
+    if split:
+        values["parallelism_config"] = {
+            "parallelism_config_dp_shard_size": settings.data_parallel_size(cluster.world_size),
+            "parallelism_config_tp_size": settings.tp_size,
+        }
+    elif by_plugin and settings.sharding is Sharding.HYBRID_SHARD:
         values["parallelism_config"] = {
             "parallelism_config_dp_replicate_size": cluster.nodes,
             "parallelism_config_dp_shard_size": cluster.gpus_per_node,
         }
     return values
+
+
+def by_plugin_of(question: Question, settings: Settings) -> bool:
+    """Tells whether accelerate's FSDP plugin shards: what transformers splits it shards itself."""
+    return is_sharded(question, settings) and settings.tp_size == 1
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
@@ -123,7 +138,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             " own command, which tuner studies show tells, or ask again with --framework accelerate"
         )
     if refused := refusals.first(
-        refusals.tensors("accelerate", settings, "accelerate"),
+        refusals.tensors("accelerate", settings, "accelerate", question),
         refusals.pipelines("accelerate", settings, "accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
         refusals.varlen(question),
@@ -166,6 +181,8 @@ def _old_offload(question: Question, settings: Settings) -> str | None:
 
 def _oldest_accelerate(question: Question, settings: Settings) -> str:
     """The oldest version that does what file and script say (read in the releases' code)."""
+    if settings.tp_size > 1:
+        return "1.13"  # before, it was prepared by what transformers has no more
     if not is_sharded(question, settings):
         return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
     if options(question, settings)["activation_checkpointing"] and not _is_early(question):
@@ -196,6 +213,8 @@ def _needs(question: Question, settings: Settings) -> str:
     by_option = options(question, settings)["activation_checkpointing"]
     between = ", but not 1.8 to 1.14" if by_option and _is_early(question) else ""
     needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
+    if settings.tp_size > 1:
+        needs += f", transformers {TENSORS_BY_TRANSFORMERS} or newer"
     if is_sharded(question, settings) and _has_mixed_adapter(question):
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
     elif question.workload.optimizer is Optimizer.ADAMW_FUSED and question.script is None:
@@ -212,7 +231,10 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
     return (
         "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
         " shard nothing. It describes the settings for as many GPUs, and the script stops"
-        " anywhere else.",
+        " anywhere else."
+        if settings.tp_size == 1
+        else "NOT FOR A CPU: accelerate takes tensor parallelism on GPUs alone, and the script"
+        " stops anywhere else.",
     )
 
 
@@ -249,9 +271,14 @@ def _render(question: Question, settings: Settings, about: About) -> str:
 
 def _warnings(question: Question, settings: Settings) -> Iterator[str]:
     """Lists what a reader would otherwise get wrong."""
-    sharded = is_sharded(question, settings)
+    sharded = by_plugin_of(question, settings)
     on_cpu = question.cluster.gpu.device is Device.CPU
-    if on_cpu and not sharded and has_data_parallel_ranks(question, settings):
+    if (
+        on_cpu
+        and settings.tp_size == 1
+        and not sharded
+        and has_data_parallel_ranks(question, settings)
+    ):
         yield from comment(
             "MULTI_GPU is on purpose: with MULTI_CPU accelerate launches one process only, unless"
             " under mpirun. Accelerator(cpu=True) is what keeps the processes on the CPU and"
@@ -332,7 +359,7 @@ OFF = (
     " does, say --settings activation_checkpointing=full"
 )
 # Kinds of parallelism of accelerate's that are not those that are predicted.
-NOT_PREDICTED = ("tp_size", "cp_size", "sp_size")
+NOT_PREDICTED = ("cp_size", "sp_size")
 # Number and size of the groups of ranks that shard.
 GROUPS = ("dp_replicate_size", "dp_shard_size")
 
@@ -360,8 +387,17 @@ def read(values: Mapping[str, Any]) -> Found:
     mixed = fields.choice("mixed_precision", {"no": False, "bf16": True}, "no")
     knobs: dict[str, Any] = {**NO_MODEL_PARALLELISM}
     classes: tuple[str, ...] = ()
-    groups = _groups(fields.part("parallelism_config"))
-    if kind is None:
+    groups = _groups(parallel := fields.part("parallelism_config"))
+    split = parallel.any_of("parallelism_config_tp_size", "tp_size")
+    if (tp := parallel.whole(split, 1) or 1) > 1:
+        if kind is None:
+            allowed = "must be 1 beside distributed_type FSDP: accelerate prepares such a model by"
+            allowed += " what transformers has no more since 5.1; transformers shards what it"
+            raise parallel.error(split, f"{allowed} splits, and distributed_type is MULTI_GPU")
+        sharded = groups is not None and groups[1] > 1
+        knobs |= {"tp_size": tp, "cpu_offload": False}
+        knobs["sharding"] = str(Sharding.FULL_SHARD if sharded else Sharding.DDP)
+    elif kind is None:
         found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
         knobs |= found
         if groups is not None and groups[0] > 1:
@@ -371,13 +407,16 @@ def read(values: Mapping[str, Any]) -> Found:
             knobs["sharding"] = str(Sharding.HYBRID_SHARD)
     else:
         knobs |= {"sharding": str(kind), "cpu_offload": False}
+    precisions: tuple[str, ...] = ("bf16_mixed",) if mixed else ("bf16", "fp32")
+    if knobs.get("tp_size", 1) > 1 and knobs["sharding"] != Sharding.DDP:
+        precisions = ("bf16", "bf16_mixed", "fp32")  # the script has transformers cast
     return Found(
         format_name=NAME,
         free=FREE,
         knobs=knobs,
         may={
-            "framework": ("accelerate", "trainer", "torch"),
-            "precision": ("bf16_mixed",) if mixed else ("bf16", "fp32"),
+            "framework": ("accelerate", "trainer", *(["torch"] if tp == 1 else [])),
+            "precision": precisions,
         },
         ranks=ranks,
         ranks_field="num_processes",
@@ -394,7 +433,7 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     """Number and size of the groups of ranks that shard."""
     if not fields.values:
         return None
-    names = (*NOT_PREDICTED, *GROUPS)
+    names = ("tp_size", *NOT_PREDICTED, *GROUPS)
     fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
     for name in NOT_PREDICTED:
         spelled = fields.any_of(f"parallelism_config_{name}", name)
@@ -415,6 +454,11 @@ _PLUGIN = """\
             {casts}
         ),
     ),"""
+_GROUPS = """\
+groups = {}  # of one mesh each: kernels of optimizers take no others together
+for parameter in model.parameters():
+    mesh = getattr(parameter, "device_mesh", None)
+    groups.setdefault(mesh, {"params": []})["params"].append(parameter)"""
 _CHECKPOINTING = """\
 model.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={"use_reentrant": False}
@@ -454,18 +498,22 @@ def script(question: Question, settings: Settings) -> str:
     dictionaries with ``input_ids`` and ``labels``; with packing of ``documents``,
     lists of tokens) and ``LEARNING_RATE`` are defined.
     """
-    work, casts = question.workload, policy(question, settings)
-    hook, sharded = ddp_reduce_dtype(question, settings), is_sharded(question, settings)
+    sharded = by_plugin_of(question, settings)
+    work, casts = question.workload, policy(question, settings) if sharded else ""
+    split = distributed_config(question, settings)
+    hook = ddp_reduce_dtype(question, settings)
     collate, size = collate_code(question), question.cluster.world_size
     mask, masks = mask_code(question)
     freeze, freezes = freeze_code(question)
-    on_cpu = question.cluster.gpu.device is Device.CPU and not sharded
+    on_cpu = question.cluster.gpu.device is Device.CPU and not (sharded or split)
     in_script = checkpoints_in_script(question, settings)
     checkpoints = _checkpointing(question, settings) if in_script else ()
     *peft, of_transformers = imports(question)
     plugin = "FullyShardedDataParallelPlugin, " if casts else ""
     reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
     muon = work.optimizer is Optimizer.MUON
+    call = optimizer_call(work.optimizer, "LEARNING_RATE")
+    call = call.replace("model.parameters()", "list(groups.values())") if split else call
     loop = _LOOP.replace(_STEP, _STEPS) if muon else _LOOP
     functions = [reduces, loss_code(question, settings), freeze, collate, mask]
     functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
@@ -479,6 +527,7 @@ def script(question: Question, settings: Settings) -> str:
         "from torch.utils.data import DataLoader",
         optimizer_import(work.optimizer) or None,
         of_transformers,
+        "from transformers.distributed import DistributedConfig" if split else None,
         *(checkpointing_imports(settings) if in_script else ()),
         "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
         "",
@@ -494,15 +543,17 @@ def script(question: Question, settings: Settings) -> str:
         'assert accelerator.is_fsdp2, "accelerate shards with the file, and on GPUs only"'
         if sharded
         else None,
+        f"assert accelerator.parallelism_config.tp_size == {settings.tp_size}" if split else None,
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
-        *loading_code(question),
+        *loading_code(question, split),
         "model.train()",
         use_loss(question, settings) or None,
         freezes or None,
         *checkpoints,
         adapter_code(question, checkpointed=bool(checkpoints)) or None,
-        f"optimizer{'s' * muon} = {optimizer_call(work.optimizer, 'LEARNING_RATE')}",
+        *((_GROUPS,) if split else ()),
+        f"optimizer{'s' * muon} = {call}",
         f"# {batch_text(question, settings)}",
         f"# of {work.sequence_length} tokens each",
         f"# {labels}" if (labels := labels_text(question)) else None,

@@ -114,7 +114,8 @@ def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
 
 def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
     """Number format in which gradients are reduced over data-parallel ranks."""
-    return question.workload.reduced_in(sharded=is_sharded(question, settings))
+    sharded = is_sharded(question, settings)
+    return question.workload.reduced_in(sharded=sharded, split=settings.tp_size > 1)
 
 
 def sync_acts(question: Question, settings: Settings) -> bool:
@@ -154,10 +155,25 @@ def fsdp2(launcher: str, question: Question, settings: Settings, framework: str)
     return None
 
 
-def tensors(launcher: str, settings: Settings, framework: str) -> str | None:
-    """Refuses tensor parallelism for launchers that split nothing but data."""
+def tensors(
+    launcher: str, settings: Settings, framework: str, question: Question | None = None
+) -> str | None:
+    """Refuses tensor parallelism for launchers that split nothing but data; those of a ``question``
+    of accelerate or the Trainer have transformers' plans."""
     if settings.tp_size == 1:
         return None
+    if question is not None and question.framework.puts_off:
+        sharded = has_data_parallel_ranks(question, settings)
+        if settings.cpu_offload:
+            return (
+                "no offload is written beside tensor parallelism; ask again with --knob tp_size=1"
+            )
+        if not sharded or settings.sharding is Sharding.FULL_SHARD:
+            return None
+        return (
+            "transformers shards what it splits, and in no other way than full_shard; ask again"
+            " with --knob sharding=full_shard"
+        )
     return (
         f"no tensor parallelism is written for {launcher}, and these settings have"
         f" tp_size={settings.tp_size}; ask again with --knob tp_size=1 or --framework {framework}"
@@ -398,6 +414,8 @@ def asked(question: Question, settings: Settings) -> str:
     reduced = f"in {work.reduce_dtype}"
     if work.reduce_dtype is ReduceDtype.FRAMEWORK:
         reduced = "as the framework does: in fp32 under DDP, in bf16 under FSDP"
+        if settings.tp_size > 1:
+            reduced += " but for a model that transformers splits, in fp32"
     return (
         f"{name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"
         f" {work.global_batch_size} in an optimizer step; {work.optimizer}, {work.precision},"

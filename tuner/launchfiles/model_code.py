@@ -91,9 +91,11 @@ def collate(rows):
     return {made}'''
 
 
-def loading_code(question: Question) -> tuple[str, ...]:
-    """Lines that load the model ``MODEL``, in four bits where it is quantized."""
-    quantized = _quantization(question)
+def loading_code(question: Question, distributed: str = "") -> tuple[str, ...]:
+    """Lines that load the model ``MODEL``, in four bits where it is quantized, or as transformers
+    splits it: ``distributed`` is :func:`distributed_config`."""
+    quantized = distributed and f"    distributed_config={distributed},"
+    quantized = quantized or _quantization(question)
     dtype = f"{dtype_argument(question)}={DTYPES[loaded(question)]}"
     return (
         f"model = {question.workload.model.task.auto_class}.from_pretrained(",
@@ -103,6 +105,17 @@ def loading_code(question: Question) -> tuple[str, ...]:
         ")",
         "model.config.use_cache = False",
     )
+
+
+def distributed_config(question: Question, settings: Settings) -> str:
+    """The argument by which transformers splits a model as it loads it, and shards it over the
+    data-parallel ranks; empty where nothing splits it."""
+    if settings.tp_size == 1 or question.script is not None:
+        return ""
+    ranks = settings.data_parallel_size(question.cluster.world_size)
+    mixed = ranks > 1 and question.workload.precision is Precision.BF16_MIXED
+    given = f"tp_size={settings.tp_size}, fsdp_size={ranks}"
+    return f"DistributedConfig({given}{', fsdp_mixed_precision=True' if mixed else ''})"
 
 
 def _quantization(question: Question) -> str:

@@ -56,6 +56,7 @@ from tuner.launchfiles.model_code import (
     adapter_needs,
     attention,
     collated,
+    distributed_config,
     freeze_code,
     head_arguments,
     imports,
@@ -117,7 +118,9 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     }
     if question.script is None:
         values["optim"] = _OPTIMIZERS[work.optimizer]
-        values["bf16"] = work.precision is Precision.BF16_MIXED
+        split = bool(distributed_config(question, settings))
+        by_model = split and is_sharded(question, settings)  # transformers casts what it shards
+        values["bf16"] = work.precision is Precision.BF16_MIXED and not by_model
     # by FSDP's plugin where that can, else by the model; older releases call it otherwise
     renamed = release is not None and release >= Version("5.23")
     own = "activation_checkpointing" if renamed else "gradient_checkpointing"
@@ -131,7 +134,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     if settings.fused_loss and question.script is None:
         values["use_liger_kernel"] = True
         values["liger_kernel_config"] = dict(LIGER_CONFIG)
-    if is_sharded(question, settings):
+    if is_sharded(question, settings) and settings.tp_size == 1:
         values["fsdp"] = True
         if release is not None and release < Version("5.17"):  # some of its options were words
             words = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
@@ -140,7 +143,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
         found = {names.get(k, k): v for k, v in options(question, settings).items()}
         layer = found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {**found, "transformer_layer_cls_to_wrap": [layer]}
-    elif has_data_parallel_ranks(question, settings):
+    elif has_data_parallel_ranks(question, settings) and settings.tp_size == 1:
         values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
     if question.cluster.gpu.device is Device.CPU:
         values["use_cpu"] = True
@@ -154,7 +157,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     own = refusals.own_script("these are arguments of the Trainer", question)
     return refusals.first(
         None if is_trainer else own,
-        refusals.tensors("the Trainer", settings, "trainer"),
+        refusals.tensors("the Trainer", settings, "trainer", question),
         refusals.pipelines("the Trainer", settings, "trainer"),
         None if is_trainer else refusals.fused("the Trainer", settings, "trainer"),
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
@@ -231,8 +234,10 @@ def _other_optimizer(question: Question) -> str | None:
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
     if is_passed_over(question, settings):
+        if settings.tp_size > 1:
+            return "accelerate splits layers on GPUs alone; ask again with --knob tp_size=1"
         return "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp"
-    if not is_sharded(question, settings):
+    if not is_sharded(question, settings) or settings.tp_size > 1:
         return None
     if question.workload.adapter is not None:
         # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
@@ -274,6 +279,7 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
         return None
     work = question.workload
     mixed = work.precision is Precision.BF16_MIXED and is_sharded(question, settings)
+    mixed = mixed and settings.tp_size == 1  # what it splits transformers reduces in fp32
     reduced = ReduceDtype.BF16 if mixed else weights(question)
     asked = reduced_in(question, settings)
     if asked is reduced or _hook(question, settings):
@@ -299,6 +305,11 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         f"Load the model with {given}{dtype_argument(question)}={DTYPES[loaded(question)]} and"
         f" attn_implementation='{attention(question)}', and set model.config.use_cache = False."
     )
+    if split := distributed_config(question, settings):
+        load = "Load the model, after TrainingArguments, which choose this rank's device, so:"
+        own = "from transformers.distributed import DistributedConfig"
+        load = "\n".join([load, "import torch", *imports(question), own])
+        load = "\n".join([load, *loading_code(question, split)])
     function, freezes = freeze_code(question)
     if work.adapter is not None or freezes:
         # the Trainer checkpoints layers itself, later
@@ -511,7 +522,9 @@ def read(values: Mapping[str, Any]) -> Found:
     return Found(
         format_name=NAME,
         knobs=knobs,
-        unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields),
+        # a model may be split, and then sharded, as it is loaded
+        unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields)
+        | (frozenset() if words else {"sharding", "tp_size"}),
         may={
             "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),

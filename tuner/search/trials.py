@@ -19,7 +19,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import Loss, Optimizer, ReduceDtype, TensorParallel, Workload
-from tuner.cost.memory.shards import axis_sizes
+from tuner.cost.memory.shards import axis_sizes, reduced_in
 from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.model.fields import ARCHITECTURES
 from tuner.search.kernel import Array, Rows
@@ -183,7 +183,7 @@ def _row(settings: Settings, workload: Workload, cluster: Cluster) -> list[float
         *(log2(size) / DOUBLINGS for size in sizes),
         *(choice / CHOICES for choice in choices),
         *_one_hot(settings.sharding, Sharding),
-        *_one_hot(workload.reduced_in(sharded=axes.is_fsdp), ReduceDtype),
+        *_one_hot(reduced_in(workload, axes), ReduceDtype),
     ]
 
 

@@ -17,10 +17,11 @@ from tuner.core.framework import (
     flag_differs,
     knob_effect,
     no_dtensors,
+    usual_tensor_parallel,
 )
 from tuner.core.script import IN_FILE, Launch, checkpoints_in_script
 from tuner.core.study import Question
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
@@ -106,7 +107,12 @@ def fixed_tp_size(question: Question) -> Fixed | None:
     work, found = question.workload, fixed_by_framework(question, "tp_size")
     if found is None and (why := _not_split(work)):
         found = Fixed(knob="tp_size", value=1, why=why)
-    if found is None or work.splits_sequence:
+    usual = usual_tensor_parallel(question.framework.name)
+    if found is None and question.framework.puts_off and question.script is None:
+        # a plan of its own for lm_head, and a loss of parts of logits, are not written
+        other = "transformers' plans gather logits; tensor_parallel must be gathered_logits"
+        found = None if work.tensor_parallel is usual else Fixed(knob="tp_size", value=1, why=other)
+    if found is None or work.splits_sequence or work.tensor_parallel is usual:
         return found
     return replace(found, why=f"{found.why}; tensor_parallel {work.tensor_parallel} has no effect")
 
@@ -248,8 +254,9 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
         why = "with gradient_accumulation_steps 1 there is nothing to put off"
         return Fixed(knob=knob, value=True, why=why)
     replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
-    offload = {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
-    conditions = {question.framework.family(replicated=replicated)} | offload
+    conditions = {question.framework.family(replicated=replicated)}
+    conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
+    conditions |= {Condition.TENSOR_PARALLEL} if settings.tp_size > 1 else set()
     effect = knob_effect(question.framework, knob, frozenset(conditions))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
@@ -369,6 +376,8 @@ FROZEN_STAYS_NARROW = ">=1.13"
 # release notes of 2.8.0; 2.7.1 was seen to end with "FSDP expects uniform original parameter
 # dtype").
 FROZEN_DTYPE_IS_FREE = ">=2.8"
+# Releases of transformers whose plans are those that are predicted (catalog/versions.toml).
+TENSORS_BY_TRANSFORMERS = "5.21"
 # The values that any stack has; a user's script is taken to have these alone.
 PLAIN_CHECKPOINTING = (Checkpointing.NONE, Checkpointing.FULL)
 
@@ -506,6 +515,13 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
         if sharded:
             return UsageError("sharding", settings.sharding, f"must be ddp {why}")
         return UsageError("tp_size", tp, f"must be 1 {why}")
+    if (
+        tp > 1
+        and not own
+        and question.framework.puts_off
+        and (broken := _no_plan_for(question, settings))
+    ):
+        return broken
     if settings.sharding is Sharding.HYBRID_SHARD and cluster.gpus_per_node == tp:
         allowed = "needs more than one data-parallel rank in a node"
         return UsageError("sharding", settings.sharding, allowed)
@@ -525,6 +541,42 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
             f" {', '.join(FSDP)}: DistributedDataParallel takes no DTensor parameters"
         )
         return UsageError("sharding", settings.sharding, allowed)
+    return None
+
+
+def _no_plan_for(question: Question, settings: Settings) -> UsageError | None:
+    """What transformers does not do to a model that it splits (``DistributedConfig``, 5.21 to 5.24,
+    read and run): it shards it too, in one way, and accelerate and the Trainer take it so."""
+    work, tp = question.workload, settings.tp_size
+    beside = f"with tp_size {tp} of transformers' plans"
+    if settings.data_parallel_size(question.cluster.world_size) == 1:
+        # seen on two CPU ranks with transformers 5.23: no strategy of DTensor's embedding makes
+        # a gradient in parts of the vocabulary; FSDP2 takes this rank's part at once
+        allowed = f"must leave several data-parallel ranks to shard over {beside}: alone it leaves"
+        allowed += " the embedding's gradient whole on every rank, which is not predicted here"
+        return UsageError("tp_size", tp, allowed)
+    if settings.sharding is not Sharding.FULL_SHARD:
+        why = {
+            Sharding.DDP: "DistributedDataParallel takes no DTensor parameters",
+            Sharding.SHARD_GRAD_OP: "transformers frees what it has gathered after each layer",
+            Sharding.HYBRID_SHARD: "replicas of it (dp_replicate_size, transformers 5.23) are not"
+            " probed here",
+        }[settings.sharding]
+        allowed = f"{beside} it must be full_shard: {why}"
+        return UsageError("sharding", settings.sharding, allowed)
+    if settings.cpu_offload:
+        return UsageError("cpu_offload", "true", f"is not probed here {beside}")
+    weights = ReduceDtype.BF16 if work.precision is Precision.BF16 else ReduceDtype.FP32
+    reduced = work.reduced_in(sharded=True, split=True)
+    if reduced is not weights:
+        allowed = f"{beside} gradients are reduced in {weights}; ask with --reduce-dtype {weights}"
+        return UsageError("reduce_dtype", reduced, allowed)
+    # one kernel takes no DTensors beside plain tensors: the Trainer puts norms and biases together
+    biased = work.model.fields.get("attention_bias") or work.model.model_type == "qwen2"
+    by_trainer = question.framework.name is FrameworkName.TRAINER
+    if by_trainer and biased and work.optimizer is Optimizer.ADAMW_FUSED:
+        allowed = f"must be adamw {beside}: the fused kernel takes no biases that are split beside"
+        return UsageError("optimizer", work.optimizer, f"{allowed} norms that are not")
     return None
 
 

@@ -116,7 +116,7 @@
     ]));
     svg.querySelector(".chart-x").replaceChildren(
       element("line", { x2: "100%", y1: foot, y2: foot, class: "chart-axis" }),
-      ...ticks(left, right, 4).map((tick) => element("text", { x: `${across(tick)}%`, y: foot, dy: "1.4em", "text-anchor": "middle" }, shown(tick))),
+      ...ticks(left, right, 6).map((tick) => element("text", { x: `${across(tick)}%`, y: foot, dy: "1.4em", "text-anchor": "middle" }, shown(tick))),
     );
     const button = svg.parentElement.querySelector("[data-zoom]") ?? svg.parentElement.querySelector(".chart-head").appendChild(Object.assign(document.createElement("button"), { className: "button quiet", type: "button" }));
     button.dataset.zoom = isHome ? "whole" : "range";

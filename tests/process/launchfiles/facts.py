@@ -197,6 +197,8 @@ def enter_fsdp() -> None:
     from accelerate.state import PartialState
 
     original = Accelerator.__init__
+    if hasattr(accelerate, "ParallelismConfig"):  # it takes processes of GPUs alone
+        accelerate.ParallelismConfig._validate_accelerator = lambda *_: None
 
     def enter(self: Accelerator, *args: Any, **kwargs: Any) -> None:
         plugin = kwargs.get("fsdp_plugin")
@@ -254,7 +256,12 @@ def with_trainer(job: dict[str, Any], model: str, dataset: Any) -> None:
     arguments.num_train_epochs, arguments.report_to, arguments.save_strategy = 1, [], "no"
     arguments.disable_tqdm, arguments.learning_rate = True, RATE
     dtype = torch.bfloat16 if job["precision"] == "bf16" else torch.float32
-    loaded = AutoModelForCausalLM.from_pretrained(model, torch_dtype=dtype)
+    if job.get("code"):  # beside the file
+        names: dict[str, Any] = {"MODEL": model}
+        exec(job["code"], names)
+        loaded = names["model"]
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(model, torch_dtype=dtype)
     loaded.config.use_cache = False
     Trainer(model=loaded, args=arguments, train_dataset=dataset).train()
 

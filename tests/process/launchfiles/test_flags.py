@@ -20,6 +20,7 @@ from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.cost.script import PLAIN, script_bytes
 from tuner.dryrun.plan import rank_spec
 from tuner.errors import UsageError
+from tuner.launchfiles import FORMATS as FILES
 from tuner.launchfiles import export, why_not
 from tuner.model import read_model_config
 from tuner.space import check_settings
@@ -34,7 +35,8 @@ SHAPE: dict[str, Any] = {
 TWICE = "micro_batch_size=4,gradient_accumulation_steps=2,sync_each_batch"
 MIXED, BF16 = {"precision": Precision.BF16_MIXED}, {"precision": Precision.BF16}
 FP32 = {"precision": Precision.FP32}
-WIDE_SGD = {**MIXED, "reduce_dtype": ReduceDtype.FP32, "optimizer": Optimizer.SGD}
+WIDE = {"reduce_dtype": ReduceDtype.FP32}
+WIDE_SGD = {**MIXED, **WIDE, "optimizer": Optimizer.SGD}
 FULL, FUSED = "activation_checkpointing=full", "fused_loss=true"
 # Settings on two GPUs, or on groups of two, and more of the workload.
 STEPS: Mapping[str, tuple[str, dict[str, Any]]] = {
@@ -47,6 +49,7 @@ STEPS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "every_2": (f"sharding=full_shard,{TWICE}=true,activation_checkpointing=every_2", FP32),
     "selective": (f"sharding=full_shard,{TWICE}=true,activation_checkpointing=selective", WIDE_SGD),
     "offload": (f"sharding=full_shard,{TWICE}=true,activation_checkpointing=offload", MIXED),
+    "split_shards": (f"sharding=full_shard,tp_size=2,{TWICE}=true", {**MIXED, **WIDE}),
     "fused_loss": (f"sharding=full_shard,{TWICE}=true,{FUSED},{FULL}", MIXED),
 }
 FORMATS = {
@@ -66,7 +69,8 @@ BYTES = {"torch.bfloat16": 2, "torch.float32": 4}
 FEW_BYTES = 400 * 1024
 # Steps that no argument of the Trainer's says.
 NOT_OF_TRAINER = {"selective", "fused_loss"}
-SHARDED = STEPS.keys() - {"ddp", "ddp_each"}
+SPLIT = {"split_shards": 4}  # by transformers, on so many ranks
+SHARDED = STEPS.keys() - {"ddp", "ddp_each", *SPLIT}
 # Old releases, with what they need of others; and by format the steps that it cannot say for them.
 OLD = (
     (
@@ -93,7 +97,7 @@ def _question(name: str, framework: str, releases: Mapping[str, str]) -> Any:
     stated = {"torch": STATED["torch"]} if framework == "torch" else dict(releases)
     case = Case(
         model="stories15m",
-        cluster="2xl4",
+        cluster=f"{SPLIT.get(name, 2)}xl4",
         sequence_length=TOKENS,
         settings=text,
         framework=Framework(name=known, versions=stated),
@@ -155,6 +159,8 @@ def _job(
     if kind == "trainer":
         here = {"use_cpu": True, "output_dir": str(folder / "out")}
         text = json.dumps({**json.loads(text), **here}, indent=1)
+        (said,) = [one for one in FILES[kind].beside(question, settings) if "Load" in one]
+        job["code"] = said.partition("\n")[2]
     if changed:
         flag = re.compile(rf'(\b{changed}"?: ).+?(,?)$', re.MULTILINE)
         text, count = flag.subn(rf"\g<1>{to}\g<2>", text)
@@ -171,6 +177,7 @@ def _facts(
     releases: Mapping[str, str] = STATED,
     packages: Path | None = None,
     changes: Iterable[tuple[str, str, str, Any]] = (),
+    ranks: int = 2,
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """Facts of a step by its name and what made it, of two ranks; ``packages`` go before ours.
 
@@ -182,7 +189,7 @@ def _facts(
     jobs = [job for one in told if (job := _job(folder, *one)) is not None]
     (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    command += ["2", str(Path(__file__).parent / "facts.py")]
+    command += [str(ranks), str(Path(__file__).parent / "facts.py")]
     path = {"PYTHONPATH": f"{packages}:{ROOT}"} if packages else {}
     out = launched([*command, str(folder / "model"), str(folder / "jobs.json")], **path)
     found = {(one["name"], one["kind"]): one for one in all_json(out) if "kind" in one}
@@ -258,6 +265,27 @@ def test_a_step_under_each_file_is_the_probes(tmp_path: Path) -> None:
     _check(found)
 
 
+@pytest.mark.usefixtures("preloading")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_step_that_transformers_splits_is_the_probes(tmp_path: Path, name: str) -> None:
+    """Of accelerate and the Trainer, whose model transformers splits and shards as it loads it: the
+    same collectives and units as of the probe's own tensor parallelism."""
+    found = _facts(tmp_path, (name,), ("probe", "accelerate", "trainer"), ranks=SPLIT[name])
+    probe = found[name, "probe"]
+    names = {"VocabParallelEmbedding": "Embedding"}
+    units = [{**one, "first": names.get(one["first"], one["first"])} for one in probe["units"]]
+    assert {one["shards"] for one in units} == {2}
+    for kind in ("accelerate", "trainer"):
+        facts = found[name, kind]
+        # modules of the probe's own are not linears, and have another name
+        expected = {**probe, "units": units, "computes": ["torch.bfloat16"], "wrappers": []}
+        if kind == "trainer":  # it sums a norm over each mesh, by itself
+            norms = facts["collectives"].pop("all_reduce torch.float32")
+            assert 0 < norms < 5
+        _assert_same(facts, expected, kind)
+
+
 # A flag of a step's file, another value of it, and a fact that then differs.
 CHANGES = (
     ("full", "accelerate", "fsdp_reshard_after_forward", "false", "units"),
@@ -284,14 +312,15 @@ CHANGES = (
 @pytest.mark.long
 def test_every_step_is_the_probes_and_no_fact_is_blind_to_a_flag(tmp_path: Path) -> None:
     changes = [change[:4] for change in CHANGES]
-    found = _facts(tmp_path, STEPS, ("probe", *FORMATS), changes=changes)
+    whole = STEPS.keys() - SPLIT.keys()
+    found = _facts(tmp_path, sorted(whole), ("probe", *FORMATS), changes=changes)
     as_written = {key: facts for key, facts in found.items() if key[0] in STEPS}
-    assert {name for name, kind in as_written if kind == "trainer"} == STEPS.keys() - NOT_OF_TRAINER
+    assert {name for name, kind in as_written if kind == "trainer"} == whole - NOT_OF_TRAINER
     _check(as_written)
     for name, kind, flag, _, fact in CHANGES:
-        changed, whole = found[f"{name} {flag}", kind][fact], found[name, kind][fact]
-        assert changed != whole, (kind, flag)
-        assert fact != "held_bytes" or abs(changed - whole) > FEW_BYTES, (kind, flag)
+        changed, same = found[f"{name} {flag}", kind][fact], found[name, kind][fact]
+        assert changed != same, (kind, flag)
+        assert fact != "held_bytes" or abs(changed - same) > FEW_BYTES, (kind, flag)
 
 
 @pytest.mark.long
@@ -306,11 +335,12 @@ def test_a_step_of_old_releases_is_the_probes(
     made = subprocess.run([*pip, packages, *wanted], capture_output=True, text=True)
     if made.returncode:
         pytest.skip(f"pip installs no {' '.join(wanted)}: {made.stderr.strip()[-200:]}")
-    probes = _facts(tmp_path, STEPS, ("probe",))
+    steps = sorted(STEPS.keys() - SPLIT.keys())
+    probes = _facts(tmp_path, steps, ("probe",))
     stated = {**STATED, **{name: releases[name] for name in ("accelerate", "transformers")}}
-    found = _facts(tmp_path, STEPS, refused, stated, packages)
+    found = _facts(tmp_path, steps, refused, stated, packages)
     for kind, not_written in refused.items():
-        assert {name for name, made_by in found if made_by == kind} == STEPS.keys() - not_written
+        assert {name for name, made_by in found if made_by == kind} == set(steps) - not_written
     for (name, kind), facts in found.items():
         probe = _of_root_unit(probes[name, "probe"])
         expected = _of_trainer(probe) if kind == "trainer" else probe

@@ -53,7 +53,7 @@ def test_the_answer_in_brief(study, capsys):
 def test_all_that_is_known_and_the_answer_alone(study, capsys):
     assert show_answered(answered_of(study, ()), as_json=False, in_full=True) == 0
     out = capsys.readouterr().out
-    assert "\nKnobs without effect here\n  tp_size is 1: " in out
+    assert "\nKnobs without effect here\n  tp_recompute_allgather is false: " in out
     assert "\nMemory\n  must be free " in out
     assert out.count("nvidia-smi") <= 1
     assert out.index("Knobs without effect") < out.index("\nAnswer ")  # which is last

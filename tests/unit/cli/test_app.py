@@ -24,10 +24,10 @@ def test_every_help_teaches(cli, monkeypatch):
         assert "Example" in text
         assert f"  tuner {' '.join(words)}" in text
         assert "Exit codes: 0 answered, 1 failed, 2 wrong usage" in text
-        may = words in ([one] for one in ("suggest", "predict", "check", "size", "probe", "export"))
-        assert ("3 nothing fits" in text) == may
+        fitting = ("suggest", "predict", "check", "size", "probe", "export", "rehearse")
+        assert ("3 nothing fits" in text) == (words in ([one] for one in fitting))
         assert "--json" in text or words[0] == "mcp"  # which says nothing else anyway
-        assert "--db URL" in text or words in (["models"], ["gpus"])
+        assert "--db URL" in text or words in (["models"], ["gpus"], ["rehearse"])
         assert max(map(len, text.splitlines())) <= 80
     monkeypatch.setenv("COLUMNS", "80")
     for group in ([], *([name] for name in GROUPS)):  # lists of commands are not cut off

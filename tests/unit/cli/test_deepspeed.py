@@ -61,6 +61,18 @@ def test_the_best_is_put_into_the_file(cli, mine):
     assert (again.code, again.json["fits"]) == (0, True)
 
 
+def test_the_answer_says_what_zero_splits(cli):
+    done = cli(
+        "suggest", "--framework", "deepspeed", *PLACE, "--global-batch-size", "64",
+        "--fidelity", "predicted", "--json", "--knob", "sharding=full_shard,hybrid_shard",
+        "--knob", "micro_batch_size=1",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    said = json.dumps(done.json)
+    assert "split over 16 ranks, and parameters once more within a node" in said
+    assert "ranks of a node" not in said
+
+
 def test_no_step_of_it_is_probed_here(cli):
     done = cli(
         "probe", "--framework", "deepspeed", "--cluster", "cpu:2", "--model", "stories15m",

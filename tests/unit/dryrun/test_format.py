@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "9ce676cca6259d9476844df1fd057c26133922a1c5f2989915d950b669d210ae"),
-    "verdict": (4, "bf1e32335f9cf135f65248cb7aca17aff95ae213e08b36ff0c99803cccb6672c"),
+    "dry run": (4, "aa7e033cef6fabed23d38ea7e86bdb5ee30ae139c34fd2cba105e9261ba79ac9"),
+    "verdict": (4, "e665936ae7348dc467c32eca73f7e052de2ea07343d08580d2c118c85651ba2b"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

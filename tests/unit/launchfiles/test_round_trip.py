@@ -96,7 +96,8 @@ def check(format_name: str, question: Question, settings: Settings) -> None:
     opened = read_text(text, FORMATS[format_name].file_name)
     values, found = opened.values, opened.found
     assert found.format_name == format_name
-    said = beside(question, settings, set(found.may), set(found.knobs))
+    decided = set(found.knobs) - (found.unsaid & {"sharding", "tp_size"})
+    said = beside(question, settings, set(found.may), decided)
     for name in ("loss", "reduce_dtype"):  # which the file may leave open
         if len(found.may.get(name, ())) > 1:
             said[name] = str(getattr(question.workload, name))

@@ -154,6 +154,11 @@ def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
     return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
 
 
+def reduced_in(workload: Workload, sizes: Sizes) -> ReduceDtype:
+    """Number format in which gradients are reduced over data-parallel ranks."""
+    return workload.reduced_in(sharded=sizes.is_fsdp, split=sizes.tp > 1)
+
+
 def shard_ranks(settings: Settings, cluster: Cluster) -> int:
     """Ranks that split the optimizer's state among themselves."""
     sizes = axis_sizes(settings, cluster)

@@ -31,6 +31,7 @@ from tuner.cost.memory.shards import (
     layer_variants,
     loss_width,
     parameter_bytes,
+    reduced_in,
     shards,
 )
 from tuner.cost.memory.tensors import buffer_bytes, scales_bytes
@@ -126,7 +127,9 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     if settings.gradient_accumulation_steps > 1 and not sharded:
         waits = weights * held.trained_whole
     elif settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
-        waits = REDUCE_BYTES[workload.reduced_in(sharded=True)] * held.trained_whole
+        waits = (
+            REDUCE_BYTES[reduced_in(workload, axis_sizes(settings, cluster))] * held.trained_whole
+        )
     floor = min(own + state + max(gradients, waits), total)
     return MemoryBound(floor_bytes=int(floor), total_bytes=int(total))
 

@@ -20,6 +20,7 @@ from tuner.cost.memory.shards import (
     ddp_buckets,
     full_buckets_bytes,
     logit_ranks,
+    reduced_in,
     shards,
 )
 from tuner.cost.memory.tensors import rotated_channels
@@ -139,7 +140,7 @@ class Wrapping:
         self.tape = Tape()
         self.parts: Shards = shards(workload, settings, cluster, selects_every)
         self.c, self.w = COMPUTE_BYTES[workload.precision], WEIGHT_BYTES[workload.precision]
-        self.reduce = REDUCE_BYTES[workload.reduced_in(sharded=sizes.is_fsdp)]
+        self.reduce = REDUCE_BYTES[reduced_in(workload, sizes)]
         self.replicas, self.fsdp = sizes.dp, sizes.is_fsdp
         self.frozen = workload.adapter is not None  # all but the adapters
         self.casts_gradients = autocasts(workload, settings, cluster)

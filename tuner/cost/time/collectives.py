@@ -26,6 +26,7 @@ from tuner.cost.memory.shards import (
     axis_sizes,
     ddp_buckets,
     model_units,
+    reduced_in,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
 from tuner.cost.memory.zero import (
@@ -128,7 +129,7 @@ def _of_fsdp(workload: Workload, settings: Settings, sizes: Sizes) -> list[StepC
     first = root or outermost  # forward waits for it
     passes, reduces = settings.gradient_accumulation_steps, reducing_passes(settings)
     gather = passes * width
-    number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
+    number = REDUCE_BYTES[reduced_in(workload, sizes)]
     reduce = reduces * number
     axis, forward, backward = Axis.DP_SHARD, Phase.FORWARD, Phase.BACKWARD
     ahead, behind, waits = Overlap.PREFETCHED, Overlap.BEHIND_BACKWARD, Overlap.EXPOSED
@@ -328,7 +329,7 @@ def _of_partial_gradients(
         passes = reducing_passes(settings)
         number = COMPUTE_BYTES[workload.precision]
         if passes < settings.gradient_accumulation_steps:  # accumulated in the reduction's format
-            number = REDUCE_BYTES[workload.reduced_in(sharded=True)]
+            number = REDUCE_BYTES[reduced_in(workload, sizes)]
     replicated = model_tensors(workload.model).replicated
     if not workload.splits_sequence:
         hidden = workload.model.hidden_size
