@@ -224,15 +224,13 @@ def _read_adapter(value: Any, handler: ValidatorFunctionWrapHandler) -> Adapter:
             raise wrong("quantize", "int8", "bitsandbytes' 8-bit layers are not probed: nf4 or fp4")
         if (doubles := value.get("double_quant")) in ("true", "false"):
             value = {**value, "double_quant": doubles == "true"}
-        elif doubles is not None and not isinstance(doubles, bool):
-            raise wrong("double_quant", doubles, "must be true or false")
-        for name in QUANTIZED:  # also at its default: what is said and has no effect is refused
-            if value["method"] == AdapterMethod.LORA and value.get(name) is not None:
-                raise wrong(name, value[name], f"needs the method {AdapterMethod.QLORA}")
     try:
         found: Adapter = handler(value)
     except UsageError as error:
         raise told(error) from error
+    for name in QUANTIZED:  # also at its default: what is said and has no effect is refused
+        if isinstance(value, Mapping) and not found.quantizes and value.get(name) is not None:
+            raise wrong(name, value[name], f"needs the method {AdapterMethod.QLORA}")
     return found
 
 

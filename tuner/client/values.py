@@ -230,6 +230,7 @@ ALLOWED: Mapping[str, str] = {
     "model_attributes_type": "must be an object of fields",
     "dataclass_type": "must be a table of fields",
     "bool_type": "must be true or false",
+    "bool_parsing": "must be true or false",
     "enum": "must be one of {expected}",
     "tuple_type": A_LIST,
     "too_short": A_LIST,

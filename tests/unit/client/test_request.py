@@ -177,7 +177,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "needs the method qlora",
     ),
     (
-        {"workload.adapter": {"method": "qlora", "double_quant": 1}},
+        {"workload.adapter": {"method": "qlora", "double_quant": "maybe"}},
         "workload.adapter.double_quant",
         "must be true or false",
     ),
