@@ -250,7 +250,7 @@ def test_suggest_predicts_with_dry_runs_and_then_from_the_cache(command, environ
     assert found["best"]["memory"]["basis"] == "dry_run"
     assert set(found["probes"]) == {"ok"}
     assert found["best"]["guard"]["versions"]["torch"]
-    assert any(line.startswith("probe 1/3: ok") for line in first.stderr.splitlines())
+    assert any(line.startswith("dry run 1/3: ok") for line in first.stderr.splitlines())
 
     other = [*command("suggest", *PREDICTED, "--json"), "--global-batch-size", "8"]
     cached = run(other, environment)

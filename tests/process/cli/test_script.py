@@ -28,7 +28,10 @@ def asked(tiny, *more, script="plain.py"):
         (("--fidelity", "predicted", "--", *BATCH), "fidelity: got 'predicted'; a script is run"),
         (("--launch", "mpirun", "--", *BATCH), "launch: got 'mpirun'; must be one of torchrun, ac"),
         (("--launch", "accelerate", "--", *BATCH), "starts scripts with --framework accelerate"),
-        (("--template", "none.yaml", "--", *BATCH), "template: got 'none.yaml'; must be a file"),
+        (
+            ("--template", "none.yaml", "--", *BATCH),
+            "template: got 'none.yaml'; there is no such file",
+        ),
         (("--script-env", "X", "--", *BATCH), "script_env: got 'X'; must look like NAME="),
         (("--server", "http://127.0.0.1:1", "--", *BATCH), "services take no scripts"),
         (("--ray", "10.0.0.1:6379", "--", *BATCH), "is for --launcher ray"),

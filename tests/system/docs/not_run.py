@@ -67,7 +67,9 @@ NOT_RUN: tuple[Rule, ...] = (
     Rule("*", r"tuner rehearse .*", "needs torch for CUDA: tests/cuda/test_rehearsal.py runs it"),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),
-    Rule("docs/deploy.md", r"python -m venv /opt/tuner .*|export TUNER_DB=.*", "writes outside"),
+    Rule(
+        "docs/deploy.md", r"python -m venv /opt/tuner|export (PATH|TUNER_DB)=.*", "writes outside"
+    ),
     Rule("docs/deploy.md", r"cp .env.example .env .*", ENGINE),
     Rule(
         "docs/schedulers.md",

@@ -58,6 +58,7 @@ PARSERS = {
 def canonical(question: Question, settings: Settings) -> Settings:
     """The configuration with inactive knobs at one value."""
     ranks = settings.data_parallel_size(question.cluster.world_size)
+    gathers = settings.tp_size > 1 and question.workload.splits_sequence
     sharded = is_sharded(question, settings) or settings.sharding is Sharding.ZERO1
     if settings.sharding is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
         settings = replace(settings, sharding=Sharding.FULL_SHARD)  # within the only node
@@ -65,7 +66,7 @@ def canonical(question: Question, settings: Settings) -> Settings:
         settings,
         sharding=settings.sharding if sharded and ranks > 1 else Sharding.DDP,
         sync_each_batch=settings.sync_each_batch if sync_acts(question, settings) else True,
-        tp_recompute_allgather=settings.tp_recompute_allgather and settings.tp_size > 1,
+        tp_recompute_allgather=settings.tp_recompute_allgather and gathers,
     )
 
 

@@ -41,7 +41,7 @@ def test_an_edited_script_is_another_question(asking, tmp_path):
 
 
 REFUSED: list[tuple[dict[str, object], str]] = [
-    ({"path": "missing.py"}, "script: got 'missing.py'; must be a file that can be read"),
+    ({"path": "missing.py"}, "script: got 'missing.py'; there is no such file"),
     ({"path": "large.py"}, "at most 1 MiB"),
     ({"template": "plain.yaml"}, "template: got 'plain.yaml'; has no placeholder"),
     ({"template": "binary"}, "must be text in UTF-8"),

@@ -25,9 +25,9 @@ def actor(tmp_path, monkeypatch):
 def begin(actor, make_job):
     """Starts rank 0 with a script, and files that are there from the start: its folder."""
 
-    def begin(script: list[str], files: dict[str, bytes] | None = None) -> str:
+    def begin(script: list[str], files: dict[str, bytes] | None = None, ranks: int = 1) -> str:
         folder = actor.make_folder(files or {})
-        job = make_job({"0": script}, ranks=1).as_dict()
+        job = make_job({"0": script}, ranks=ranks).as_dict()
         actor.start(job, 0, "", folder, sys.executable)
         return folder
 
@@ -73,10 +73,16 @@ def test_orders_are_there_before_the_rank_and_come_to_it_later(actor, begin):
 
 
 def test_other_ranks_files_are_theirs_to_tell(actor, begin):
-    folder = Path(begin(["hang"]))
+    folder = Path(begin(["hang"], ranks=2))
     (folder / "rank-00001.json").write_text("{}")
     (folder / "spent").touch()
     assert set(actor.exchange(True, {})["files"]) == {"spent"}
+
+
+def test_a_rank_that_has_its_node_to_itself_tells_of_those_that_it_started(actor, begin):
+    folder = Path(begin(["hang"]))
+    (folder / "rank-00001.json").write_text("{}")
+    assert set(actor.exchange(True, {})["files"]) == {"rank-00001.json"}
 
 
 def test_a_node_has_no_more_gpus_than_ray_gives_away(monkeypatch):
