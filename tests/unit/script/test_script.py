@@ -52,7 +52,7 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"environment": ["RANK={tp_size}"]}, "script_env: got 'RANK'; is not a name that may be"),
     ({"environment": ["PET_NNODES=2"]}, "is not a name that may be set"),
     ({"arguments": "--mb {micro_batch_size}"}, "arguments: got '--mb {micro_batch_size}'; must"),
-    ({"path": "a\0b"}, "must be a file that can be read"),
+    ({"path": "a\0b"}, "cannot be read"),
     ({"path": "~nobody-of-this-name/a.py"}, "is not a usable path"),
 ]
 
