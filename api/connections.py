@@ -11,6 +11,8 @@ import resource
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
+from contextlib import suppress
+from ipaddress import ip_address, ip_network
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -59,9 +61,14 @@ class Connections:
         most_each: int = MOST_EACH,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``proxies`` are addresses that stand for many callers, and may have as many as all."""
+        """``proxies``, addresses and networks as uvicorn reads them, stand for many callers, and
+        may have as many connections as all."""
         self.most, self.most_each = most, most_each
         self._proxies = frozenset(proxies)
+        self._networks = []
+        for each in proxies:
+            with suppress(ValueError):  # such as * or a socket's path
+                self._networks.append(ip_network(each, strict=False))
         self._clock = clock
         self._open: dict[Protocol, str] = {}
         self._of: defaultdict[str, dict[Protocol, float]] = defaultdict(dict)
@@ -77,7 +84,7 @@ class Connections:
         network = network_of(address)
         theirs, now = self._of[network], self._clock()
         self._open[one], theirs[one] = network, now
-        if len(theirs) > self.most_each and address not in self._proxies:
+        if len(theirs) > self.most_each and not self._is_proxy(address):
             silent = (one for one, since in theirs.items() if since <= now - GRACE_S)
             strangers = [one for one in silent if not (one.is_let_in or one.is_asking)]
             if len(strangers) >= self.most_each:
@@ -85,6 +92,11 @@ class Connections:
                 return
         if len(self._open) > self.most:
             self._close(next((other for other in self._open if not other.is_let_in), one))
+
+    def _is_proxy(self, address: str) -> bool:
+        if address in self._proxies or "*" in self._proxies:
+            return True
+        return bool(address) and any(ip_address(address) in each for each in self._networks)
 
     def leave(self, one: "Protocol") -> None:
         network = self._open.pop(one, None)

@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from api.connections import GRACE_S, NO_FILES, QUIET_S, Complaints, Connections
 
 
@@ -44,8 +46,9 @@ def test_of_ipv6_a_subscriber_is_one_address(clock):
     assert entered(connections, One("2001:db8::2"), first) == [False, True]
 
 
-def test_no_more_are_open_than_may_be_whoever_they_are(clock):
-    connections = Connections(3, ["192.0.2.9"], most_each=1, clock=clock)
+@pytest.mark.parametrize("proxies", [["192.0.2.9"], ["2001:db8::/32", "192.0.2.0/24"], ["*"]])
+def test_no_more_are_open_than_may_be_whoever_they_are(clock, proxies):
+    connections = Connections(3, proxies, most_each=1, clock=clock)
     behind_a_proxy = [One("192.0.2.9") for _ in range(5)]
     assert entered(connections, *behind_a_proxy) == [True] * 2 + [False] * 3
     assert len(connections) == 3
