@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 from functools import lru_cache, wraps
 from math import isfinite
@@ -164,6 +164,17 @@ class DoubledNameError(ValueError):
     def __init__(self, path: str) -> None:
         super().__init__(f"{path}: is there twice")
         self.path = path
+
+
+def show(value: object) -> str:
+    """A knob's value as a user writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def show_all(values: Collection[Any], most: int = 12) -> str:
+    """Values as a user writes them, at most ``most`` of them."""
+    shown = [show(value) for value in values]
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
 def json_text(value: Any, *, indent: int | None = None) -> str:

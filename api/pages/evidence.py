@@ -12,8 +12,7 @@ from tuner.core.study import Probe, Study
 from tuner.core.words import describe, range_text, rank_word, speed_text
 from tuner.planner import speed_of
 from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
-from tuner.space.rules import show
-from tuner.text import count_text, duration_text, size_text, time_text
+from tuner.text import count_text, duration_text, show, size_text, time_text
 
 # Lines of the end of a rank's log and characters of one: on the probe's page, on the study's.
 LOG_LINES, LONGEST_LINE = 60, 400

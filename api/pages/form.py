@@ -36,8 +36,7 @@ from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName, Study
 from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.model import published_model
-from tuner.space.rules import show
-from tuner.text import DoubledNameError, read_duration, read_json
+from tuner.text import DoubledNameError, read_duration, read_json, show
 
 # What was typed, by field; a field of flags may have several values.
 Texts = Mapping[str, Sequence[str]]

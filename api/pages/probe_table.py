@@ -15,8 +15,7 @@ from tuner.errors import UsageError
 from tuner.planner import speed_of
 from tuner.planner.probes import repriced, step_time_of
 from tuner.results.points import differing, knob_texts
-from tuner.space.rules import show
-from tuner.text import duration_text, size_number, size_unit, time_text
+from tuner.text import duration_text, show, size_number, size_unit, time_text
 
 # The filter that shows all probes.
 ANY = ""

@@ -22,8 +22,7 @@ from api.sessions import LazyField
 from tuner.core.configuration import ACCUMULATION, KNOBS, Settings
 from tuner.core.evaluation import GIB
 from tuner.core.words import share_text, speed_text
-from tuner.space.rules import show
-from tuner.text import count_text, duration_text, size_text, time_text
+from tuner.text import count_text, duration_text, show, size_text, time_text
 
 # Media types by how a file's name ends. Other files are not served.
 MEDIA_TYPES: Final = {

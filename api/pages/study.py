@@ -37,11 +37,10 @@ from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
 from tuner.results.points import ALWAYS
-from tuner.space.rules import show
 from tuner.store import Event, Store, StudyStatus
 from tuner.store.tables import EventKind
 from tuner.store.workers import Workers
-from tuner.text import count_text, duration_text
+from tuner.text import count_text, duration_text, show
 
 GUARD_PASSED = "passed"
 # Lines of comments before a file, from which on they are folded.

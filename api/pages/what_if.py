@@ -13,8 +13,7 @@ from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
 from tuner.results import Predictor, WhatIf
-from tuner.space.rules import show
-from tuner.text import size_text
+from tuner.text import show, size_text
 
 # Relative difference below which two figures are called equal.
 SAME = 0.0005

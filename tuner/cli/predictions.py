@@ -18,8 +18,7 @@ from tuner.dryrun import Profile
 from tuner.explain.english import say
 from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
-from tuner.space.rules import show
-from tuner.text import size_number, size_text, size_unit
+from tuner.text import show, size_number, size_text, size_unit
 
 # What stands behind allocated memory.
 BASES: Mapping[Basis, str] = {

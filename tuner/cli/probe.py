@@ -34,9 +34,16 @@ from tuner.planner.probes import (
 )
 from tuner.planner.timing import first_counts
 from tuner.space import check_settings, settings_notes
-from tuner.space.rules import show
 from tuner.store import Store, open_store
-from tuner.text import duration_text, moment_text, size_number, size_text, size_unit, time_text
+from tuner.text import (
+    duration_text,
+    moment_text,
+    show,
+    size_number,
+    size_text,
+    size_unit,
+    time_text,
+)
 
 # Times that a probe is entered again because the study moved on meanwhile.
 TRIES = 20

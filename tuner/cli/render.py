@@ -39,9 +39,8 @@ from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, question_text, rows_of
-from tuner.space.rules import show
 from tuner.store import open_store
-from tuner.text import count_text, duration_text, moment_text, read_tokens, size_text
+from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text
 
 # Notes on a study's probes that are shown; a hot node has one for each.
 MOST_NOTES = 5

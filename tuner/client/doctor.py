@@ -24,7 +24,7 @@ from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import Faults, check_of, path_of
 from tuner.guard.replica import STACK
 from tuner.machine import memory_bytes, usable_cores
-from tuner.space.rules import show
+from tuner.text import show
 
 # The knobs that may train wrongly, and their values.
 CHECKED: Mapping[str, tuple[Any, ...]] = {

@@ -34,8 +34,8 @@ from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
-from tuner.space.rules import show
 from tuner.store import Store
+from tuner.text import show
 
 Asked = TypeVar("Asked")
 

@@ -95,6 +95,11 @@ class Settings(_Kept):
             if value < 1:
                 raise UsageError(name, value, "must be a positive integer")
 
+    @property
+    def splits_layers(self) -> bool:
+        """Whether each layer is split over ranks: tensor parallelism."""
+        return self.tp_size > 1
+
     # Whatever is known of a space is found by its settings: a page looks up some 80,000 times.
     def __hash__(self) -> int:
         try:
@@ -161,7 +166,7 @@ def model_parallel_size(knobs: Mapping[str, int]) -> int:
 
 def idle_knobs(settings: Settings) -> frozenset[str]:
     """Knobs that do nothing beside the others' values, whatever the question."""
-    one_micro_batch, unsplit = settings.gradient_accumulation_steps == 1, settings.tp_size == 1
+    one_micro_batch, unsplit = settings.gradient_accumulation_steps == 1, not settings.splits_layers
     found = {"sync_each_batch", "defer_all_reduce"} if one_micro_batch else set()
     return frozenset(found | ({"tp_recompute_allgather"} if unsplit else set()))
 

@@ -326,7 +326,7 @@ def checkpoints_in_script(question: "Question", settings: Settings) -> bool:
         return settings.activation_checkpointing is not Checkpointing.NONE  # of which it has none
     differs = flag_differs(question.framework) or loses_random_state(question)
     # what transformers splits it shards too, and accelerate's plugin is not there
-    by_plugin = is_sharded(question, settings) and settings.tp_size == 1
+    by_plugin = is_sharded(question, settings) and not settings.splits_layers
     return bool(differs) or not by_plugin
 
 

@@ -37,8 +37,7 @@ from tuner.explain.english import (
     effect_cells,
     spared_text,
 )
-from tuner.space.rules import show
-from tuner.text import count_text, size_text, time_text
+from tuner.text import count_text, show, size_text, time_text
 
 PlainFact = Mapping[str, Any]
 

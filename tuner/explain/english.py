@@ -30,8 +30,7 @@ from tuner.core.words import (
 from tuner.cost.prediction import OF_TRACES
 from tuner.explain import facts
 from tuner.explain.facts import Fact, probes_in
-from tuner.space.rules import show
-from tuner.text import count_text, size_text
+from tuner.text import count_text, show, size_text
 
 # Names of categories of memory, and of the phases of a step, in a sentence.
 CATEGORY_WORDS: Mapping[str, str] = {

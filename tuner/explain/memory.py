@@ -39,8 +39,7 @@ from tuner.explain.facts import (
     MemoryUnknown,
 )
 from tuner.space import check_settings
-from tuner.space.rules import show
-from tuner.text import size_text
+from tuner.text import show, size_text
 
 # Categories that the first fact names.
 MOST_CATEGORIES = 3

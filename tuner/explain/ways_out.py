@@ -14,7 +14,7 @@ from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.planner.sizing import fits_surely, parts_of
 from tuner.space import enumerate_space
-from tuner.space.rules import show
+from tuner.text import show
 
 # GPUs of a node where more of them are proposed.
 WHOLE_NODE = 8

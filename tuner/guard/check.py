@@ -18,8 +18,7 @@ from tuner.cost.memory.shards import WEIGHT_BYTES, axis_sizes, shards
 from tuner.cost.time.collectives import step_collectives
 from tuner.guard.replica import GUARD_FORMAT, STEPS, Replica
 from tuner.plain import Plain
-from tuner.space.rules import show
-from tuner.text import size_text
+from tuner.text import show, size_text
 
 # Operator, mesh axis and phase of a collective.
 Kind = tuple[str, str, str]

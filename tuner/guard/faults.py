@@ -26,8 +26,7 @@ from tuner.guard.replica import (
     replica_of,
     smallest_factor,
 )
-from tuner.space.rules import show
-from tuner.text import kept
+from tuner.text import kept, show
 
 # The knobs that act in settings, with their values: what settings of one path have in common.
 Path = tuple[tuple[str, Any], ...]
@@ -44,7 +43,7 @@ def path_of(settings: Settings, ranks: int) -> Path:
     values: dict[str, Any] = {"activation_checkpointing": settings.activation_checkpointing}
     if settings.pp_size > 1:
         values["pp_size"] = settings.pp_size
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         values["tp_size"] = smallest_factor(settings.tp_size)
         values["tp_recompute_allgather"] = settings.tp_recompute_allgather
     if parallel:

@@ -93,7 +93,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     mixed = question.workload.precision is Precision.BF16_MIXED
     # On a CPU too: with MULTI_CPU accelerate launches one process unless under mpirun
     kind = "MULTI_GPU" if has_data_parallel_ranks(question, settings) else "NO"
-    split, by_plugin = settings.tp_size > 1, by_plugin_of(question, settings)
+    split, by_plugin = settings.splits_layers, by_plugin_of(question, settings)
     kind = "FSDP" if by_plugin else "MULTI_GPU" if split else kind
     # what transformers shards it also casts
     mixed = mixed and not (split and has_data_parallel_ranks(question, settings))
@@ -128,7 +128,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
 
 def by_plugin_of(question: Question, settings: Settings) -> bool:
     """Tells whether accelerate's FSDP plugin shards: what transformers splits it shards itself."""
-    return is_sharded(question, settings) and settings.tp_size == 1
+    return is_sharded(question, settings) and not settings.splits_layers
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
@@ -181,7 +181,7 @@ def _old_offload(question: Question, settings: Settings) -> str | None:
 
 def _oldest_accelerate(question: Question, settings: Settings) -> str:
     """The oldest version that does what file and script say (read in the releases' code)."""
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         return "1.13"  # before, it was prepared by what transformers has no more
     if not is_sharded(question, settings):
         return "0.31"  # sync_each_batch came with 0.28 and stepped too often before 0.31
@@ -213,7 +213,7 @@ def _needs(question: Question, settings: Settings) -> str:
     by_option = options(question, settings)["activation_checkpointing"]
     between = ", but not 1.8 to 1.14" if by_option and _is_early(question) else ""
     needs = f"Needs accelerate {_oldest_accelerate(question, settings)} or newer{between}"
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         needs += f", transformers {TENSORS_BY_TRANSFORMERS} or newer"
     if is_sharded(question, settings) and _has_mixed_adapter(question):
         needs += f", torch {FROZEN_DTYPE_IS_FREE.strip('>=')} or newer"
@@ -232,7 +232,7 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
         "NOT FOR A CPU: accelerate ignores FSDP on a CPU, so launched here this file would"
         " shard nothing. It describes the settings for as many GPUs, and the script stops"
         " anywhere else."
-        if settings.tp_size == 1
+        if not settings.splits_layers
         else "NOT FOR A CPU: accelerate takes tensor parallelism on GPUs alone, and the script"
         " stops anywhere else.",
     )
@@ -275,7 +275,7 @@ def _warnings(question: Question, settings: Settings) -> Iterator[str]:
     on_cpu = question.cluster.gpu.device is Device.CPU
     if (
         on_cpu
-        and settings.tp_size == 1
+        and not settings.splits_layers
         and not sharded
         and has_data_parallel_ranks(question, settings)
     ):

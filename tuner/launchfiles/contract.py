@@ -115,7 +115,7 @@ def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
 def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
     """Number format in which gradients are reduced over data-parallel ranks."""
     sharded = is_sharded(question, settings)
-    return question.workload.reduced_in(sharded=sharded, split=settings.tp_size > 1)
+    return question.workload.reduced_in(sharded=sharded, split=settings.splits_layers)
 
 
 def sync_acts(question: Question, settings: Settings) -> bool:
@@ -145,7 +145,7 @@ def fsdp2(launcher: str, question: Question, settings: Settings, framework: str)
         )
     within = question.cluster.gpus_per_node // settings.tp_size
     if settings.sharding is Sharding.HYBRID_SHARD and within == 1:
-        what = "GPU" if settings.tp_size == 1 else "data-parallel rank"
+        what = "GPU" if not settings.splits_layers else "data-parallel rank"
         return (
             f"hybrid_shard shards within a node, and a node has one {what} here; ask again with"
             " --knob sharding=ddp,shard_grad_op,full_shard"
@@ -160,7 +160,7 @@ def tensors(
 ) -> str | None:
     """Refuses tensor parallelism for launchers that split nothing but data; those of a ``question``
     of accelerate or the Trainer have transformers' plans."""
-    if settings.tp_size == 1:
+    if not settings.splits_layers:
         return None
     if question is not None and question.framework.puts_off:
         sharded = has_data_parallel_ranks(question, settings)
@@ -313,7 +313,7 @@ def variables(question: Question, settings: Settings) -> dict[str, str]:
         later = work.added_later()  # files of other studies stay as they are
         adapter = later.pop("adapter", None)
         packing = later.pop("packing", None)
-        if settings.tp_size == 1:  # nothing is split
+        if not settings.splits_layers:  # nothing is split
             later.pop("tensor_parallel", None)
         values |= later
         if work.frozen:
@@ -414,7 +414,7 @@ def asked(question: Question, settings: Settings) -> str:
     reduced = f"in {work.reduce_dtype}"
     if work.reduce_dtype is ReduceDtype.FRAMEWORK:
         reduced = "as the framework does: in fp32 under DDP, in bf16 under FSDP"
-        if settings.tp_size > 1:
+        if settings.splits_layers:
             reduced += " but for a model that transformers splits, in fp32"
     return (
         f"{name} on {question.cluster.name}: sequences of {work.sequence_length} tokens,"

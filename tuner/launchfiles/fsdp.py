@@ -239,7 +239,7 @@ def is_passed_over(question: Question, settings: Settings) -> bool:
     """Tells whether accelerate would not do it at all: on a CPU it ignores FSDP, and refuses
     ``ParallelismConfig`` (``_validate_accelerator`` in parallelism_config.py, 1.15)."""
     on_cpu = question.cluster.gpu.device is Device.CPU
-    return on_cpu and (settings.tp_size > 1 or is_sharded(question, settings))
+    return on_cpu and (settings.splits_layers or is_sharded(question, settings))
 
 
 def reshards(settings: Settings) -> bool:

@@ -110,7 +110,7 @@ def loading_code(question: Question, distributed: str = "") -> tuple[str, ...]:
 def distributed_config(question: Question, settings: Settings) -> str:
     """The argument by which transformers splits a model as it loads it, and shards it over the
     data-parallel ranks; empty where nothing splits it."""
-    if settings.tp_size == 1 or question.script is not None:
+    if not settings.splits_layers or question.script is not None:
         return ""
     ranks = settings.data_parallel_size(question.cluster.world_size)
     mixed = ranks > 1 and question.workload.precision is Precision.BF16_MIXED

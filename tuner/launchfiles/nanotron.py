@@ -44,7 +44,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     parallel: dict[str, Any] = {"dp": ranks, "tp": settings.tp_size, "pp": settings.pp_size}
     recomputes = {"recompute_layer": settings.activation_checkpointing is Checkpointing.FULL}
     gathers = {"tp_recompute_allgather": settings.tp_recompute_allgather}
-    if settings.tp_size == 1:  # the release 0.4 refuses the field
+    if not settings.splits_layers:  # the release 0.4 refuses the field
         gathers = {}
     tokens = {
         "sequence_length": question.workload.sequence_length,
@@ -121,7 +121,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     notes = ["What your script was not told is not here: it stays as your file has it."]
     if question.script is None:
         notes = ["model.dtype must be bfloat16, which is nanotron's default."]
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         notes.append(
             "tp_recompute_allgather needs a nanotron of 5 August 2024 or later from its repository:"
             " the release 0.4 lacks the field and refuses it."

@@ -95,7 +95,7 @@ def _imports(question: Question, settings: Settings) -> Iterator[str]:
     yield optimizer_import(question.workload.optimizer)
     yield f"from transformers import {question.workload.model.task.auto_class}"
     yield from checkpointing_imports(settings) if not selective else ()
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         yield (
             "\nfrom workers.probe.tensor_parallel import parallelize, reduce_partial_gradients"
             "  # of tuner"
@@ -151,7 +151,7 @@ def _prepare(question: Question, settings: Settings) -> Iterator[str]:
     yield "def prepare(model, mesh):"
     yield '    """The model with the settings applied, on this process\'s device."""'
     yield from (f"    {line}" for line in checkpointing(settings))
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         work = question.workload
         gathers, narrow = work.gathers_logits, work.loss is Loss.OWN_DTYPE
         known = ["recompute_allgather=TP_RECOMPUTE_ALLGATHER"] if work.splits_sequence else []
@@ -247,7 +247,7 @@ def _step(question: Question, settings: Settings) -> Iterator[str]:
         yield f"{indent}loss = model(**batch).loss / GRADIENT_ACCUMULATION_STEPS"
     yield f"{indent}loss.backward()"
     yield "        total += loss.detach()"
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         yield "    reduce_partial_gradients(model.parameters())"
     if question.workload.optimizer is Optimizer.MUON:
         yield "    for one in optimizer:  # Muon, and AdamW"
@@ -284,7 +284,7 @@ def module(question: Question, settings: Settings) -> str:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    splits_replicas = settings.tp_size > 1 and _is_replicated(question, settings)
+    splits_replicas = settings.splits_layers and _is_replicated(question, settings)
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
         refusals.pipelines("torch's own loop", settings, "torch"),
@@ -309,7 +309,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         f"#     {' '.join(torchrun(question.cluster, 'SCRIPT.py'))}",
     ]
     needs = ["Needs torch 2.11 and transformers 5.17, or newer."]
-    if settings.tp_size > 1:
+    if settings.splits_layers:
         needs.append(
             "Tensor parallelism is that of the probes, from tuner, which must be installed where"
             " the script runs; a folder or module of yours called workers would hide it."

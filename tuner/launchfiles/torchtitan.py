@@ -182,12 +182,12 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
             " defer_all_reduce=false"
         )
-    if settings.tp_size > 1 and not question.workload.splits_sequence:
+    if settings.splits_layers and not question.workload.splits_sequence:
         return (
             "torchtitan's tensor parallelism is sequence parallel; ask again with"
             " --tensor-parallel sequence_parallel"
         )
-    if settings.tp_recompute_allgather and settings.tp_size > 1:
+    if settings.tp_recompute_allgather and settings.splits_layers:
         return (
             "torchtitan keeps gathered activations for backward; ask again with"
             " --knob tp_recompute_allgather=false"
@@ -211,7 +211,7 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             " again with --knob activation_checkpointing=none,full"
         )
     alone = not has_data_parallel_ranks(question, settings)
-    if alone and settings.tp_size > 1 and question.workload.precision is Precision.BF16_MIXED:
+    if alone and settings.splits_layers and question.workload.precision is Precision.BF16_MIXED:
         return (
             "torchtitan mixes precision by FSDP, and with tensor parallelism alone there is none;"
             " ask again with --precision bf16"

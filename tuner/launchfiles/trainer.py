@@ -134,7 +134,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     if settings.fused_loss and question.script is None:
         values["use_liger_kernel"] = True
         values["liger_kernel_config"] = dict(LIGER_CONFIG)
-    if is_sharded(question, settings) and settings.tp_size == 1:
+    if is_sharded(question, settings) and not settings.splits_layers:
         values["fsdp"] = True
         if release is not None and release < Version("5.17"):  # some of its options were words
             words = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
@@ -143,7 +143,7 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
         found = {names.get(k, k): v for k, v in options(question, settings).items()}
         layer = found["transformer_layer_cls_to_wrap"]
         values["fsdp_config"] = {**found, "transformer_layer_cls_to_wrap": [layer]}
-    elif has_data_parallel_ranks(question, settings) and settings.tp_size == 1:
+    elif has_data_parallel_ranks(question, settings) and not settings.splits_layers:
         values["ddp_find_unused_parameters"] = False  # none are; looking for them takes time
     if question.cluster.gpu.device is Device.CPU:
         values["use_cpu"] = True
@@ -234,10 +234,10 @@ def _other_optimizer(question: Question) -> str | None:
 
 def _other_sharding(question: Question, settings: Settings) -> str | None:
     if is_passed_over(question, settings):
-        if settings.tp_size > 1:
+        if settings.splits_layers:
             return "accelerate splits layers on GPUs alone; ask again with --knob tp_size=1"
         return "accelerate ignores FSDP on a CPU; ask again with --knob sharding=ddp"
-    if not is_sharded(question, settings) or settings.tp_size > 1:
+    if not is_sharded(question, settings) or settings.splits_layers:
         return None
     if question.workload.adapter is not None:
         # update_fsdp_plugin_peft in transformers/distributed/fsdp.py, 5.23
@@ -279,7 +279,7 @@ def _other_dtype(question: Question, settings: Settings) -> str | None:
         return None
     work = question.workload
     mixed = work.precision is Precision.BF16_MIXED and is_sharded(question, settings)
-    mixed = mixed and settings.tp_size == 1  # what it splits transformers reduces in fp32
+    mixed = mixed and not settings.splits_layers  # what it splits transformers reduces in fp32
     reduced = ReduceDtype.BF16 if mixed else weights(question)
     asked = reduced_in(question, settings)
     if asked is reduced or _hook(question, settings):

@@ -26,8 +26,7 @@ from tuner.explain.known import is_forecast, why_none
 from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
-from tuner.space.rules import show, show_all
-from tuner.text import json_text, size_text
+from tuner.text import json_text, show, show_all, size_text
 
 _QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_gib")
 

@@ -25,7 +25,7 @@ from tuner.explain.memory import memory_facts
 from tuner.planner.forecast import evaluated
 from tuner.results.points import Evidence
 from tuner.space import Space, check_settings, enumerate_space, settings_notes
-from tuner.space.rules import show, show_all
+from tuner.text import show, show_all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from tuner.space.enumeration import (
     Space,
     check_settings,
     count_settings,
+    divisors,
     enumerate_space,
     settings_notes,
 )
@@ -17,7 +18,6 @@ from tuner.space.rules import (
     NO_TENSOR_PARALLEL_WITH,
     SHARDINGS,
     TENSOR_PARALLEL_MODEL_TYPES,
-    divisors,
     no_liger,
 )
 

@@ -11,6 +11,7 @@ from typing import Any
 from tuner.core.configuration import (
     KNOBS,
     OTHERS_CHOSEN,
+    Checkpointing,
     InactiveKnob,
     Settings,
     Sharding,
@@ -19,26 +20,24 @@ from tuner.core.framework import FrameworkName
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (
+    PLAIN_CHECKPOINTING,
     SHARDINGS,
     Fixed,
     broken_rule,
     canonical_class,
     check_has,
     check_possible,
-    checkpointings,
-    divisors,
-    enough_micro_batches,
     fixed_all_reduce,
     fixed_by_framework,
     fixed_sync,
     fixed_tp_size,
     logits_matter,
+    no_checkpointing,
     possible,
     sentence,
-    show,
-    show_all,
     split_by,
 )
+from tuner.text import show, show_all
 
 _CLASS_KNOBS = (
     "pp_size",
@@ -93,6 +92,28 @@ class _SpaceKey:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _SpaceKey) and self.key == other.key
+
+
+def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
+    """The values of ``activation_checkpointing`` that are searched where none are asked for.
+
+    A user's script is known to tell two apart at most: others have to be named. So has ``offload``:
+    it is slower than ``full``, and takes host memory, of which a question says nothing.
+    """
+    if question.script is not None:
+        return PLAIN_CHECKPOINTING
+    searched = (value for value in Checkpointing if value is not Checkpointing.OFFLOAD)
+    return tuple(value for value in searched if not no_checkpointing(question, value))
+
+
+def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
+    """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
+    return accumulation >= settings.pp_size - 1
+
+
+def divisors(number: int) -> tuple[int, ...]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def enumerate_space(question: Question) -> Space:

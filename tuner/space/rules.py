@@ -23,6 +23,7 @@ from tuner.core.script import IN_FILE, Launch, checkpoints_in_script
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
+from tuner.text import show, show_all
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
 TENSOR_PARALLEL_MODEL_TYPES = frozenset(
@@ -149,9 +150,9 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     if settings.data_parallel_size(question.cluster.world_size) == 1:
         why = "one data-parallel rank has nobody to share with"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
-    if settings.tp_size == 1 or not question.workload.splits_sequence:
+    if not settings.splits_layers or not question.workload.splits_sequence:
         why = "with tp_size 1 there is no activation to gather again"
-        if settings.tp_size > 1:
+        if settings.splits_layers:
             why = "without sequence parallelism activations are whole, and none is gathered"
         named = fixed_by_framework(question, "tp_recompute_allgather")
         later.append(named or Fixed(knob="tp_recompute_allgather", value=False, why=why))
@@ -256,7 +257,7 @@ def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
     replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
     conditions = {question.framework.family(replicated=replicated)}
     conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
-    conditions |= {Condition.TENSOR_PARALLEL} if settings.tp_size > 1 else set()
+    conditions |= {Condition.TENSOR_PARALLEL} if settings.splits_layers else set()
     effect = knob_effect(question.framework, knob, frozenset(conditions))
     if effect.effect is Effect.LIVE:
         return fixed_by_script(question, knob)
@@ -307,17 +308,6 @@ def sentence(
     instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
     comma = "," if instead and where else ""
     return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
-
-
-def show(value: object) -> str:
-    """A knob's value as a user writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def show_all(values: Collection[Any], most: int = 12) -> str:
-    """Values as a user writes them, at most ``most`` of them."""
-    shown = [show(value) for value in values]
-    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 
 
 # What each framework can split over the data-parallel ranks.
@@ -413,23 +403,6 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
     if release is None or meets(release, needed):
         return ""
     return f"transformers {release} cannot be told {told}; {needed.strip('>=')} or newer can"
-
-
-def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
-    """The values of ``activation_checkpointing`` that are searched where none are asked for.
-
-    A user's script is known to tell two apart at most: others have to be named. So has ``offload``:
-    it is slower than ``full``, and takes host memory, of which a question says nothing.
-    """
-    if question.script is not None:
-        return PLAIN_CHECKPOINTING
-    searched = (value for value in Checkpointing if value is not Checkpointing.OFFLOAD)
-    return tuple(value for value in searched if not no_checkpointing(question, value))
-
-
-def divisors(number: int) -> tuple[int, ...]:
-    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def check_possible(question: Question, knob: str, value: Any) -> None:
@@ -615,8 +588,3 @@ def _no_sharded_adapter(question: Question, settings: Settings) -> str:
             f" in bf16; {oldest} or newer takes them"
         )
     return ""
-
-
-def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
-    """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
-    return accumulation >= settings.pp_size - 1

@@ -15,7 +15,7 @@ from tuner.cost.memory.device import device_terms
 from tuner.cost.time.emulated import Rates, priced, rates_of
 from tuner.dryrun.plan import rank_spec
 from tuner.guard.check import inactive_knob
-from tuner.space.rules import show
+from tuner.text import show
 from workers.measuring.ranks import Kind, WarmRanks
 from workers.measuring.records import RankEmulation, RankRecord
 from workers.probe.giving_up import computing

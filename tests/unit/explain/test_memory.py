@@ -13,7 +13,7 @@ from tuner.explain.english import say
 from tuner.explain.memory import memory_changes, memory_facts
 from tuner.model import published_model as read
 from tuner.space import enumerate_space
-from tuner.space.rules import show
+from tuner.text import show
 
 GIB = 2**30
 CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumulation_steps=16"

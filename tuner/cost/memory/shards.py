@@ -336,7 +336,7 @@ def shards(
         device=cluster.gpu.device,
         attention=attention_of(workload, compute, cluster.gpu),
         selects_every=selects_every,
-        splits_sequence=settings.tp_size == 1 or workload.splits_sequence,
+        splits_sequence=not settings.splits_layers or workload.splits_sequence,
         adapter=workload.adapter,
         adapter_bytes=adapter_bytes(workload, settings, cluster),
         masked=workload.masked,
