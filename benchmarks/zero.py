@@ -22,7 +22,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.workload import Precision, ReduceDtype, Workload
 from tuner.cost.memory.zero import Zero, zero_memory
-from tuner.launchfiles.deepspeed import NAMES, STAGES
+from tuner.launchfiles.deepspeed import NAMES, SHARDINGS
 from tuner.model import read_model_config
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def predicted(case: Mapping[str, Any]) -> dict[str, float]:
         reduce_dtype=ReduceDtype.BF16 if narrow else ReduceDtype.FP32,
     )
     settings = Settings(
-        sharding=STAGES[stage] if within == 1 else Sharding.HYBRID_SHARD,
+        sharding=SHARDINGS[stage] if within == 1 else Sharding.HYBRID_SHARD,
         micro_batch_size=case["micro_batch"],
         gradient_accumulation_steps=case["accumulation"],
         activation_checkpointing=Checkpointing.FULL if case["full"] else Checkpointing.NONE,

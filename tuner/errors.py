@@ -47,6 +47,10 @@ class TunerError(Exception):
         return _made_again, (type(self), self.args, self.__dict__)
 
 
+# How errors begin that tell of a field which nothing was given for.
+REQUIRED = "is required"
+
+
 class UsageError(TunerError):
     """A field of the question is wrong; nothing was written.
 
@@ -68,6 +72,11 @@ class UsageError(TunerError):
     def detail(self) -> str:
         """Message without the field, for those who show the field beside it."""
         return f"got {_shown(self.given)}; {self.allowed}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether the field was not given at all."""
+        return self.given is None and self.allowed.startswith(REQUIRED)
 
     @property
     def errors(self) -> tuple["UsageError", ...]:

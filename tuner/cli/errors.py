@@ -80,11 +80,6 @@ def _one_line(error: Exception) -> str:
                 text = f"Missing options {', '.join(left[:-1])} and {left[-1]}"
         return " ".join(f"{text}; see '{command} --help'".split())
     # Of what is missing there is no value to tell, but the option to give.
-    if (
-        isinstance(error, UsageError)
-        and error.given is None
-        and error.allowed.startswith("is required")
-        and error.field.isidentifier()
-    ):
+    if isinstance(error, UsageError) and error.is_missing and error.field.isidentifier():
         return f"--{error.field.replace('_', '-')} {error.allowed}"
     return " ".join(str(error).split())

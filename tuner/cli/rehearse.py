@@ -1,6 +1,7 @@
 """``tuner rehearse``: what the script's ranks would hold, and the lines that hold it."""
 
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Console
@@ -120,9 +121,8 @@ def _facts(found: Rehearsal, rank: Mapping[str, Any]) -> Iterator[tuple[str, str
 def _show_lines(console: Console, title: str, lines: list[dict[str, Any]]) -> None:
     console.print()
     console.print(title, style="bold")
-    rows = [(size_text(one["bytes"]), one["at"] or one["within"]) for one in lines]
-    beside = [one["within"] if one["at"] else "" for one in lines]
-    for (size, at), within in zip(rows, beside, strict=True):
-        console.print(f"  {size:>9}  {at}", soft_wrap=True, markup=False, highlight=False)
-        if within:
-            console.print(f"             {within}", soft_wrap=True, markup=False, highlight=False)
+    for one in lines:
+        places = [place for place in (one["at"], one["within"]) if place]
+        for size, place in zip_longest([size_text(one["bytes"])], places, fillvalue=""):
+            text = f"  {size:>9}  {place}"
+            console.print(text, soft_wrap=True, markup=False, highlight=False)

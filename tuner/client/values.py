@@ -24,7 +24,7 @@ from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
 from tuner.core.cluster import Cluster
 from tuner.cost.memory.tensors import counts
-from tuner.errors import UsageError, all_of, did_you_mean
+from tuner.errors import REQUIRED, UsageError, all_of, did_you_mean
 from tuner.model import ModelConfig, load_model, published_model, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import ANONYMOUS, known_types, named
@@ -225,7 +225,7 @@ MOST_VALUES = 100
 A_LIST = f"must be a list of 1 to {MOST_VALUES} values that are allowed"
 # Words for pydantic's kinds of errors; others have words of their own.
 ALLOWED: Mapping[str, str] = {
-    "missing": "is required",
+    "missing": REQUIRED,
     "model_type": "must be an object of fields",
     "model_attributes_type": "must be an object of fields",
     "dataclass_type": "must be a table of fields",

@@ -16,7 +16,7 @@ from tuner.core.framework import FrameworkName
 from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
-from tuner.cost.memory.zero import DEFAULTS, stage_of
+from tuner.cost.memory.zero import DEFAULTS, STAGES, stage_of
 from tuner.cost.prediction import uncovered_settings
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
@@ -201,7 +201,10 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }
 # Fields that other files do not have.
 MARKS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
-STAGES = (Sharding.DDP, Sharding.ZERO1, Sharding.SHARD_GRAD_OP, Sharding.FULL_SHARD)
+# By their stages.
+SHARDINGS: tuple[Sharding, ...] = tuple(
+    kind for kind in STAGES if kind is not Sharding.HYBRID_SHARD
+)
 
 OPTIMIZERS = {"adamw": Optimizer.ADAMW, "adam": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 _READ_DTYPES = {
@@ -272,7 +275,7 @@ def read(values: Mapping[str, Any]) -> Found:
     fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
     return Found(
         format_name=NAME,
-        free={**FREE, "sharding": tuple(map(str, STAGES)), "sync_each_batch": ()},
+        free={**FREE, "sharding": tuple(map(str, SHARDINGS)), "sync_each_batch": ()},
         knobs=knobs,
         may=may,
         notes=NOTES,
@@ -294,7 +297,7 @@ def _read_zero(
     elif precision == "bf16_mixed":
         stacks = (DEEPSPEED,)
     within = zero.whole("zero_hpz_partition_size", 1) if stage == 3 else 1
-    kind = STAGES[stage]
+    kind = SHARDINGS[stage]
     if within != 1:
         kind, stacks = Sharding.HYBRID_SHARD, (DEEPSPEED,)
     params, state = (

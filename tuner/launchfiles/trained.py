@@ -197,7 +197,7 @@ def deepspeed(value: object) -> tuple[dict[str, Any], list[Uncounted]]:
         stage, offloads = int(named[1]), "offload" in str(value).lower()
         effect = f"the file is not here: ZeRO {stage} is taken from its name"
         lines.append(Uncounted(key="deepspeed", value=_shown(value), effect=effect))
-    kind = engine.STAGES[stage]
+    kind = engine.SHARDINGS[stage]
     if kind is Sharding.ZERO1:
         effect = "ZeRO 1 is counted as ddp: less memory than predicted"
         lines.append(Uncounted(key="zero_optimization.stage", value=1, effect=effect))
