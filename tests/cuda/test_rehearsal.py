@@ -102,6 +102,14 @@ def test_a_command_that_cannot_be_rehearsed_is_refused(
     assert said in found["ranks"][0]["detail"]
 
 
+def test_a_script_that_leaves_with_a_code_has_failed(rehearse: Any) -> None:
+    code, found = rehearse(PLAIN + "    sys.exit('no data')\n", [], ["python"], "64")
+    (rank,) = found["ranks"]
+    assert (code, rank["outcome"], len(rank["steps"])) == (1, "failed", 1), rank
+    assert rank["detail"] == "SystemExit: no data"
+    assert rank["at"].startswith("train.py:27 sys.exit(")
+
+
 def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
     launch = ["accelerate", "launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision=no"]
     code, found = rehearse(PLAIN, ["--steps", "1"], launch, "64000")

@@ -195,19 +195,18 @@ class Rank:
     def failed(self, error: BaseException) -> NoReturn:
         """Ends with what the script raised."""
         traceback.print_exception(error)
-        kind, words = type(error).__name__, str(error)
-        where = ""
-        for frame in traceback.extract_tb(error.__traceback__):
-            if not is_installed(frame.filename) and "workers/rehearsal" not in frame.filename:
-                where = (
-                    where
-                    if frame.filename.startswith("<")
-                    else line_text(frame.filename, frame.lineno or 0)
-                )
+        if isinstance(error, SystemExit) and not error.code:
+            self.ended_early("the script left by sys.exit()")
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if not is_installed(frame.filename)
+            and "workers/rehearsal" not in frame.filename
+            and not frame.filename.startswith("<")
+        ]
+        where = line_text(own[-1].filename, own[-1].lineno or 0) if own else ""
         outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-        if isinstance(error, SystemExit):
-            self.ended_early(f"the script left by sys.exit({error.code})")
-        self._end(outcome, f"{kind}: {words}", where)
+        self._end(outcome, f"{type(error).__name__}: {error}", where)
 
     def ended_early(self, why: str = "the script came to its end") -> NoReturn:
         outcome = "ok" if self._steps else "failed"
@@ -223,9 +222,8 @@ class Rank:
             write_json(self._folder / RECORD, record)
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(
-                0
-            )  # what a script does at its end, such as a checkpoint, is not for a rehearsal
+            # what a script does at its end, such as a checkpoint, is not for a rehearsal
+            os._exit(0)
 
     def _record(self, outcome: str, words: str, where: str) -> dict[str, Any]:
         memory: dict[str, int] = {}
