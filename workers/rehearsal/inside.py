@@ -296,18 +296,27 @@ class Rank:
         choose a kernel of attention, that no full batch has.
         """
 
-        def change(masking: ModuleType) -> None:
-            plain = getattr(masking, "_ignore_causal_mask_sdpa", None)
+        def change(holder: Any) -> None:
+            plain = getattr(holder, "_ignore_causal_mask_sdpa", None)
             if plain is None:
                 return
 
-            def ignore(padding_mask: Any, *values: Any, **named: Any) -> Any:
-                on_device = padding_mask is not None and padding_mask.is_cuda
-                return plain(None if on_device else padding_mask, *values, **named)
+            def ignore(mask: Any = None, *values: Any, **named: Any) -> Any:
+                if "attention_mask" in named:  # as releases before 5 call it
+                    named["attention_mask"] = unseen(named["attention_mask"])
+                    return plain(*values, **named)
+                return plain(unseen(mask), *values, **named)
 
-            setattr(masking, "_ignore_causal_mask_sdpa", ignore)  # noqa: B010
+            setattr(holder, "_ignore_causal_mask_sdpa", ignore)  # noqa: B010
+
+        def unseen(mask: Any) -> Any:
+            return None if mask is not None and mask.is_cuda else mask
+
+        def change_old(masks: ModuleType) -> None:
+            change(masks.AttentionMaskConverter)
 
         self._when_imported("transformers.masking_utils", change)
+        self._when_imported("transformers.modeling_attn_mask_utils", change_old)
 
     def leave_out_saving(self) -> None:
         """Passes over what writes weights, which would be zeros, without Python's own files."""
@@ -329,6 +338,9 @@ class Rank:
             "accelerate.utils.fsdp_utils": ("save_fsdp_optimizer",),
         }.items():
             self._when_imported(module, partial(self._pass_over, names))
+        # what datasets has prepared is mapped by Arrow
+        files = self.files
+        self._when_imported("pyarrow", lambda arrow: files.read_by(arrow, "memory_map", "OSFile"))
 
     def _when_imported(self, name: str, change: Callable[[ModuleType], None]) -> None:
         if (module := sys.modules.get(name)) is not None:
