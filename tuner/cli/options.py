@@ -317,12 +317,14 @@ class Asked(WorkloadAsked):
     fidelity: Annotated[
         str | None,
         option(
-            "measured|emulated|predicted|auto",
+            "measured|emulated|rehearsed|predicted|auto",
             "How probes are run. measured: on all ranks of the cluster. emulated: as its rank 0,"
             " alone on one device of its kind, or a larger one; communication is arithmetic."
-            " predicted: as dry runs of one rank, without a device; what they do not show is"
-            " arithmetic. auto: the first of these that this machine can. By default measured; with"
-            " --server auto.",
+            " rehearsed: as its rank 0 over torch's own CUDA allocator, without a GPU: memory is"
+            " counted, time predicted. predicted: as dry runs of one rank, without a device; what"
+            " they do not show is arithmetic. auto: the first of these that this machine can, but"
+            " not rehearsed, which takes longer than predicted. By default measured; with --server"
+            " auto.",
             BUDGET,
         ),
     ] = None
