@@ -1,7 +1,6 @@
 """The tables of ``benchmarks/results/search.md``: of the result file, so they agree."""
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 import markdown
@@ -9,26 +8,23 @@ from common import ROOT
 from search_table import PROBES, percents
 
 PAGE = ROOT / "benchmarks" / "results" / "search.md"
-PUBLISHED = ROOT / "benchmarks" / "search" / "README.md"
 Row = Mapping[str, Any]
 Sections = Mapping[str, Callable[[Row], list[str]]]
 """What is between markers of the same names."""
 
 
 def write(result: Row) -> None:
-    """Put the result's tables into the pages, each between its two markers."""
-    for page, sections in PAGES.items():
-        text = page.read_text(encoding="utf-8")
-        page.write_text(filled(text, result, sections), encoding="utf-8")
+    """Put the result's tables into the page, each between its two markers."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
 
 
-def filled(text: str, result: Row, sections: Sections) -> str:
-    """A page's text with all its sections anew.
+def filled(text: str, result: Row) -> str:
+    """The page's text with all its sections anew.
 
     Raises:
         ValueError: a marker is missing, or there twice.
     """
-    for name, lines in sections.items():
+    for name, lines in SECTIONS.items():
         text = markdown.between(text, name, lines(result))
     return text
 
@@ -87,15 +83,11 @@ def transferred(result: Row) -> list[str]:
     return markdown.table(("runs", "constants", *names), cells)
 
 
-PAGES: Mapping[Path, Sections] = {
-    PAGE: {
-        "goals": markdown.goals,
-        "searches": searches,
-        "parts": parts,
-        "asks": seconds_of("asks"),
-        "plans": seconds_of("plans"),
-        "transferred": transferred,
-    },
-    PUBLISHED: {"searches": searches, "parts": parts},
+SECTIONS: Sections = {
+    "goals": markdown.goals,
+    "searches": searches,
+    "parts": parts,
+    "asks": seconds_of("asks"),
+    "plans": seconds_of("plans"),
+    "transferred": transferred,
 }
-"""Sections by page."""
