@@ -33,7 +33,7 @@ from workers.devices import (
     shares,
 )
 from workers.launchers.local import series_argv
-from workers.launchers.site import LocalSite, Site
+from workers.launchers.site import LocalSite, Site, rehearsal_site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
 from workers.measuring.measure import kind_of, measure
 from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
@@ -218,6 +218,9 @@ class Executor:
         options, site, question = self._options, self._options.site, study.question
         there = None if site.is_here else together(site.machines())
         substitutes = check_machine(question, fidelity, there)
+        checked: CheckedDevices | None = options.checked
+        if fidelity is Fidelity.REHEARSED:  # whatever is beside: its GPU is none that could be lost
+            site, checked = rehearsal_site(question.cluster), None
         devices = site.devices()
         kind = kind_of(question.cluster, fidelity, len(site.machines()))
         # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
@@ -238,7 +241,7 @@ class Executor:
                 argv=options.argv,
                 folder=options.folder,
                 keep=not options.cold,
-                checked=options.checked,
+                checked=checked,
             )
             workplaces.append(
                 Workplace(

@@ -123,6 +123,32 @@ def test_suggest_emulated(gpus, model, tmp_path):
     assert_memory_is_its_own(asked, probes, tmp_path)
 
 
+def test_suggest_rehearsed(standin, model, tmp_path, monkeypatch):
+    """On a machine without a GPU: the ranks alone have the stand-in, with that GPU's memory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked, url = question(model, "2x8xh100-80gb", 64, "rehearsed"), database(tmp_path, "rehearsed")
+    found = run(*TUNER, "suggest", *asked, *KNOBS, "--db", url)
+    assert found["state"] == "done"
+    best = found["best"]
+    assert best["memory"]["basis"] == "rehearsed"
+    assert best["memory"]["allocated_gib"]["provenance"] == "rehearsed"
+    assert best["step_time_s"]["provenance"] == best["provenance"] == "predicted"
+    assert found["cost"]["gpu_s"] == 0
+    for probe, measurement in probes_of(url, found["study_id"]):
+        assert probe.request.fidelity == "rehearsed"
+        assert (measurement.step_times_s, measurement.emulation) == ({}, None)
+        assert len(measurement.memory.per_rank_bytes) == 1
+        assert measurement.memory.reserved_bytes >= measurement.memory.allocated_bytes > 60 * MIB
+        assert measurement.collectives
+        assert "without a GPU" in measurement.hardware["device"]
+    small = (*asked, "--memory-limit", "0.9GiB", "--settings", "sharding=ddp,micro_batch_size=4")
+    done = subprocess.run([*TUNER, "probe", *small, "--db", url], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr + done.stdout
+    measurement = json.loads(done.stdout)["probe"]["measurement"]
+    assert measurement["outcome"] == "oom"
+    assert measurement["oom"]["limit_bytes"] <= 0.9 * 2**30
+
+
 def test_calibrate(gpus, tmp_path):
     gpus(2)
     url = database(tmp_path, "rates")

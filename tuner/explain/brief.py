@@ -47,7 +47,11 @@ IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "ma
 DAY_S = 86_400.0
 # Part of a step that a knob's other value may take or spare and still be said to cost nothing.
 NEXT_TO_NOTHING = 0.01
-BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
+BASES: Mapping[Basis, str] = {
+    Basis.REHEARSED: "rehearsal",
+    Basis.DRY_RUN: "dry run",
+    Basis.ARITHMETIC: "arithmetic",
+}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
     "passed": "Checked: a small copy of the model trains the same as on one process.",
@@ -123,7 +127,8 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         by_kind.setdefault(fact["kind"], fact)
     changes = _changes(suggestion)
     asked = str(study.limits.fidelity)
-    forecasts = best.basis is not None and asked != "predicted"
+    as_asked = {"predicted": best.basis is not None, "rehearsed": best.is_rehearsed}
+    forecasts = not as_asked.get(asked, best.basis is None)
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {asked}" if forecasts else so_far,
@@ -206,8 +211,11 @@ def _provenance(best: Evaluation) -> str:
     if best.basis is None:
         return str(time) if time is memory else f"speed {time}, memory {memory}"
     by = BASES[best.basis]
+    how = "rehearsed, on no GPU" if best.is_rehearsed else f"predicted by {by}"
     if time is Provenance.TRANSFERRED:
-        return f"transferred: speed from other studies; memory predicted by {by}"
+        return f"transferred: speed from other studies; memory {how}"
+    if best.is_rehearsed:
+        return f"memory {how}; speed predicted by arithmetic"
     return f"predicted: memory by {by}, speed by arithmetic"
 
 

@@ -354,6 +354,16 @@ class Predicted(Fact):
     time_from: str
 
 
+class Rehearsed(Fact):
+    """Memory of some settings is what torch's allocator counted where no GPU was."""
+
+    count: int
+    probes: tuple[int, ...]
+    world_size: int
+    outside_bytes: float
+    """Context and communicators, at most: they are assumed."""
+
+
 class TransferredFrom(Fact):
     near: float
     factor: float

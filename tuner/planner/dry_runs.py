@@ -1,13 +1,16 @@
-"""Chooses the layout to dry-run next, and decides when the answer needs no further one."""
+"""Chooses the layout to dry-run next, or the configuration to rehearse, and decides when the answer
+needs no further one."""
 
 from dataclasses import replace
 from functools import partial
 
 from tuner.core.evaluation import Evaluation
+from tuner.core.framework import NOT_PROBED
 from tuner.core.measurement import Fidelity
 from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
 from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
+from tuner.planner.knowledge import last_failure, learned
 from tuner.planner.ranking import choose_predicted, complexity
 from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 
@@ -46,6 +49,47 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
     return ProbeRequest(
         settings=settings, fidelity=Fidelity.PREDICTED, repetition=max(same, default=-1) + 1
     )
+
+
+# Configurations of different layouts that are rehearsed until they fit: the answer, and others for
+# whoever measures them.
+FINALISTS = 3
+
+
+def next_rehearsal(study: Study) -> ProbeRequest | Stop:
+    """The configuration to rehearse next: times are predicted, so it is the fastest that may fit,
+    until that was rehearsed; then the fastest of other layouts, as finalists."""
+    name = study.question.framework.name
+    if name in NOT_PROBED:
+        return Stop(reason=f"settings of {name} cannot be rehearsed; ask for predictions")
+    known, seen = forecast(study), learned(study, Fidelity.REHEARSED)
+    candidates, order = frozenset(seen.candidates()), known.timed or known.untimed
+    left = [e for e in order if e.settings in candidates]
+    fitting = [e for e in order if e.is_rehearsed and e.fits]
+    layouts = {e.settings.settings_class for e in fitting}
+    faster = left
+    if fitting:
+        least_s = fitting[0].seconds / (1 + study.limits.tolerance)
+        faster = [e for e in left if e.seconds < least_s]
+    wanted = [e for e in faster if e.fits]
+    wanted += [e for e in faster if (e.needed_bytes.low or 0.0) <= e.limit_bytes]
+    if len(fitting) < FINALISTS:
+        wanted += [e for e in left if e.fits and e.settings.settings_class not in layouts]
+    if not seen.tried:  # nothing may fit: what it would need is worth knowing
+        wanted += sorted(left, key=lambda e: e.expected_bytes)[:1]
+    why = spent(seen.study)
+    if wanted and not why:
+        return ProbeRequest(settings=wanted[0].settings, fidelity=Fidelity.REHEARSED)
+    if fitting:
+        return Stop(reason=why or "nothing that may fit is predicted to be faster")
+    if known.what_is_wrong:
+        return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
+    if known.smallest is not None and not any(e.fits for e in known.estimates.values()):
+        needed = need_text(known.smallest, known.limit_bytes)
+        return Stop(reason="no settings fit", nothing_fits=needed)
+    last = last_failure(seen)
+    why = f"{why or 'every settings that may fit was rehearsed'}; none of them gave a result"
+    return Stop(reason=f"{why} that fits{f'; the last: {last}' if last else ''}")
 
 
 def _next_traced(known: Forecast) -> ProbeRequest | Stop:

@@ -9,8 +9,16 @@ from typing import Any
 
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.evaluation import BY_FIDELITY, Evaluation
-from tuner.core.measurement import BEGINNING, BROKEN, CLOSES_CLASS, Fidelity, Measurement, Outcome
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.measurement import (
+    BEGINNING,
+    BROKEN,
+    CLOSES_CLASS,
+    RAN,
+    Fidelity,
+    Measurement,
+    Outcome,
+)
+from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.guard.faults import Wrong, blamed_by_counts, wrong_of
 from tuner.planner.probes import repriced
@@ -199,6 +207,16 @@ def finished(known: Knowledge) -> list[Probe]:
     return sorted(found, key=lambda p: p.id)
 
 
+def last_failure(known: Knowledge) -> str:
+    """How the probe failed that ended last, if none has run: its outcome and detail."""
+    done = [p for p in known.study.probes if p.measurement]
+    if not done or any(outcome_of(probe) in RAN for probe in done):
+        return ""
+    found = max(done, key=lambda probe: (probe.finished_at or "", probe.id)).measurement
+    assert found is not None
+    return f"{found.outcome}: {found.detail}" if found.detail else str(found.outcome)
+
+
 def exactly(size_bytes: float, fidelity: Fidelity) -> Quantity:
     provenance = BY_FIDELITY[fidelity]
     return Quantity(value=size_bytes, low=size_bytes, high=size_bytes, provenance=provenance)
@@ -232,8 +250,7 @@ def _finding(
     memories = [m.memory for m in measurements if m.memory]
     count = request.settings.gradient_accumulation_steps
     whole = step_time(measurements, count, variation=variation)
-    is_emulated = any(m.emulation is not None for m in measurements)
-    provenance = Provenance.EMULATED if is_emulated else Provenance.MEASURED
+    provenance = BY_FIDELITY[request.fidelity]
 
     def range_of(sizes: Sequence[int]) -> Quantity:
         highest, lowest = max(sizes), min(sizes)

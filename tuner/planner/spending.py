@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum, inf
 
-from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.measurement import PROBED, Fidelity, Measurement
 from tuner.core.study import Probe, Study
 from tuner.text import kept
 
@@ -47,17 +47,17 @@ def probes_of_asking(study: Study) -> tuple[Probe, ...]:
 
 
 def devices_held(study: Study) -> int:
-    """Devices that a probe holds: all of the cluster's, or the one that plays one of them."""
-    if study.limits.fidelity is Fidelity.EMULATED:
-        return 1
-    return study.question.cluster.world_size
+    """Devices that a probe holds: all of the cluster's, the one that plays one of them, or none."""
+    if study.limits.fidelity is Fidelity.MEASURED:
+        return study.question.cluster.world_size
+    return int(study.limits.fidelity is Fidelity.EMULATED)
 
 
 def _cost(study: Study, probes: Iterable[Probe], fruitless_s: float, guard_s: float) -> Cost:
     wall_s, device_s = total_measured(probes)
-    is_dry = study.limits.fidelity is Fidelity.PREDICTED
-    held, guard_s = (0, 0.0) if is_dry else (devices_held(study), guard_s)
-    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s + fruitless_s * held)
+    guard_s = guard_s if study.limits.fidelity in PROBED else 0.0
+    device_s += fruitless_s * devices_held(study)
+    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s)
 
 
 def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
@@ -119,7 +119,7 @@ def remaining_wall_s(study: Study) -> float | None:
 def remaining_device_time_s(study: Study) -> float:
     """Seconds for which a probe may still hold its devices; infinite without such a budget."""
     budget = study.limits.device_s
-    if budget is None:
+    if budget is None or not devices_held(study):
         return inf
     return (budget - cost_of_asking(study).device_s) / devices_held(study)
 

@@ -212,9 +212,9 @@ def points(
     """
     evidence = evidence or Evidence(study)
     found: dict[Settings, Evaluation] = {}
-    for probe in study.at(Fidelity.PREDICTED).probes:
+    for probe in study.probes:
         settings = probe.request.settings
-        if probe.measurement is not None:
+        if probe.measurement is not None and probe.request.fidelity not in PROBED:
             found[settings] = evidence.predicted(settings) or failed(probe)
     for of_fidelity in reversed(list(evidence.probed.values())):
         found |= of_fidelity  # the fidelity asked for comes last
