@@ -217,9 +217,8 @@ def answer_at(
     for note in placed.notes:
         caller.note(note)
     question = placed.question
-    if placed.limits.fidelity not in PROBED and (
-        reason := uncovered(question.workload, question.framework)
-    ):
+    is_predicted = placed.limits.fidelity not in PROBED and question.script is None
+    if is_predicted and (reason := uncovered(question.workload, question.framework)):
         raise TunerError(f"nothing is predicted: {reason}")
     targets = read_targets(write, placed.question, placed.space)
     with open_store(db) as store:
