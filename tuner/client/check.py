@@ -148,7 +148,7 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
     found = with_known_model(found, getattr(given.workload, "model", None), "from.model")
     name = found.format_name
     written, names = given.settings
-    beside = {
+    beside: dict[str, Any] = {
         "cluster": given.cluster,
         "settings": {name: getattr(written, name) for name in names},
         "headroom": given.headroom,
