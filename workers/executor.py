@@ -220,7 +220,8 @@ class Executor:
         substitutes = check_machine(question, fidelity, there)
         checked: CheckedDevices | None = options.checked
         if fidelity is Fidelity.REHEARSED:  # whatever is beside: its GPU is none that could be lost
-            site, checked = rehearsal_site(question.cluster), None
+            of_script = question.script is not None
+            site, checked = rehearsal_site(question.cluster, of_script=of_script), None
         devices = site.devices()
         kind = kind_of(question.cluster, fidelity, len(site.machines()))
         # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
@@ -512,10 +513,12 @@ def _probe(
 def _script_probe(
     task: Task, *, ranks: WarmRanks, kind: Kind, deadline_s: float, stands_in: bool
 ) -> Measurement:
-    """Runs the study's script, whose ranks are its own; others look at its GPUs before."""
-    if not ranks.check(kind, task.pause):
+    """Runs the study's script, whose ranks are its own; others look at its GPUs before, if it has
+    any."""
+    request, question = task.claim.probe.request, task.study.question
+    settings, is_rehearsed = request.settings, request.fidelity is Fidelity.REHEARSED
+    if not is_rehearsed and not ranks.check(kind, task.pause):
         return Measurement(outcome=Outcome.CANCELLED)
-    settings = task.claim.probe.request.settings
     run = ScriptRun(
         launcher=ranks.launcher,
         folder=ranks.folder,
@@ -523,5 +526,7 @@ def _script_probe(
         deadline_s=deadline_s,
         nodes=kind.nodes,
     )
-    found = run.measure(task.study.question, settings, task.pause)
+    if is_rehearsed:
+        return run.rehearse(question, settings, task.pause)
+    found = run.measure(question, settings, task.pause)
     return check_script_probe(task.study, settings, found)

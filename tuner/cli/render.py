@@ -272,7 +272,8 @@ def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     if best.device_gib.value:
         shows = size_text(best.device_gib.value * GIB)
         yield "nvidia-smi", f"may show {shows}: what is reserved and free counts there too"
-    yield "at the peak", _sizes(best.breakdown_gib)
+    if best.breakdown_gib:  # of a script's rehearsal none is known
+        yield "at the peak", _sizes(best.breakdown_gib)
     if best.by_phase:
         yield "peaks", _sizes(best.by_phase_gib)
 

@@ -151,8 +151,8 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     is_open = "fidelity" in request.model_fields_set and request.fidelity is None
     fidelity, chosen_for = request.fidelity or Fidelity.MEASURED, ""
     if question.script is not None:
-        if fidelity is not Fidelity.MEASURED:
-            allowed = "a script is run: it is measured, or not at all"
+        if fidelity not in (Fidelity.MEASURED, Fidelity.REHEARSED):
+            allowed = "a script is run: it is measured, or its memory rehearsed"
             raise UsageError("fidelity", fidelity, allowed)
     elif is_open:
         fidelity, chosen_for = best_fidelity(question, partial(kept_rates, db, question))

@@ -185,7 +185,7 @@ def _answer(
     step_text = f"{time_text(step.value)} s a step"
     yield f"{rate_text(speed, per)}, {step_text}"
     yield memory_range_text(best, per)
-    yield _provenance(best)
+    yield _provenance(best, question)
     if found.devices > 1 or found.mfu.value:
         line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
         line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
@@ -206,7 +206,7 @@ def tokens_text(tokens: float) -> str:
     return f"{tokens:g}"
 
 
-def _provenance(best: Evaluation) -> str:
+def _provenance(best: Evaluation, question: Question) -> str:
     time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
     if best.basis is None:
         return str(time) if time is memory else f"speed {time}, memory {memory}"
@@ -215,7 +215,8 @@ def _provenance(best: Evaluation) -> str:
     if time is Provenance.TRANSFERRED:
         return f"transferred: speed from other studies; memory {how}"
     if best.is_rehearsed:
-        return f"memory {how}; speed predicted by arithmetic"
+        what = "by arithmetic" if question.script is None else "of the built-in step"
+        return f"memory {how}; speed predicted {what}"
     return f"predicted: memory by {by}, speed by arithmetic"
 
 

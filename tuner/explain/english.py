@@ -115,6 +115,10 @@ TEMPLATES: Mapping[type[Fact], str] = {
         " CUDA allocator counted over steps of rank 0 of {world_size}, on no GPU, and up to"
         " {outside_bytes:size} of context and communicators, as assumed. All times are predicted."
     ),
+    facts.TimesOfBuiltIn: (
+        "What was rehearsed is {path}; times are predicted of the built-in step of {model}, and say"
+        " no more of the script than an order."
+    ),
     facts.TransferredFrom: (
         "No step of this question was timed. The most similar settings that other studies ran are"
         " {near:.0%} alike, workload included; by these studies the step takes {factor:.2f} times"
@@ -138,8 +142,8 @@ TEMPLATES: Mapping[type[Fact], str] = {
     facts.OfDryRun: ("Of its dry run: {note}."),
     facts.OfDryRunsAlone: (f"{OF_TRACES[0].upper()}{OF_TRACES[1:]}."),
     facts.SpeedUnknown: (
-        "{fit} of the {legal} legal settings are predicted to fit in {limit_bytes:size}, but which"
-        " of them is the fastest is not known: {why}."
+        "{fit} of the {legal} legal settings {how} to fit in {limit_bytes:size}, but which of them"
+        " is the fastest is not known: {why}."
     ),
     facts.LargestListed: (
         "Of each layout the largest micro-batch that fits is listed, the simplest layout"

@@ -364,6 +364,13 @@ class Rehearsed(Fact):
     """Context and communicators, at most: they are assumed."""
 
 
+class TimesOfBuiltIn(Fact):
+    """Times beside a script's rehearsed memory are of the built-in step."""
+
+    path: str
+    model: str
+
+
 class TransferredFrom(Fact):
     near: float
     factor: float
@@ -460,6 +467,7 @@ class SpeedUnknown(Fact):
     legal: int
     limit_bytes: float
     why: str
+    how: str = "are predicted"
 
 
 class HowToKnowSpeed(Fact):

@@ -193,7 +193,7 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
     """Facts of a forecast, most important first."""
     yield from _of_best(known, choice) if choice else _of_nothing(known)
     shown = choice.best if choice else next(iter(known.untimed), None)
-    if shown is not None:
+    if shown is not None and known.study.question.script is None:  # of which arithmetic knows none
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
         for fact in memory_facts(known.study.question, shown.settings, profiles):
             yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
@@ -244,7 +244,8 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     yield facts.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
-    yield from of_workload(known.study.question.workload, best)
+    if known.study.question.script is None:
+        yield from of_workload(known.study.question.workload, best)
     if is_transferred:
         yield facts.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates
@@ -307,8 +308,11 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
     question, least = known.study.question, known.smallest
     if known.untimed:
         fit = sum(bool(e.fits) for e in known.estimates.values())
-        yield facts.SpeedUnknown(fit=fit, legal=legal, limit_bytes=limit, why=known.unknown)
-        if known.study.limits.fidelity not in PROBED:  # else it is to be measured anyway
+        how = "were seen, rehearsed," if known.untimed[0].is_rehearsed else "are predicted"
+        yield facts.SpeedUnknown(
+            fit=fit, legal=legal, limit_bytes=limit, why=known.unknown, how=how
+        )
+        if question.script is None and known.study.limits.fidelity not in PROBED:
             yield _how_to_know_speed(question)
         yield facts.LargestListed(first=known.untimed[0])
     elif known.what_is_wrong:

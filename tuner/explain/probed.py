@@ -227,6 +227,8 @@ def rehearsed_facts(study: Study) -> Iterator[Fact]:
         world_size=study.question.cluster.world_size,
         outside_bytes=max(outside, default=0),
     )
+    if (script := study.question.script) is not None and study.question.workload.has_arithmetic:
+        yield facts.TimesOfBuiltIn(path=script.path, model=study.question.workload.model.name)
     yield from failures(known)
 
 

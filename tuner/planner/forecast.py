@@ -1,7 +1,7 @@
 """Predicts each configuration, and corrects that by what was seen of its like."""
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -355,6 +355,9 @@ class Forecast:
     def _no_rate(self) -> str:
         if not self.estimates:
             return ""
+        question = self.study.question
+        if question.script is not None and not question.workload.has_arithmetic:
+            return "nothing is predicted of the speed of a script whose model is not named"
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
         settings = next(iter(self.estimates))
         traced = self.profiles.get(settings.settings_class, ())
@@ -426,7 +429,10 @@ def forecast(study: Study) -> Forecast:
 
         estimates = dict(transferred(study, estimates, past_of(study.past, study.calibration)))
     if any(probe.request.fidelity is Fidelity.REHEARSED for probe in whole.probes):
-        estimates = as_rehearsed(estimates, learned(whole, Fidelity.REHEARSED))
+        of_ranks = learned(whole, Fidelity.REHEARSED)
+        if whole.question.script is not None and whole.question.workload.has_arithmetic:
+            estimates |= _times_of_built_in(asked, (*of_ranks.findings, *of_ranks.too_large))
+        estimates = as_rehearsed(estimates, of_ranks)
     return Forecast(
         study=study,
         space=space,
@@ -446,6 +452,19 @@ def forecast(study: Study) -> Forecast:
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
         asked=asked,
     )
+
+
+def _times_of_built_in(asked: "Asked", tried: Iterable[Settings]) -> dict[Settings, Evaluation]:
+    """Settings of a user's script with the time that is predicted of the built-in step."""
+    found = (estimate(asked, 2**62, settings) for settings in tried)
+    return {
+        one.settings: Evaluation(
+            settings=one.settings,
+            step_time_s=one.step_time_s,
+            tokens_per_s_per_gpu=one.tokens_per_s_per_gpu,
+        )
+        for one in found
+    }
 
 
 def as_rehearsed(

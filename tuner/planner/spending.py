@@ -3,13 +3,14 @@
 One sum for budgets, for the answer, and for when the tuning has paid for itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum, inf
 
 from tuner.core.measurement import PROBED, Fidelity, Measurement
 from tuner.core.study import Probe, Study
+from tuner.text import kept
 
 # Begin and end.
 Interval = tuple[datetime, datetime]
@@ -25,6 +26,8 @@ class Cost:
     """Seconds times the devices held for them; dry runs and small replicas hold none."""
 
 
+# An answer, its facts, its line in a list and its page ask for it.
+@kept(maxsize=8)
 def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
     finalists' replicas.
@@ -67,30 +70,6 @@ def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
     alone_s = fsum(m.wall_s for at, m in known if at is None)
     together = [_interval(at, m) for at, m in known if at is not None]
     return alone_s + _covered_s(together), fsum(m.device_s for _, m in known)
-
-
-def measured_so_far(probes: Iterable[Probe]) -> Iterator[tuple[float, float]]:
-    """After each probe that is done the seconds and device-seconds of all up to it.
-
-    The last are those of :func:`total_measured`.
-    """
-    wall_s = device_s = 0.0
-    spans: list[Interval] = []  # apart from each other, ascending
-    for probe in probes:
-        if (found := probe.measurement) is None:
-            continue
-        device_s += found.device_s
-        if probe.finished_at is None:
-            wall_s += found.wall_s
-        else:
-            begin, end = _interval(probe.finished_at, found)
-            while spans and spans[-1][1] >= begin:
-                first, last = spans.pop()
-                wall_s -= (last - first).total_seconds()
-                begin, end = min(first, begin), max(last, end)
-            wall_s += (end - begin).total_seconds()
-            spans.append((begin, end))
-        yield wall_s, device_s
 
 
 def _interval(finished_at: str, measurement: Measurement) -> Interval:

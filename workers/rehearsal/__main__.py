@@ -149,6 +149,7 @@ def _environment(order: dict[str, Any], folder: Path) -> dict[str, str]:
     taken = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
     base = {n: v for n, v in without_secrets(os.environ).items()
             if n not in taken and not n.startswith(("STANDIN_", "TUNER_"))}  # fmt: skip
+    base |= order.get("environment", {})
     found = standin.environment(options, base)
     own = {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder / "tmp")}
     # what the script imports is its own affair: no sitecustomize of the stand-in's hides another

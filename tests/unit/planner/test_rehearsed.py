@@ -5,15 +5,18 @@ from dataclasses import replace
 import pytest
 
 from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import Checkpointing
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
+from tuner.core.script import read_script
 from tuner.core.study import ProbeRequest, ProbeState, Question, StudyState
 from tuner.core.workload import Workload
-from tuner.errors import NothingFitsError, ProbeError
+from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError
 from tuner.explain.brief import brief
 from tuner.explain.known import answer, is_forecast, why_none
 from tuner.model import load_model
+from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, Wait, is_answered, next_probe
 from tuner.planner.dry_runs import FINALISTS
 from tuner.planner.forecast import forecast
@@ -177,6 +180,68 @@ def test_a_study_climbs_from_rehearsals_to_probes(asked, play):
     found = answer(replace(study, limits=limits))
     assert is_forecast(replace(study, limits=limits), found)
     assert found.provenance is not Provenance.MEASURED
+
+
+@pytest.fixture
+def scripted(asked, tmp_path):
+    """A study of a script, whose model is named or not."""
+    (tmp_path / "train.py").write_text("steps")
+    arguments = ("{micro_batch_size}", "{activation_checkpointing}")
+    script = read_script("train.py", arguments=arguments, folder=tmp_path)
+
+    def make(*, named, **limits):
+        plain = asked(**limits)
+        workload = plain.question.workload
+        if not named:
+            workload = replace(workload, model=unnamed_model())
+        knobs = {
+            "sharding": ("full_shard",), "tp_size": (1,), "sync_each_batch": (True,),
+            "fused_loss": (False,), "micro_batch_size": (1, 2, 4, 8),
+            "activation_checkpointing": ("none", "full"),
+        }  # fmt: skip
+        question = replace(plain.question, workload=workload, script=script, knobs=knobs)
+        return replace(plain, question=question)
+
+    return make
+
+
+def of_script(settings):
+    size = 8 if settings.activation_checkpointing is Checkpointing.FULL else 30
+    return (10 + size * settings.micro_batch_size) * GIB
+
+
+def test_a_script_of_a_named_model_has_times_of_the_built_in_step(scripted, play):
+    study = play(scripted(named=True), of_script)
+    found = answer(study)
+    best = found.best
+    assert (best.basis, best.fits) == (Basis.REHEARSED, True)
+    assert best.step_time_s.provenance is Provenance.PREDICTED
+    tried = {p.request.settings: p.measurement.outcome for p in study.probes}
+    fits = [one for one, outcome in tried.items() if outcome is Outcome.OK]
+    assert best.settings in fits
+    assert "the built-in step of llama-3.1-8b" in " ".join(found.explanation)
+    assert "speed predicted of the built-in step" in " ".join(brief(study, found).answer)
+    assert "nothing that may fit is predicted to be faster" in study.reason
+
+
+def test_a_script_of_no_named_model_is_ranked_by_rules_and_has_no_best(scripted, play):
+    study = play(scripted(named=False), of_script)
+    found = answer(study)
+    assert found.best is None
+    assert found.alternatives
+    assert all(one.is_rehearsed and one.fits for one in found.alternatives)
+    assert {one.step_time_s.value for one in found.alternatives} == {None}
+    error = why_none(study, found)
+    assert isinstance(error, SpeedUnknownError)
+    assert "whose model is not named" in str(error)
+    assert "rehearsed, to fit" in " ".join(found.explanation)
+    assert is_answered(study)
+    # on GPUs it goes on with what was seen to fit
+    limits = replace(study.limits, fidelity=Fidelity.MEASURED)
+    climbed = next_probe(replace(study, state=StudyState.RUNNING, limits=limits))
+    oom = {p.request.settings for p in study.probes if p.measurement.outcome is Outcome.OOM}
+    assert climbed.fidelity is Fidelity.MEASURED
+    assert climbed.settings not in oom
 
 
 def test_one_at_a_time(asked, lab):
