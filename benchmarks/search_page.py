@@ -1,6 +1,6 @@
 """The tables of ``benchmarks/results/search.md``: of the result file, so they agree."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import markdown
@@ -30,13 +30,19 @@ def filled(text: str, result: Row) -> str:
 
 
 def searches(result: Row) -> list[str]:
-    """Mean and median regrets of all searches, a table for each file."""
+    """Regrets of all searches, a table for each file; the rest is in the result."""
+    figures = {**{f"mean@{k}": f"mean, {k}" for k in PROBES}, "median@3": "median, 3",
+               "largest@3": "largest, 3", "largest@8": "largest, 8"}  # fmt: skip
     found = []
     for name in dict.fromkeys(row["table"] for row in result["rows"]):
-        own = [row for row in result["rows"] if row["table"] == name]
-        head = ("search", "knows", *(f"mean, {k}" for k in PROBES),
-                *(f"median, {k}" for k in PROBES), "largest, 3", "largest, 8")  # fmt: skip
-        found += [f"**{name}**", "", *markdown.table(head, _cells(own)), ""]
+        own = percents([row for row in result["rows"] if row["table"] == name])
+        cells = [[row["search"], row["knows"], *(row[key] for key in figures)] for row in own]
+        found += [
+            f"**{name}**",
+            "",
+            *markdown.table(("search", "knows", *figures.values()), cells),
+            "",
+        ]
     for name, why in result["not_run"].items():
         found += [f"Not run: {name}, for {why}.", ""]
     return found[:-1]
@@ -75,11 +81,6 @@ def transferred(result: Row) -> list[str]:
         for row in rows
     ]
     return markdown.table(("runs", "constants", *names), cells)
-
-
-def _cells(rows: Sequence[Row]) -> list[list[object]]:
-    """In percent, without the name of the table."""
-    return [[value for name, value in row.items() if name != "table"] for row in percents(rows)]
 
 
 SECTIONS: Sections = {

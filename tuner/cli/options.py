@@ -299,11 +299,12 @@ class Asked(WorkloadAsked):
     fidelity: Annotated[
         str | None,
         option(
-            "measured|emulated|predicted|auto",
+            "measured|emulated|rehearsed|predicted|auto",
             "measured: probes on all ranks. emulated: on one device that plays rank 0;"
-            " communication is arithmetic. predicted: dry runs without a device; speed is"
-            " arithmetic. auto: the first that this machine can. By default measured; with"
-            " --server auto.",
+            " communication is arithmetic. rehearsed: as rank 0 over torch's own CUDA allocator,"
+            " without a GPU. predicted: dry runs without a device. Speed of the last two is"
+            " predicted. auto: the first that this machine can, but not rehearsed. By default"
+            " measured; with --server auto.",
             BUDGET,
         ),
     ] = None
