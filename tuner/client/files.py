@@ -30,6 +30,7 @@ from tuner.core.workload import Precision
 from tuner.errors import UsageError
 from tuner.launchfiles import axolotl, trainer
 from tuner.launchfiles.fields import Found, Uncounted
+from tuner.launchfiles.files import is_text
 from tuner.launchfiles.fsdp import ON_HOST, layer_class
 from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
@@ -51,6 +52,11 @@ class FileSays:
     notes: tuple[str, ...]
     uncounted: tuple[Uncounted, ...]
     """What no figure takes into account."""
+
+
+def place_of(file: str) -> Path:
+    """The path of a file; of the text of one, a file in this folder."""
+    return Path("file" if is_text(file) else file)
 
 
 def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
