@@ -23,7 +23,7 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
-from tuner.core.words import describe, speed_text
+from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
