@@ -38,6 +38,12 @@ from workers.standin.python import sitecustomize as changes
 PR_SET_PDEATHSIG = 1
 # Refused addresses that are told of, at most.
 MOST_REFUSED = 20
+# In what libraries raise where a hub is not reached.
+OFFLINE = ("Offline", "offline", "LocalEntryNotFound", "Hub", "ENETUNREACH", "no network")
+HINT = (
+    "A rehearsal has no network: give a local folder or file, fill the hub's cache before, or"
+    " --allow-network"
+)
 PATCHED = {
     "rendezvous": "each process group finds only this rank; of gloo's collectives, this rank's part"
     " stands for all",
@@ -224,7 +230,10 @@ class Rank:
         ]
         where = line_text(own[-1].filename, own[-1].lineno or 0) if own else ""
         outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-        self._end(outcome, f"{type(error).__name__}: {error}", where)
+        words = f"{type(error).__name__}: {error}"
+        if not self._order["network"] and any(name in words for name in OFFLINE):
+            words = f"{words.rstrip('. ')}. {HINT}"
+        self._end(outcome, words, where)
 
     def ended_early(self, why: str = "the script came to its end") -> NoReturn:
         outcome = "ok" if self._steps else "failed"
