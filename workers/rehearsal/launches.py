@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass_type
 
 from workers.probe.collectives import group_of, kind_of, tensors_of
@@ -88,9 +87,7 @@ class Launches(TorchDispatchMode):
             self._uncounted.setdefault(str(func))
         return out
 
-    def _note(
-        self, place: int, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any
-    ) -> None:
+    def _note(self, place: int, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
         if func.overloadpacket is torch.ops.aten.embedding and self._phase() == "forward":
             self._tokens, self._sequence = args[1].numel(), args[1].shape[-1]
             self._embedded[args[0].shape[0]] += self._tokens
@@ -120,7 +117,8 @@ class Launches(TorchDispatchMode):
         """The number of a kind of collective in a group, by which its calls are told."""
         name = group_of(args, kwargs)
         if (number := self._numbers.get((kind, name))) is None:
-            ranks = dist.get_process_group_ranks(_resolve_process_group(name))
+            plain: Any = dist.distributed_c10d
+            ranks = dist.get_process_group_ranks(plain._resolve_process_group(name))
             on_nodes = Counter(rank // self._each for rank in ranks)
             number = self._numbers[kind, name] = len(self._groups)
             self._groups.append((kind, len(ranks), max(on_nodes.values())))
@@ -139,7 +137,8 @@ class Launches(TorchDispatchMode):
         exchanged = -1, 0  # the group of an exchange that goes on, and its bytes so far
         for entry in entries[: length.value]:
             what, of = WHATS[entry.what], entry.of
-            exchanges = entry.group >= 0 and self._groups[entry.group][0] == "all_to_all"
+            known = what == "collective" and entry.group >= 0
+            exchanges = known and self._groups[entry.group][0] == "all_to_all"
             if (what == "operator" and not of) or (exchanges and entry.name == b"receive"):
                 continue
             stream = streams.setdefault(entry.stream or 0, len(streams))
@@ -175,5 +174,6 @@ class Launches(TorchDispatchMode):
     def _place(self, entry: Entry) -> tuple[int, int]:
         """Ranks of a collective's group, and how many of them a node has at most."""
         if entry.group >= 0:
-            return self._groups[entry.group][1:]
+            _, ranks, each = self._groups[entry.group]
+            return ranks, each
         return entry.ranks, min(entry.ranks, self._each)  # neighbours, where it is not told

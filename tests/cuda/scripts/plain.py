@@ -5,7 +5,9 @@ import os
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,7 +29,9 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--model", choices=MODELS, default="llama-3.1-8b")
 parser.add_argument("--micro", type=int, default=2)
 parser.add_argument("--sequence", type=int, default=4096)
-parser.add_argument("--ddp", action="store_true", help="in fp32 and autocast; otherwise FSDP2, bf16")
+parser.add_argument(
+    "--ddp", action="store_true", help="in fp32 and autocast; otherwise FSDP2, bf16"
+)
 parser.add_argument("--checkpoint", action="store_true")
 asked = parser.parse_args()
 

@@ -16,7 +16,7 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "aa7e033cef6fabed23d38ea7e86bdb5ee30ae139c34fd2cba105e9261ba79ac9"),
+    "dry run": (4, "883a1ddbe4f556181eb8537e56a46b4c5640c7fdae44e3d296e7a9d24232f9e6"),
     "verdict": (4, "2486be99a4b394755dc89f9a40b1348a517709eaaab0c6fb7d1570981ab508ee"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }

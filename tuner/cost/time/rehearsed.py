@@ -254,8 +254,8 @@ def _play(
             elif what is What.HOST_WAITS_EVENT:
                 host = max(host, events.get(of, 0.0))
             else:
-                host = max(host, *streams.values())
-        over.append(max(host, *streams.values()))
+                host = max([host, *streams.values()])
+        over.append(max([host, *streams.values()]))
     begins, ends = over[-2:]
     busy = _joined(computed, begins, ends)
     sent = _joined((one for link in links.values() for one in link.taken), begins, ends)
@@ -269,7 +269,7 @@ def _joined(
     """Spans within two moments, without overlaps, in order."""
     found: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        start, end = max(start, begins), min(end, ends)  # noqa: PLW2901
+        start, end = max(start, begins), min(end, ends)
         if end <= start:
             continue
         if found and start <= found[-1][1]:
