@@ -164,7 +164,12 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     crowd, whole = _ranges(timed or marks, memory, limits)
     plot = SimpleNamespace(x=crowd[0], y=crowd[1], height=HEIGHT_PX)
     for mark in marks:
-        mark.across, mark.down = _placed(plot, mark)
+        inside = plot.x.low <= mark.x.value <= plot.x.high
+        mark.is_beyond = not inside or bool(
+            mark.y and not plot.y.low <= mark.y.value <= plot.y.high
+        )
+        down = _down(plot, mark.y.value) if mark.y else HEIGHT_PX + RAIL_PX * 0.6
+        mark.across, mark.down = 100 * plot.x.at(mark.x.value), down
     for mark in timed:
         telling = mark.y.high - mark.y.low <= TELLING * mark.y.value
         if (mark.front or mark.best) and telling and mark.y.low < mark.y.high:
@@ -237,13 +242,6 @@ def _ranges(
     fast += [mark.y.value for mark in marks if mark.best and mark.y]
     everything = [*memory, *(limit * 1.04 for limit in limits)]
     return (scale_for(near), scale_for(fast)), (scale_for(everything), scale_for([0.0, *speeds]))
-
-
-def _placed(plot: SimpleNamespace, mark: SimpleNamespace) -> tuple[float, float]:
-    inside = plot.x.low <= mark.x.value <= plot.x.high
-    mark.is_beyond = not inside or bool(mark.y and not plot.y.low <= mark.y.value <= plot.y.high)
-    down = _down(plot, mark.y.value) if mark.y else HEIGHT_PX + RAIL_PX * 0.6
-    return 100 * plot.x.at(mark.x.value), down
 
 
 def _down(plot: SimpleNamespace, value: float) -> float:

@@ -329,7 +329,7 @@ def study_page(
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
     points = results.points(study, suggestion, evidence)
-    ended = results.progress(study)
+    ended = results.progress(evidence)
     needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
     answer = answer_of(study, suggestion, needed_gib)
     bar = None
@@ -355,7 +355,7 @@ def study_page(
     drawn = [p for p in points if _is_probed(p) or p.tokens_per_s_per_gpu.value is not None]
     limit_bytes = study.limits.limit_bytes(study.question.cluster)
     probe_ids = {probe.id for probe in study.probes}
-    table = table_of(study, best.settings if best and study.probes else None)
+    table = table_of(evidence, best.settings if best else None)
     values: dict[str, Any] = {
         "study": study,
         "suggestion": suggestion,

@@ -92,10 +92,11 @@ class Tools:
         precision: Precision | None = None,
         optimizer: str = "adamw",
         adapter: Adapter | None = None,
-        fidelity: Literal["predicted", "emulated", "measured"] = "predicted",
+        fidelity: Literal["predicted", "rehearsed", "emulated", "measured"] = "predicted",
         max_probes: Annotated[int | None, Field(ge=1)] = None,
     ) -> dict[str, Any]:
         """Finds the fastest settings that fit in memory. predicted takes seconds and needs no GPU;
+        rehearsed counts memory by torch's own allocator without one, where its CUDA build is;
         emulated and measured run real steps on this machine, which must have the GPUs."""
         found = tuner.suggest(**_given(locals()), db=self._db)
         study = {"study_id": found.study_id, "state": found.state, "suggestion": found.as_dict()}

@@ -309,11 +309,13 @@ class Asked(WorkloadAsked):
     fidelity: Annotated[
         str | None,
         option(
-            "measured|emulated|predicted|auto",
+            "measured|emulated|rehearsed|predicted|auto",
             "How probes are run. measured: on all ranks. emulated: as rank 0 alone, on one"
-            " device of the kind or a larger one; communication is arithmetic. predicted:"
-            " as dry runs, without a device; speed is arithmetic. auto: the first of these"
-            " that this machine can. By default measured; with --server auto.",
+            " device of the kind or a larger one; communication is arithmetic. rehearsed:"
+            " as rank 0 over torch's own CUDA allocator, without a GPU; speed is predicted."
+            " predicted: as dry runs, without a device; speed is arithmetic. auto: the first of"
+            " these that this machine can, but not rehearsed. By default measured; with --server"
+            " auto.",
             BUDGET,
         ),
     ] = None

@@ -27,13 +27,16 @@ from tuner.client.request import (
     read_request,
 )
 from tuner.client.values import NotCoveredError
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, knob_value
+from tuner.core.evaluation import Evaluation
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
+from tuner.planner.ranking import LIGHTER, near
 from tuner.store import Store
 from tuner.text import show
 
@@ -200,6 +203,26 @@ def today(
     with DryRuns(store, policy, watch) as dry_runs:
         dry_runs.prepare([case])
         return check(store, found.format_name, case, dry_runs.of(case))
+
+
+def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: float) -> Evaluation:
+    """The best of an answer, or what is tied with it in speed and memory and changes fewer knobs of
+    the file: what makes no difference is no reason to write into it."""
+    best, knobs = suggestion.best, question.asked.knobs
+    assert best is not None
+    present = {name: knob_value(name, value) for name, value in knobs.items()}
+
+    def changed(one: Evaluation) -> int:
+        return sum(getattr(one.settings, name) != value for name, value in present.items())
+
+    tied = [
+        one
+        for one in suggestion.alternatives
+        if one.fits_surely and near(one, best, tolerance)
+        if one.most_bytes * (1 - LIGHTER) <= best.most_bytes
+        if (one.known_from, one.guard.verdict) == (best.known_from, best.guard.verdict)
+    ]
+    return min((best, *tied), key=changed)  # the best itself where several change as many
 
 
 def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[str, dict[str, Any]]:

@@ -14,12 +14,13 @@ from tuner.client.request import read_cluster
 from tuner.client.values import ClusterLike
 from tuner.client.worker_process import NoSignals, Signals, Worker
 from tuner.core.cluster import Cluster, Device
+from tuner.core.quantity import Provenance
 from tuner.cost.constants import default_costs
 from tuner.cost.time.rehearsed import Launches, RehearsedTime, rehearsed_time
 from tuner.errors import ProbeError, StoppedError, UsageError
 
 # What its figures are: torch's own allocator counted them for the script itself, on no GPU.
-REHEARSED = "rehearsed"
+REHEARSED = Provenance.REHEARSED
 LAST = "last"
 MOST_STEPS = 1000
 LONGEST_S = 86_400.0
@@ -49,7 +50,7 @@ class Rehearsal:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "provenance": REHEARSED,
+            "provenance": str(REHEARSED),
             "command": list(self.command),
             "cluster": None if self.cluster is None else self.cluster.as_dict(),
             "fits": self.fits,
@@ -95,11 +96,12 @@ def rehearse(
         StoppedError: a signal asked this process to end.
     """
     found = None if cluster is None else read_cluster(cluster)
-    order = _order(command, found, ranks, steps=steps, seconds=seconds)
+    order = order_of(command, found, ranks, steps=steps, seconds=seconds)
     if tokens_per_step is not None and not 1 <= tokens_per_step <= MOST_TOKENS:
         allowed = f"must be from 1 to {MOST_TOKENS}"
         raise UsageError("tokens_per_step", tokens_per_step, allowed)
     order |= {"network": network, "writes": writes, "even_here": even_here}
+    order["timed"] = found is not None
     order["snapshot"] = "" if snapshot is None else str(Path(snapshot).absolute())
     with tempfile.TemporaryDirectory(prefix="tuner-rehearsal-") as folder:
         asked, out = Path(folder) / "order.json", Path(folder) / "out.json"
@@ -118,22 +120,22 @@ def rehearse(
     if "error" in told:
         raise ProbeError(told["error"])
     for rank in told["ranks"]:
-        launches = rank.pop("launches", {"unknown": rank["detail"]})
-        rank["time"] = _time(launches, found, tokens_per_step or 0).as_dict()
+        rank["time"] = _time(rank, found, tokens_per_step or 0).as_dict()
     return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
 
 
-def _time(launches: Mapping[str, Any], cluster: Cluster | None, tokens: int) -> RehearsedTime:
-    """The step's time, of launches that the rank told, or the reason why it did not."""
-    if "unknown" in launches:
-        return RehearsedTime(unknown=launches["unknown"])
+def _time(rank: dict[str, Any], cluster: Cluster | None, tokens: int) -> RehearsedTime:
+    """The step's time, of the launches in a rank's record, which are taken out of it."""
+    launches = rank.pop("launches", {"unknown": rank["detail"]})
     if cluster is None:
         return RehearsedTime(unknown="no GPU was named")
+    if "unknown" in launches:
+        return RehearsedTime(unknown=launches["unknown"])
     told = Launches.from_dict(launches)
     return rehearsed_time(told, cluster, default_costs(), tokens_per_step=tokens)
 
 
-def _order(
+def order_of(
     command: Sequence[str],
     cluster: Cluster | None,
     ranks: Sequence[int | str],

@@ -18,7 +18,7 @@ from tuner.client.values import (
     silent,
 )
 from tuner.core.framework import installed_versions
-from tuner.core.measurement import Fidelity
+from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.script import Script
 from tuner.cost.prediction import uncovered
 from tuner.errors import TunerError, UsageError
@@ -104,9 +104,11 @@ def suggest(
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
         headroom: share of each GPU's usable memory to leave free; by default 0.05.
         memory_limit_gib: GiB that a step may use of one GPU, instead of a headroom.
-        fidelity: ``measured``, ``emulated``, ``predicted``, or ``auto`` for the first of these
-            that can be had; by default ``measured``, and of a service ``auto``.
-        max_probes: probes to run at most; by default 20, and 3 with ``predicted``.
+        fidelity: ``measured``, ``emulated``, ``rehearsed``, ``predicted``, or ``auto`` for the
+            first of these that can be had but ``rehearsed``; by default ``measured``, and of a
+            service ``auto``.
+        max_probes: probes to run at most; by default 20, 12 with ``rehearsed``, and 3 with
+            ``predicted``.
         wall_s: seconds to look at most; by default without limit.
         gpu_s: GPU-seconds to spend at most; by default without limit.
         probe_deadline_s: seconds that one probe may take; by default 600. A setting whose time is
@@ -199,9 +201,8 @@ def answer_at(
     for note in placed.notes:
         caller.note(note)
     question = placed.question
-    if placed.limits.fidelity is Fidelity.PREDICTED and (
-        reason := uncovered(question.workload, question.framework)
-    ):
+    is_predicted = placed.limits.fidelity not in PROBED and question.script is None
+    if is_predicted and (reason := uncovered(question.workload, question.framework)):
         raise TunerError(f"nothing is predicted: {reason}")
     targets = read_targets(write, placed.question, placed.space)
     with open_store(db) as store:

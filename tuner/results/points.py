@@ -30,7 +30,6 @@ from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
 from tuner.planner.outlook import Outlook
 from tuner.planner.probes import fits, repriced, step_time_of
-from tuner.planner.spending import measured_so_far
 from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of, step_time
 from tuner.text import size_text
@@ -54,12 +53,27 @@ class Evidence:
         asked, probes = self.study.limits.fidelity, self.study.probes
         there = {p.request.fidelity for p in probes if p.measurement}
         order = sorted(PROBED, key=lambda fidelity: fidelity is not asked)
-        return {f: learned(self.study, f) for f in order if f in there}
+        # As an answer learns it: it is kept.
+        return {
+            f: learned(self.study) if f is asked else learned(self.study, f)
+            for f in order
+            if f in there
+        }
 
     @cached_property
     def probed(self) -> Mapping[Fidelity, Mapping[Settings, Evaluation]]:
         """Findings of these probes by configuration, in the same order."""
         return {fidelity: _found(known) for fidelity, known in self.knowledge.items()}
+
+    @cached_property
+    def repriced(self) -> Study:
+        return repriced(self.study)
+
+    @cached_property
+    def step_times(self) -> Mapping[int, Quantity]:
+        """Step times by the probes that ended; unknown where no step was timed."""
+        ended = [(probe, probe.measurement) for probe in self.repriced.probes]
+        return {p.id: step_time_of(self.study, p, found) for p, found in ended if found}
 
     @cached_property
     def outlook(self) -> Outlook | None:
@@ -198,9 +212,9 @@ def points(
     """
     evidence = evidence or Evidence(study)
     found: dict[Settings, Evaluation] = {}
-    for probe in study.at(Fidelity.PREDICTED).probes:
+    for probe in study.probes:
         settings = probe.request.settings
-        if probe.measurement is not None:
+        if probe.measurement is not None and probe.request.fidelity not in PROBED:
             found[settings] = evidence.predicted(settings) or failed(probe)
     for of_fidelity in reversed(list(evidence.probed.values())):
         found |= of_fidelity  # the fidelity asked for comes last
@@ -254,46 +268,30 @@ class BestSoFar:
 
     number: int
     probe_id: int
-    settings: Settings
-    words: str
     fidelity: Fidelity
     outcome: Outcome
-    fits: bool | None
     tokens_per_s_per_gpu: Quantity
     best: float | None
     """Tokens per second and rank of the fastest that was known to fit then, from all probes of its
     settings up to then; ``None`` before there was one. A repetition may lower it."""
-    is_best: bool
-    wall_s: float
-    """Seconds that probes had taken by then; those in which several ran count once."""
-    device_s: float
 
 
-def progress(study: Study) -> tuple[BestSoFar, ...]:
+def progress(evidence: Evidence) -> tuple[BestSoFar, ...]:
     """The probes of the fidelity that is asked for, in the order in which they ended."""
-    study = repriced(study.at(study.limits.fidelity))
+    study = evidence.repriced.at(evidence.study.limits.fidelity)
     done = [(probe, probe.measurement) for probe in study.in_order if probe.measurement]
     fastest, steps = _Fastest(study), []
-    spent = measured_so_far(probe for probe, _ in done)
-    for number, ((probe, found), (wall_s, device_s)) in enumerate(
-        zip(done, spent, strict=True), start=1
-    ):
-        speed = speed_of(step_time_of(study, probe, found), study.question)
-        is_best = fastest.add(probe, found, speed)
+    for number, (probe, found) in enumerate(done, start=1):
+        speed = speed_of(evidence.step_times[probe.id], study.question)
+        fastest.add(probe, found, speed)
         steps.append(
             BestSoFar(
                 number=number,
                 probe_id=probe.id,
-                settings=probe.request.settings,
-                words=describe(probe.request.settings),
                 fidelity=probe.request.fidelity,
                 outcome=found.outcome,
-                fits=fits(study, found),
                 tokens_per_s_per_gpu=speed,
                 best=fastest.speed,
-                is_best=is_best,
-                wall_s=wall_s,
-                device_s=device_s,
             )
         )
     return tuple(steps)
@@ -313,8 +311,8 @@ class _Fastest:
         self.speed: float | None = None
         """Tokens per second and rank; ``None`` where nothing is known to fit."""
 
-    def add(self, probe: Probe, found: Measurement, own: Quantity) -> bool:
-        """Tells of a probe, and of its own speed; whether its settings are the fastest now."""
+    def add(self, probe: Probe, found: Measurement, own: Quantity) -> None:
+        """Tells of a probe, and of its own speed."""
         settings = probe.request.settings
         self._told.append(probe)
         self._found[settings].append(found)
@@ -336,7 +334,6 @@ class _Fastest:
         if closed != (len(self._closed), len(self._closed_layouts), self._wrong):
             self._speeds = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
         self.speed = max(self._speeds.values(), default=None)
-        return settings in self._speeds and speed == self.speed
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong

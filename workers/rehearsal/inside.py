@@ -190,8 +190,11 @@ class Rank:
         )
         self._peaks, self._reserved = {}, 0
         self._marks.append(Mark(_now_us(), len(self._steps) + 1, "forward"))
-        if len(self._steps) >= self._order["steps"]:
-            self._follow_launches()
+        if len(self._steps) < self._order["steps"]:
+            return
+        if not self._order.get("timed"):
+            self._end("ok", f"{len(self._steps)} steps")
+        self._follow_launches()
 
     def _follow_launches(self) -> None:
         """Has one step more tell what it launches: memory is that of steps that nothing followed.

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "883a1ddbe4f556181eb8537e56a46b4c5640c7fdae44e3d296e7a9d24232f9e6"),
-    "verdict": (4, "2486be99a4b394755dc89f9a40b1348a517709eaaab0c6fb7d1570981ab508ee"),
+    "dry run": (4, "0b5162250f03691f7042d405e5bb28b1933fc38915a76194f72d25917e1b2b75"),
+    "verdict": (4, "998baaa1b69318e436c41a8c16635bd9399e6decfd694c61eb65cc867b1e8952"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

@@ -127,9 +127,8 @@ def test_each_probe_is_a_mark_and_the_best_never_gets_worse(found):
     for number, speed in enumerate(found, start=1):
         best = max(filter(None, (best, speed)), default=None)
         steps.append(BestSoFar(
-            number=number, probe_id=number, settings=Settings(), words="", device_s=0.0,
-            fidelity=Fidelity.MEASURED, outcome=Outcome.OK if speed else Outcome.OOM, wall_s=0.0,
-            fits=True, tokens_per_s_per_gpu=known(speed), best=best, is_best=speed == best,
+            number=number, probe_id=number, fidelity=Fidelity.MEASURED, best=best,
+            outcome=Outcome.OK if speed else Outcome.OOM, tokens_per_s_per_gpu=known(speed),
         ))  # fmt: skip
     made = progress(steps, per="GPU")
     assert len(made.marks) == len(found)
