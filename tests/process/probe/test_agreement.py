@@ -389,6 +389,10 @@ CASES: dict[str, dict[str, Any]] = {
         "precision": "bf16_mixed", "reduce_dtype": "bf16",
         "adapter": {**QUANTIZED, "modules_to_save": ["embed_tokens", "lm_head"]},
     },
+    "saved, not cast": {
+        "precision": "bf16_mixed", "reduce_dtype": "fp32",
+        "adapter": {**DROPS, "modules_to_save": ["embed_tokens", "lm_head"]},
+    },
     "sharded quantized": {
         "model": "tied", "sharding": "full_shard", "precision": "bf16",
         "activation_checkpointing": "full", "adapter": {**QUANTIZED, "double_quant": False},
