@@ -14,14 +14,14 @@ from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, check
+from tuner.client.check import Checked, check, with_study
 from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 from tuner.results.points import question_text
 from tuner.store import open_store
 
@@ -31,21 +31,22 @@ def run(asked: CheckAsked) -> int:
     known of it.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
-    found, texts = read_file(asked.file, asked.format_name), Texts()
+    opened, texts = open_file(asked.file, asked.format_name), Texts()
     given: dict[str, Any] = texts.limits(asked)
     written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
     if texts.wrong:
         raise all_of(texts.wrong)
     given["settings"] = {name: getattr(written, name) for name in names}
-    try:
-        case = case_of(found, given, Path(asked.file).parent)
-    except NotCoveredError as error:
-        raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (
         open_store(asked.db) as store,
         watch_of(as_json=asked.json) as watch,
         DryRuns(store, policy, watch) as dry_runs,
     ):
+        found = with_study(opened, store)
+        try:
+            case = case_of(found, given, Path(asked.file).parent)
+        except NotCoveredError as error:
+            raise ProbeError(f"nothing is known of it: {error.allowed}") from error
         dry_runs.prepare([case])
         checked = check(store, found.format_name, case, dry_runs.of(case))
     if asked.json:

@@ -22,12 +22,13 @@ from tuner.client.request import (
 )
 from tuner.client.values import telling
 from tuner.core.cluster import Cluster
-from tuner.core.configuration import Settings
+from tuner.core.configuration import Settings, Sharding
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Headroom, Limits
 from tuner.errors import UnknownNameError, UsageError, all_of
+from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, read_text
 from tuner.results import Evidence
@@ -150,6 +151,23 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
         return name, case_of(found, beside)
     except NotCoveredError as error:
         return name, error
+
+
+def with_study(opened: Opened, store: Store) -> Found:
+    """What a file says, with the question of the study that it names, where that is here."""
+    found = opened.found
+    named = trainer.told_by_name(opened.values) if found.format_name == trainer.NAME else None
+    if found.told is not None or named is None:
+        return found
+    try:
+        question = store.study(named[0]).question
+    except UsageError:
+        return found
+    knobs: dict[str, Any] = {**found.knobs, "tp_size": named[1]}
+    if named[1] > 1:
+        shards = named[1] < question.cluster.world_size
+        knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
+    return replace(found, told=(question, Settings.from_dict(knobs)))
 
 
 def _check_format(field: str, name: str | None) -> None:

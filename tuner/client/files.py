@@ -68,6 +68,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     for one in found.uncounted:
         if one.rules_out:
             raise NotCoveredError(one.key, one.value, one.effect)
+    beside = _with_header(found, beside)
     own = partial(_own, found, beside)
     # Where it was to run, and in which versions, may have changed since it was written.
     stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
@@ -307,6 +308,29 @@ def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
         said = " or ".join(str(value) for value in values)
         raise UsageError(name, given, f"the file says {said}")
     return given
+
+
+def _with_header(found: Found, beside: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said beside a file, and for the rest what the header of an exported one says, unless
+    its fields were changed since."""
+    given = {name: value for name, value in beside.items() if value is not None}
+    if found.told is None:
+        return given
+    question, settings = found.told
+    work = {"loss": str(question.workload.loss), **question.as_dict()["workload"]}
+    for name in ("model_name", "global_batch_size"):  # the batch is made of its parts
+        del work[name]
+    told: dict[str, Any] = {
+        **work,
+        "model": question.workload.model,
+        "cluster": question.cluster,
+        "framework": str(question.framework.name),
+        "framework_versions": dict(question.framework.versions) or None,
+    }
+    told = {n: one for n, one in told.items() if one in found.may.get(n, ()) or n not in found.may}
+    loaded = found.unsaid & {"sharding", "tp_size"}
+    knobs = {n: one for n, one in settings.as_dict().items() if n not in found.knobs or n in loaded}
+    return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}
 
 
 def _needed(name: str, value: Any) -> Any:

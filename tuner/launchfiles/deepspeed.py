@@ -27,6 +27,7 @@ from tuner.launchfiles.contract import (
     printable,
     reduced_in,
     sync_acts,
+    told,
     written,
 )
 from tuner.launchfiles.fields import Fields, Found, Uncounted
@@ -178,6 +179,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         "settings": str(settings),
         "figures": list(about.figures),
         "notes": [*filter(None, notes)],
+        **({"reads": reads} if (reads := told(question, settings, about)) else {}),
     }
     return json.dumps({"tuner": origin, **values}, indent=2) + "\n"
 

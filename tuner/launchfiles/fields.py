@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from tuner.core.configuration import Settings
+from tuner.core.study import Question
 from tuner.errors import UsageError
 
 T = TypeVar("T")
@@ -190,3 +192,5 @@ class Found:
     """Knobs that the file can say otherwise, with the values it can say; none for any."""
     uncounted: tuple[Uncounted, ...] = ()
     """Fields that no figure takes into account."""
+    told: tuple[Question, Settings] | None = None
+    """What a file that was exported says that it was written for, where its fields do not."""

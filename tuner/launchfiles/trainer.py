@@ -7,6 +7,7 @@ in the command's comments, and printed beside the JSON.
 """
 
 import json
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -107,7 +108,10 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     """Fields of ``TrainingArguments``; of a user's script those that its probes were told."""
     work, stated = question.workload, question.framework.versions.get("transformers")
     release = None if stated is None else Version(stated)
-    name = f"tuner {about.study_id} {about.date} {about.provenance}; {versions_text(about)}"
+    # in a file without comments the name alone says which study it is of (:func:`told_by_name`)
+    tensors = f" tp_size={settings.tp_size}" if settings.splits_layers else ""
+    name = f"tuner {about.study_id} {about.date} {about.provenance}{tensors}"
+    name = f"{name}; {versions_text(about)}"
     values: dict[str, Any] = {
         "run_name": printable(name)[:LONGEST_RUN_NAME].rstrip("; ,"),
         "per_device_train_batch_size": settings.micro_batch_size,
@@ -565,6 +569,13 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     if told and (sharding, "offload" in given) != (found["sharding"], found["cpu_offload"]):
         raise fields.error("fsdp", "does not say what fsdp_config says")
     return found, classes
+
+
+def told_by_name(values: Mapping[str, Any]) -> tuple[str, int] | None:
+    """The study that exported arguments say they are of, and how many GPUs split a layer."""
+    name = str(values.get("run_name"))
+    found = re.match(r"tuner (\S+) \S+ \w+(?: tp_size=(\d+))?;", name)
+    return None if found is None else (found[1], int(found[2] or 1))
 
 
 # What an answer says of them.

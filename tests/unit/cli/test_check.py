@@ -1,16 +1,18 @@
 """``tuner check``: predictions by arithmetic, and probes that are in the database already."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.made import oom, stored
+from tests.unit.made import ok, oom, stored
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import installed_versions
+from tuner.core.framework import framework, installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.launchfiles import About, export
+from tuner.launchfiles import FORMATS, About, export
 from tuner.space import check_settings
 from tuner.store import open_store
 
@@ -149,6 +151,25 @@ def test_what_was_measured_goes_before_what_is_predicted(cli, exported, answered
     less = cli(*exported, "--memory-limit", "30MiB", "--json")
     assert less.code == 3
     assert less.json["reason"]
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trainer"])
+def test_each_exported_file_is_checked_without_options(cli, made, question, tmp_path, stack):
+    asked = replace(question, framework=framework(stack))
+    with open_store() as store:
+        study = stored(store, asked, (f"{BEST},sync_each_batch=false", ok(0.1, 20)))
+    seen = set()
+    for name, known in FORMATS.items():
+        path = tmp_path / known.file_name
+        written = cli("export", study.id, name, "--write", str(path))
+        if written.code:
+            assert "ask again" in written.err
+            continue
+        found = cli("check", str(path), "--dry-runs", "none", "--json")
+        assert found.code == 0, found.err
+        assert found.json["seen"]["study_id"] == study.id
+        seen.add(name)
+    assert {*FORMATS} - seen <= {"nanotron", "torchtitan", "deepspeed"}
 
 
 def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, question, tmp_path):
