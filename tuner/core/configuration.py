@@ -123,7 +123,7 @@ class Settings(_Kept):
         """Plain JSON values, in the order of the fields, as they are stored and hashed: knobs that
         are left out at their default (:attr:`Knob.added_later`) are not among them then."""
         values = self.all_values().items()
-        return {name: v for name, v in values if name not in _UNSAID or v != _UNSAID[name]}
+        return {name: v for name, v in values if name not in UNSAID or v != UNSAID[name]}
 
     def all_values(self) -> dict[str, Any]:
         """As :meth:`as_dict`, of every knob: for tables, and for who reads knobs by name."""
@@ -290,7 +290,7 @@ KNOBS: Mapping[str, Knob] = {
 }
 
 # The defaults at which a knob is left out of text and JSON.
-_UNSAID: Mapping[str, Any] = {
+UNSAID: Mapping[str, Any] = {
     name: getattr(Settings(), name) for name, knob in KNOBS.items() if knob.added_later
 }
 # The values of all knobs.
@@ -369,7 +369,7 @@ def parse_settings(text: str) -> Settings:
 # Settings are put in order by their text, and the same values come again and again.
 @lru_cache(maxsize=4096)
 def _part(name: str, value: object) -> str:
-    if name in _UNSAID and value == _UNSAID[name]:
+    if name in UNSAID and value == UNSAID[name]:
         return ""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 

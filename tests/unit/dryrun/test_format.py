@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "aa7e033cef6fabed23d38ea7e86bdb5ee30ae139c34fd2cba105e9261ba79ac9"),
-    "verdict": (4, "2486be99a4b394755dc89f9a40b1348a517709eaaab0c6fb7d1570981ab508ee"),
+    "dry run": (4, "bbdf47c3f0bc334874ea67a44f9c980a86ab82581b968d5dff5b223852020927"),
+    "verdict": (4, "e4b126f2bed6294045568fe8bd3abe9e89f63964aa6cfceb2bc2d393bde55611"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

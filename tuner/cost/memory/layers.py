@@ -391,7 +391,7 @@ class _Layer:
         once (rotate method ``allgather``, the default of torch and accelerate). Forward merges
         results in fp32: the one so far, the block's, their difference, a product or the new one.
         Backward adds up in fp32; gradients of keys and values go around: those received, added
-        to, joined and sent. ``tests/process/cost/test_ring.py`` runs that code.
+        to, joined and sent. ``tests/process/probe/test_ring.py`` runs that code.
         """
         if self.key.ring == 1:
             return 0.0, 0.0
