@@ -50,6 +50,7 @@ TRIES = 20
 # What stands behind figures that are not measured.
 _FIDELITIES = {
     Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
+    Fidelity.REHEARSED: "memory of rank 0 by torch's CUDA allocator on no GPU, time by arithmetic",
     Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
 }
 

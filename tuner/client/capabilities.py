@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner import machine
+from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
 from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
@@ -40,6 +41,9 @@ def capabilities(
     without = f"{', '.join(missing)} is not installed" if missing else ""
     predicted = f"by arithmetic alone: {without}" if missing else "dry runs, for any cluster"
     yield Capability(name=Fidelity.PREDICTED, possible=True, why=predicted)
+    why = without or _why_no_rehearsal()
+    alone = "memory of rank 0 of any cluster of NVIDIA's GPUs, by torch's own allocator"
+    yield Capability(name=Fidelity.REHEARSED, possible=not why, why=why or alone)
     if missing or here is None or unusable:
         why = without or unusable or "no device is known"
         for name in (Fidelity.EMULATED, Fidelity.MEASURED):
@@ -120,6 +124,23 @@ def why_not_emulated(cluster: Cluster, there: Machine | None = None) -> str:
             f" {_where(there)} ({here.gpu.name}) has {here.gpu.memory_bytes / 2**30:.1f} GiB"
         )
     return ""
+
+
+def why_not_rehearsed(cluster: Cluster) -> str:
+    """Why no rank of a cluster can be rehearsed here; empty if one can."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    if cluster.gpu.device is not Device.CUDA or (kind and not kind.compute_capability):
+        return f"{cluster.name} has no GPUs of NVIDIA's: it is CUDA that a rehearsal stands in for"
+    return _why_no_rehearsal()
+
+
+def _why_no_rehearsal() -> str:
+    if machine.shows_gpu():
+        return (
+            "this machine has a GPU, and a rehearsal is for one without: CUDA_VISIBLE_DEVICES="
+            " (set to nothing) hides it"
+        )
+    return machine.why_no_standin()
 
 
 def stands_in(cluster: Cluster, there: Machine | None = None) -> bool:

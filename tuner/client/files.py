@@ -30,6 +30,7 @@ from tuner.core.workload import Precision
 from tuner.errors import UsageError
 from tuner.launchfiles import axolotl, trainer
 from tuner.launchfiles.fields import Found, Uncounted
+from tuner.launchfiles.files import is_text
 from tuner.launchfiles.fsdp import ON_HOST, layer_class
 from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
@@ -51,6 +52,11 @@ class FileSays:
     notes: tuple[str, ...]
     uncounted: tuple[Uncounted, ...]
     """What no figure takes into account."""
+
+
+def place_of(file: str) -> Path:
+    """The path of a file; of the text of one, a file in this folder."""
+    return Path("file" if is_text(file) else file)
 
 
 def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
@@ -170,12 +176,16 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
     passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
     if passed_over and knobs.get("sharding") != Sharding.DDP:
         raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
-    notes = [*asked.notes, *map(str, asked.uncounted), *case.notes]
+    own = case.question.framework.name is FrameworkName.DEEPSPEED
+    counted = found.uncounted if found.zero and own else ()  # by which the case is counted
+    lines = (str(one) for one in asked.uncounted if one not in counted)
+    notes = [*asked.notes, *lines, *case.notes]
     if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
         notes.append(f"{differs}; that is counted")
     if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
         notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
     script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
+    script = replace(script, zero=found.zero if own else None)
     return replace(case, script=script, notes=tuple(notes))
 
 

@@ -15,6 +15,7 @@ from tuner.client.capabilities import (
     best_fidelity,
     why_not_emulated,
     why_not_measured,
+    why_not_rehearsed,
     why_unpriced,
 )
 from tuner.client.request import RequestHere, TuneRequest
@@ -28,7 +29,7 @@ from tuner.core.framework import (
     not_installed,
 )
 from tuner.core.launcher import LauncherName, default_launcher
-from tuner.core.measurement import Fidelity
+from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
@@ -43,7 +44,7 @@ from tuner.text import show_all, size_text
 if TYPE_CHECKING:
     from tuner.store.workers import RegisteredWorker
 
-STRONGEST = (Fidelity.MEASURED, Fidelity.EMULATED, Fidelity.PREDICTED)
+STRONGEST = tuple(Fidelity)
 
 # Finds the calibration of a question's devices.
 Rates = Callable[[Question], Calibration | None]
@@ -106,8 +107,7 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
             notes.append(f"fidelity predicted: no worker of {whose} lives")
         candidates.append((question, fidelity, here, notes))
     question, fidelity, versions, notes = min(candidates, key=lambda one: STRONGEST.index(one[1]))
-    is_predicted = fidelity is Fidelity.PREDICTED
-    if is_predicted and (why := uncovered(question.workload, question.framework)):
+    if fidelity not in PROBED and (why := uncovered(question.workload, question.framework)):
         raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
     limits, told = request.limits_at(fidelity), (*request.notes, *notes)
     return Placed(question=question, limits=limits, versions=versions, notes=told)
@@ -151,8 +151,8 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     is_open = "fidelity" in request.model_fields_set and request.fidelity is None
     fidelity, chosen_for = request.fidelity or Fidelity.MEASURED, ""
     if question.script is not None:
-        if fidelity is not Fidelity.MEASURED:
-            allowed = "a script is run: it is measured, or not at all"
+        if fidelity not in (Fidelity.MEASURED, Fidelity.REHEARSED):
+            allowed = "a script is run: it is measured, or its memory rehearsed"
             raise UsageError("fidelity", fidelity, allowed)
     elif is_open:
         fidelity, chosen_for = best_fidelity(question, partial(kept_rates, db, question))
@@ -177,16 +177,9 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
                 f"no GPU is here, so it is {name}, where {question.trained} needs"
                 f" {size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}: {ways}",
             )
-    elif fidelity is Fidelity.EMULATED:
+    elif fidelity is not Fidelity.PREDICTED:
         _check_software(question)
-        cluster = question.cluster
-        if why := why_not_emulated(cluster):
-            raise UsageError("cluster", cluster.name, why)
-        if why := why_unpriced(question, partial(kept_rates, db, question)):
-            why += ", and communication is not measured where one device plays them all: state it"
-            is_whole = not why_not_measured(cluster)
-            other = f", or run tuner calibrate --cluster {cluster.name}" if is_whole else ""
-            raise UsageError("cluster", cluster.name, f"{why} in a .toml file{other}")
+        _check_alone(question, fidelity, db)
     enumerate_space(question)
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
     return Placed(
@@ -226,6 +219,22 @@ def check_here(cluster: Cluster) -> None:
             where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
             why = f"probes run here, and {why}: use --cluster local, or run tuner on {where}"
         raise UsageError("cluster", cluster.name, why)
+
+
+def _check_alone(question: Question, fidelity: Fidelity, db: str | None) -> None:
+    """Refuse a cluster of which this machine cannot play one rank."""
+    cluster = question.cluster
+    if fidelity is Fidelity.REHEARSED:
+        if why := why_not_rehearsed(cluster):
+            raise UsageError("fidelity", fidelity, f"is not possible here: {why}")
+        return
+    if why := why_not_emulated(cluster):
+        raise UsageError("cluster", cluster.name, why)
+    if why := why_unpriced(question, partial(kept_rates, db, question)):
+        why += ", and communication is not measured where one device plays them all: state it"
+        is_whole = not why_not_measured(cluster)
+        other = f", or run tuner calibrate --cluster {cluster.name}" if is_whole else ""
+        raise UsageError("cluster", cluster.name, f"{why} in a .toml file{other}")
 
 
 def kept_rates(db: str | None, question: Question) -> Calibration | None:

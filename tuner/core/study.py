@@ -50,6 +50,7 @@ MOST_DRY_RUNS = 6
 MOST_PROBES: Mapping[Fidelity, int] = {
     Fidelity.MEASURED: 20,
     Fidelity.EMULATED: 20,
+    Fidelity.REHEARSED: 12,
     Fidelity.PREDICTED: MOST_CLASSES,
 }
 

@@ -33,7 +33,7 @@ from tuner.cost.memory.optimizers import paged_bytes
 from tuner.cost.memory.pipeline import refused, stage_memory
 from tuner.cost.memory.shards import COMPUTE_BYTES, axis_sizes
 from tuner.cost.memory.step import StepMemory, step_memory
-from tuner.cost.memory.zero import stage_of, zero_memory
+from tuner.cost.memory.zero import DEFAULTS, stage_of, zero_memory
 from tuner.cost.script import PLAIN, Script, script_bytes
 from tuner.cost.time.step import step_notes, step_time
 from tuner.cost.time.traced import TracedStep
@@ -211,7 +211,8 @@ def _allocated_tensors(
     if framework.name is FrameworkName.NANOTRON:
         return _pipeline_bytes(workload, settings, cluster, costs)
     if framework.name is FrameworkName.DEEPSPEED:
-        return _arithmetic(zero_memory(workload, settings, cluster), costs.memory.zero)
+        found = zero_memory(workload, settings, cluster, script.zero or DEFAULTS)
+        return _arithmetic(found, costs.memory.zero)
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
@@ -397,7 +398,14 @@ def predict(
         sizes = settings.micro_batch_size, settings.gradient_accumulation_steps
         counted = profile.traced_step(*sizes)
     seconds, unknown = step_time(
-        workload, settings, where, name, priced, fits=not never, traced=counted
+        workload,
+        settings,
+        where,
+        name,
+        priced,
+        fits=not never,
+        traced=counted,
+        zero=script.zero or DEFAULTS,
     )
     by_liger = runs_liger(settings, framework, script)
     if by_liger and seconds.value is not None:

@@ -509,7 +509,11 @@ def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
             task = Task(work.get("task", Task.CAUSAL_LM))
             work["model"] = published_model(work["model_name"], task).as_config()
         cluster = values["cluster"]
-        cluster = parse_cluster(cluster).as_dict() if isinstance(cluster, str) else cluster
+        if isinstance(cluster, str):
+            named = parse_cluster(cluster)
+            if named.name != cluster:  # such as local: whoever reads it is another machine
+                raise ValueError(f"cluster: {cluster[:60]}")
+            cluster = named.as_dict()
         parts = {**values, "workload": work, "cluster": cluster, "knobs": {}}
         return values["format"], Question.from_dict(parts), parse_settings(values["settings"])
     except (TunerError, ValueError, TypeError, KeyError, AttributeError) as error:

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "bbdf47c3f0bc334874ea67a44f9c980a86ab82581b968d5dff5b223852020927"),
-    "verdict": (4, "e4b126f2bed6294045568fe8bd3abe9e89f63964aa6cfceb2bc2d393bde55611"),
+    "dry run": (4, "0b00d01edc00a03926e1b8e91dda7febd6774c4cfe18556ad1243e68aba3626f"),
+    "verdict": (4, "91b158e53f2a5e9a773e795de9d435c2ebdf6bc020a64e8c58edf7e435782a7a"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

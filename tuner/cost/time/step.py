@@ -20,7 +20,7 @@ from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
-from tuner.cost.memory.zero import plain, stage_of
+from tuner.cost.memory.zero import DEFAULTS, Zero, plain, stage_of
 from tuner.cost.time.collectives import (
     Op,
     all_reducing_passes,
@@ -57,7 +57,7 @@ def sharded_step_s(
     *each: Costs,
     alone: bool = False,
     traced: TracedStep | None = None,
-    zero: bool = False,
+    zero: Zero | None = None,
 ) -> list[float]:
     """Seconds of a step with each of some constants that differ in computing alone; rates of GPU
     and links must be known.
@@ -76,7 +76,7 @@ def sharded_step_s(
     if traced is None:
         collectives = step_collectives(workload, settings, cluster)
         if zero:
-            collectives = zero_collectives(asked, settings, cluster)
+            collectives = zero_collectives(asked, settings, cluster, zero)
         trained: float = trained_elements(workload.model, workload.adapter)
         split = sizes.dp if zero and stage_of(settings, cluster) else sizes.shard
         updated = trained / sizes.tp / split
@@ -177,6 +177,7 @@ def step_time(
     *,
     fits: bool = True,
     traced: TracedStep | None = None,
+    zero: Zero = DEFAULTS,
 ) -> tuple[Quantity, str]:
     """Seconds of one optimizer step, and the reason where they are unknown.
 
@@ -213,9 +214,9 @@ def step_time(
         if not fitted:
             width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
-        zero = framework is FrameworkName.DEEPSPEED
+        own = zero if framework is FrameworkName.DEEPSPEED else None
         seconds, least = sharded_step_s(
-            workload, settings, cluster, costs, costs.quickest, traced=traced, zero=zero
+            workload, settings, cluster, costs, costs.quickest, traced=traced, zero=own
         )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
