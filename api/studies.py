@@ -129,7 +129,9 @@ class ListedAnswer(BaseModel):
     step_time_s: schemas.Quantity
     needed_gib: schemas.Quantity
     limit_gib: float
-    is_forecast: bool = Field(description="Predicted, while it was to be measured or emulated.")
+    is_forecast: bool = Field(
+        description="Predicted, while it was to be measured, emulated or rehearsed."
+    )
     why_none: str
 
 

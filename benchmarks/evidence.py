@@ -1,7 +1,7 @@
 """The tables and the picture of ``docs/evidence.md``: from result files, and from nothing else."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 import markdown
@@ -28,8 +28,8 @@ Result = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 NOTHING = (
-    "No card has been measured yet: there is no result of `make bench-gpu` in"
-    " `benchmarks/results/`. None of these figures is known (goals in brackets):"
+    "No card has been measured yet (no result of `make bench-gpu` is in `benchmarks/results/`):"
+    " the {} goals of `benchmarks/gpu/goals.py` are open."
 )
 COLORS = (BLUE, ORANGE, GREEN, PURPLE)
 
@@ -39,15 +39,18 @@ def is_card(result: Result) -> bool:
     return "runs" in result
 
 
-def overview(results: Iterable[Result]) -> list[str]:
-    """What was run, when and where, and how much of what was asked for was met."""
-    rows = []
-    for one in results:
-        met = sum(goal["met"] for goal in one["goals"])
-        where = f"{one['device']}, torch {one['versions'].get('torch', '')}"
-        rows.append((one["name"], one["date"], one["commit"], where,
-                     f"{met} of {len(one['goals'])}"))  # fmt: skip
-    return table(("benchmark", "date", "commit", "on", "goals met"), rows)
+def overview(results: Sequence[Result]) -> list[str]:
+    """Each benchmark's date and goals; where it was run, if not where most were."""
+    places = [f"{one['device']}, torch {one['versions'].get('torch', '')}" for one in results]
+    usual = mode(places)
+    rows = [
+        (one["name"], one["date"], one["commit"],
+         f"{sum(goal['met'] for goal in one['goals'])} of {len(one['goals'])}",
+         "" if place == usual else place)
+        for one, place in zip(results, places, strict=True)
+    ]  # fmt: skip
+    head = ("benchmark", "date", "commit", "goals met", "elsewhere")
+    return [f"On {usual}, if not said otherwise:", "", *table(head, rows)]
 
 
 def allocator(results: Iterable[Result]) -> list[str]:
@@ -103,7 +106,7 @@ def _range(values: Sequence[float]) -> str:
 def cards(results: Sequence[Result]) -> list[str]:
     """All that cards have shown; what is missing, where none has."""
     if not results:
-        return [NOTHING, "", *(f"- {goal.name} ({goal.goal})" for goal in goals([], []))]
+        return [NOTHING.format(len(goals([], [])))]
     return [line for result in results for line in _card(result)]
 
 

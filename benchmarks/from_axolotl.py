@@ -242,7 +242,15 @@ def _page(rows: list[Row], paths: list[Path]) -> str:
         for path, row in zip(paths, rows, strict=True)
         if "is not in the catalogue" in row.why
     )
+    several = [one for one in models.most_common() if one[1] > 1]
     whys = Counter(_short(row.why) for row in rows if row.why)
+    by_effect: dict[str, list[str]] = {}
+    rare: dict[str, None] = {}
+    for (key, effect), number in sorted(uncounted.items(), key=lambda i: (-i[1], i[0])):
+        if number > 2 or effect in by_effect:
+            by_effect.setdefault(effect, []).append(f"`{key}` {number}")
+        else:
+            rare[f"`{key}`"] = None
     lines = [
         "# What is not understood of axolotl's examples",
         "",
@@ -255,17 +263,17 @@ def _page(rows: list[Row], paths: list[Path]) -> str:
         "|---|---|",
         *(f"| {why} | {number} |" for why, number in whys.most_common()),
         "",
-        "Models that are not in the catalogue, for which `--model` names one of the same shape:",
-        "",
-        ", ".join(f"{name} ({number})" if number > 1 else name
-                  for name, number in models.most_common()) + ".",
+        "Models that are not in the catalogue, for which `--model` names one of the same shape: "
+        + ", ".join(f"{name} ({number})" for name, number in several)
+        + f", and {len(models) - len(several)} in one file each.",
         "",
         "## Not counted",
         "",
-        "| field | what it may change | files |",
-        "|---|---|---|",
-        *(f"| `{key}` | {effect} | {number} |"
-          for (key, effect), number in sorted(uncounted.items(), key=lambda i: (-i[1], i[0]))),
+        "| what it may change | fields, with the files that have each |",
+        "|---|---|",
+        *(f"| {effect} | {', '.join(fields)} |" for effect, fields in by_effect.items()),
+        "",
+        f"One or two files each have {', '.join(rare)}; an answer says what these may change.",
         "",
     ]  # fmt: skip
     return "\n".join(lines)

@@ -63,12 +63,12 @@ def stated(result: Row) -> list[str]:
     """DLRover's rows by what is stated of their script: GiB by GPUs."""
     rows = result["dlrover_stated"]
     sizes = [name for name in rows[0] if name.endswith("GPUs")]
-    lines = [
-        (row["stated"], row["by"].replace("_", " "),
-         *("" if row[name] is None else f"{row[name]:.1f}" for name in sizes),
-         percent(row["largest_error"]))
-        for row in rows
-    ]  # fmt: skip
+    ways: dict[tuple[str, ...], list[str]] = {}  # that come to the same figures
+    for row in rows:
+        figures = ["" if row[name] is None else f"{row[name]:.1f}" for name in sizes]
+        told = (row["stated"], *figures, percent(row["largest_error"]))
+        ways.setdefault(told, []).append(row["by"].replace("_", " "))
+    lines = [(name, ", ".join(by), *figures) for (name, *figures), by in ways.items()]
     return table(("stated", "by", *sizes, "largest error"), lines)
 
 

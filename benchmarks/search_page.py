@@ -1,7 +1,6 @@
 """The tables of ``benchmarks/results/search.md``: of the result file, so they agree."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import markdown
@@ -9,38 +8,41 @@ from common import ROOT
 from search_table import PROBES, percents
 
 PAGE = ROOT / "benchmarks" / "results" / "search.md"
-PUBLISHED = ROOT / "benchmarks" / "search" / "README.md"
 Row = Mapping[str, Any]
 Sections = Mapping[str, Callable[[Row], list[str]]]
 """What is between markers of the same names."""
 
 
 def write(result: Row) -> None:
-    """Put the result's tables into the pages, each between its two markers."""
-    for page, sections in PAGES.items():
-        text = page.read_text(encoding="utf-8")
-        page.write_text(filled(text, result, sections), encoding="utf-8")
+    """Put the result's tables into the page, each between its two markers."""
+    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result), encoding="utf-8")
 
 
-def filled(text: str, result: Row, sections: Sections) -> str:
-    """A page's text with all its sections anew.
+def filled(text: str, result: Row) -> str:
+    """The page's text with all its sections anew.
 
     Raises:
         ValueError: a marker is missing, or there twice.
     """
-    for name, lines in sections.items():
+    for name, lines in SECTIONS.items():
         text = markdown.between(text, name, lines(result))
     return text
 
 
 def searches(result: Row) -> list[str]:
-    """Mean and median regrets of all searches, a table for each file."""
+    """Regrets of all searches, a table for each file; the rest is in the result."""
+    figures = {**{f"mean@{k}": f"mean, {k}" for k in PROBES}, "median@3": "median, 3",
+               "largest@3": "largest, 3", "largest@8": "largest, 8"}  # fmt: skip
     found = []
     for name in dict.fromkeys(row["table"] for row in result["rows"]):
-        own = [row for row in result["rows"] if row["table"] == name]
-        head = ("search", "knows", *(f"mean, {k}" for k in PROBES),
-                *(f"median, {k}" for k in PROBES), "largest, 3", "largest, 8")  # fmt: skip
-        found += [f"**{name}**", "", *markdown.table(head, _cells(own)), ""]
+        own = percents([row for row in result["rows"] if row["table"] == name])
+        cells = [[row["search"], row["knows"], *(row[key] for key in figures)] for row in own]
+        found += [
+            f"**{name}**",
+            "",
+            *markdown.table(("search", "knows", *figures.values()), cells),
+            "",
+        ]
     for name, why in result["not_run"].items():
         found += [f"Not run: {name}, for {why}.", ""]
     return found[:-1]
@@ -81,20 +83,11 @@ def transferred(result: Row) -> list[str]:
     return markdown.table(("runs", "constants", *names), cells)
 
 
-def _cells(rows: Sequence[Row]) -> list[list[object]]:
-    """In percent, without the name of the table."""
-    return [[value for name, value in row.items() if name != "table"] for row in percents(rows)]
-
-
-PAGES: Mapping[Path, Sections] = {
-    PAGE: {
-        "goals": markdown.goals,
-        "searches": searches,
-        "parts": parts,
-        "asks": seconds_of("asks"),
-        "plans": seconds_of("plans"),
-        "transferred": transferred,
-    },
-    PUBLISHED: {"searches": searches, "parts": parts},
+SECTIONS: Sections = {
+    "goals": markdown.goals,
+    "searches": searches,
+    "parts": parts,
+    "asks": seconds_of("asks"),
+    "plans": seconds_of("plans"),
+    "transferred": transferred,
 }
-"""Sections by page."""

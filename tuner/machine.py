@@ -1,8 +1,10 @@
 """Finds what this machine has: GPUs by ``nvidia-smi``, cores, memory as the kernel allows it."""
 
+import importlib.util
 import os
 import platform
 import re
+import shutil
 import socket
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +42,14 @@ _FAULT = re.compile(
 )
 # A slice in ``nvidia-smi -L``, below its GPU.
 _SLICE = re.compile(r"MIG (\S+) +Device +\d+: +\(UUID: (MIG-[^)]+)\)")
+
+
+# What a rehearsal's stand-in for CUDA's libraries is built with, and the architectures on which
+# torch has CUDA builds.
+COMPILER, TOOLS = "gcc", ("gcc", "nm")
+CUDA_MACHINES = ("x86_64", "aarch64")
+# The folder of nvidia's packages with the headers that its sources are written against.
+CUDA = "cu13"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +206,45 @@ def free_bytes(root: Path = Path("/")) -> int:
         stat = dict(line.split() for line in _text(group / "memory.stat").splitlines())
         found = min(found, int(limit) - int(held) + int(stat.get("inactive_file", 0)))
     return max(0, found)
+
+
+def shows_gpu(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> bool:
+    """True where processes started here could use a GPU: a device of the driver's is there, and
+    ``CUDA_VISIBLE_DEVICES`` does not hide it."""
+    values = os.environ if environment is None else environment
+    hidden = values.get("CUDA_VISIBLE_DEVICES", "0").strip() in ("", "-1")
+    return not hidden and any((root / "dev").glob("nvidia[0-9]*"))
+
+
+def why_no_standin() -> str:
+    """Tells why no stand-in for CUDA's libraries can be built for this Python, in a line; empty if
+    one can."""
+    system, machine = platform.system(), platform.machine()
+    if system != "Linux" or machine not in CUDA_MACHINES:
+        known = " or ".join(CUDA_MACHINES)
+        return f"CUDA builds of torch are for Linux on {known}, not {system} on {machine}"
+    if (torch := package_folder("torch")) is None:
+        return "this Python has no torch"
+    if not (torch / "lib" / "libtorch_cuda.so").exists():
+        return "this Python has no CUDA build of torch, but one for CPUs or another vendor's GPUs"
+    if cuda_headers() is None:
+        return "this Python's torch is not of CUDA 13, or CUDA's headers are not beside it"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"there is no {' and no '.join(missing)}: a C compiler is needed" if missing else ""
+
+
+def package_folder(name: str) -> Path | None:
+    """A package's folder; it is not imported, which takes torch seconds."""
+    spec = importlib.util.find_spec(name)
+    folders = (spec.submodule_search_locations or ()) if spec else ()
+    return next((Path(folder) for folder in folders), None)
+
+
+def cuda_headers() -> Path | None:
+    """The folder of CUDA's headers beside this Python's torch; ``None`` where there is none."""
+    nvidia = package_folder("nvidia")
+    found = nvidia / CUDA / "include" if nvidia else None
+    return found if found and (found / "cuda.h").exists() else None
 
 
 def end_first_for_memory(pid: int) -> None:

@@ -13,7 +13,12 @@ from pathlib import Path
 
 import psutil
 
-from tuner.client.capabilities import stands_in, why_not_emulated, why_not_measured
+from tuner.client.capabilities import (
+    stands_in,
+    why_not_emulated,
+    why_not_measured,
+    why_not_rehearsed,
+)
 from tuner.core.cluster import Cluster
 from tuner.core.cluster import Device as DeviceKind
 from tuner.core.framework import not_installed
@@ -248,8 +253,8 @@ def _locked(path: Path, how: int) -> int | None:
 def check_machine(
     question: Question, fidelity: Fidelity = Fidelity.MEASURED, there: Machine | None = None
 ) -> bool:
-    """Refuses what cannot be measured, or emulated, here; true if the device here is of another
-    kind than the cluster's, which it is large enough for.
+    """Refuses what cannot be measured, emulated or rehearsed here; true if the device here is of
+    another kind than the cluster's, which it is large enough for.
     """
     for package, version, found in not_installed(question.framework):
         raise ProbeError(
@@ -259,6 +264,10 @@ def check_machine(
     if missing := missing_beside(question):
         raise ProbeError(f"the question needs {missing}, which is not installed here")
     cluster = question.cluster
+    if fidelity is Fidelity.REHEARSED:
+        if why := why_not_rehearsed(cluster):
+            raise ProbeError(f"it cannot be rehearsed here: {why}")
+        return False
     if fidelity is not Fidelity.EMULATED:
         check_cluster(cluster, there)
         return False

@@ -33,7 +33,7 @@ from workers.devices import (
     shares,
 )
 from workers.launchers.local import series_argv
-from workers.launchers.site import LocalSite, Site
+from workers.launchers.site import LocalSite, Site, rehearsal_site
 from workers.lease import RECORD_PATIENCE_S, Lease, retried
 from workers.measuring.measure import kind_of, measure
 from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
@@ -218,6 +218,10 @@ class Executor:
         options, site, question = self._options, self._options.site, study.question
         there = None if site.is_here else together(site.machines())
         substitutes = check_machine(question, fidelity, there)
+        checked: CheckedDevices | None = options.checked
+        if fidelity is Fidelity.REHEARSED:  # whatever is beside: its GPU is none that could be lost
+            of_script = question.script is not None
+            site, checked = rehearsal_site(question.cluster, of_script=of_script), None
         devices = site.devices()
         kind = kind_of(question.cluster, fidelity, len(site.machines()))
         # ranks that somebody else's manager starts have all of its nodes at once, and nobody else
@@ -238,7 +242,7 @@ class Executor:
                 argv=options.argv,
                 folder=options.folder,
                 keep=not options.cold,
-                checked=options.checked,
+                checked=checked,
             )
             workplaces.append(
                 Workplace(
@@ -509,10 +513,12 @@ def _probe(
 def _script_probe(
     task: Task, *, ranks: WarmRanks, kind: Kind, deadline_s: float, stands_in: bool
 ) -> Measurement:
-    """Runs the study's script, whose ranks are its own; others look at its GPUs before."""
-    if not ranks.check(kind, task.pause):
+    """Runs the study's script, whose ranks are its own; others look at its GPUs before, if it has
+    any."""
+    request, question = task.claim.probe.request, task.study.question
+    settings, is_rehearsed = request.settings, request.fidelity is Fidelity.REHEARSED
+    if not is_rehearsed and not ranks.check(kind, task.pause):
         return Measurement(outcome=Outcome.CANCELLED)
-    settings = task.claim.probe.request.settings
     run = ScriptRun(
         launcher=ranks.launcher,
         folder=ranks.folder,
@@ -520,5 +526,7 @@ def _script_probe(
         deadline_s=deadline_s,
         nodes=kind.nodes,
     )
-    found = run.measure(task.study.question, settings, task.pause)
+    if is_rehearsed:
+        return run.rehearse(question, settings, task.pause)
+    found = run.measure(question, settings, task.pause)
     return check_script_probe(task.study, settings, found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from tuner.client.advance import advance_from_cache, end_of
-from tuner.core.measurement import RAN, Fidelity, Outcome
+from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
 from tuner.dryrun import DryRuns
 from tuner.errors import ProbeError, TunerError
@@ -230,7 +230,7 @@ class Worker:
             self._executor.give_back(task.claim, "it has no neighbours")
             return None
         # a probe that was asked for is for its own sake, and a dry run has no time of its own
-        if not self._options.queued_only and request.fidelity is not Fidelity.PREDICTED:
+        if not self._options.queued_only and request.fidelity in PROBED:
             task = replace(task, give_up_above_s=give_up_above_s(study, request))
         self._executor.start(workplace, task)
         return None
@@ -342,8 +342,8 @@ def time_left(
         return TimeLeft()
     limits, study = study.limits, study.at(study.limits.fidelity)
     seconds = math.inf if limits.wall_s is None else limits.wall_s - worked_s
-    devices_s = math.inf  # of one probe more: a dry run holds none
-    if limits.fidelity is not Fidelity.PREDICTED:
+    devices_s = math.inf  # of one probe more: a dry run or a rehearsal holds none
+    if limits.fidelity in PROBED:
         devices_s = remaining_device_time_s(study) - math.fsum(running_s)
     why = ""
     if limits.wall_s is not None and seconds <= 0:

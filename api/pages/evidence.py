@@ -23,6 +23,7 @@ MOST_LOGS = 16
 FIDELITIES: Mapping[Fidelity, str] = {
     Fidelity.MEASURED: "all ranks were run",
     Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
+    Fidelity.REHEARSED: "memory of rank 0 by torch's CUDA allocator on no GPU, time by arithmetic",
     Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
 }
 

@@ -6,15 +6,16 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
+from markupsafe import Markup, escape
+
 from tuner.core.configuration import KNOBS, Settings
 from tuner.core.measurement import RAN, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN
-from tuner.core.study import Probe, ProbeState, Study
+from tuner.core.study import Probe, ProbeState
 from tuner.core.words import rank_word, speed_text
 from tuner.errors import UsageError
 from tuner.planner import speed_of
-from tuner.planner.probes import repriced, step_time_of
-from tuner.results.points import differing, knob_texts
+from tuner.results.points import Evidence, differing, knob_texts
 from tuner.text import duration_text, show, size_number, size_unit, time_text
 
 # The filter that shows all probes.
@@ -96,6 +97,12 @@ class ProbeTable:
         by_id = {row.id: row for row in self.rows}
         return [by_id[one] for one in ids if one in by_id]
 
+    def figures(self, row: ProbeRow) -> Markup:
+        """The cells of a row behind its outcome, escaped together: there may be hundreds of rows,
+        and end tags that HTML lets one leave out are."""
+        texts = [cell.text for cell in list(row.cells.values())[2:]]
+        return escape("\n".join(texts)).replace("\n", Markup("<td>"))
+
     def sorted_by(self, column: ProbeColumn) -> str:
         """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
         if self.sort.removeprefix("-") != column.key:
@@ -115,12 +122,12 @@ class ProbeTable:
         return f"/studies/{self.study_id}{query}#probes"
 
 
-def table_of(study: Study, best: Settings | None) -> ProbeTable:
+def table_of(evidence: Evidence, best: Settings | None) -> ProbeTable:
     """The table of all probes, the fastest first, emulated ones at today's rates.
 
     ``best`` is the configuration that is the answer.
     """
-    probes = repriced(study).probes
+    study, probes = evidence.study, evidence.repriced.probes
     knobs = differing([probe.request.settings for probe in probes]) if probes else ()
     unit, divisor = size_unit(max((_needed_bytes(one) or 0 for one in probes), default=0) or 2**30)
     several = len({probe.request.fidelity for probe in probes}) > 1
@@ -134,16 +141,19 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
         ProbeColumn(key="took", title="took", is_figure=True),
         *(ProbeColumn(key=knob, title=knob, is_number=KNOBS[knob].kind is int) for knob in knobs),
     )
-    rows = tuple(_row(study, probe, columns, divisor, best) for probe in probes)
+    rows = tuple(_row(evidence, probe, columns, divisor, best) for probe in probes)
     counts = Counter(row.outcome for row in rows)
-    same = _knob_texts(probes[0].request.settings) if probes else {}
+    first = probes[0].request.settings if probes else Settings()
+    meant = knob_texts(first)
     table = ProbeTable(
         study_id=study.id,
         columns=columns,
         rows=rows,
         unit=unit,
         common=", ".join(
-            f"{knob}={text}" for knob, text in same.items() if knob not in knobs and text != "-"
+            f"{knob}={show(value)}"
+            for knob, value in (first.all_values() if probes else {}).items()
+            if knob not in knobs and meant[knob] != "-"
         ),
         counts={ANY: len(rows), **dict(counts.most_common())},
     )
@@ -151,12 +161,16 @@ def table_of(study: Study, best: Settings | None) -> ProbeTable:
 
 
 def _row(
-    study: Study, probe: Probe, columns: Sequence[ProbeColumn], divisor: int, best: Settings | None
+    evidence: Evidence,
+    probe: Probe,
+    columns: Sequence[ProbeColumn],
+    divisor: int,
+    best: Settings | None,
 ) -> ProbeRow:
     found, settings, fidelity = probe.measurement, probe.request.settings, probe.request.fidelity
     outcome = str(found.outcome) if found else str(probe.state)
-    step = step_time_of(study, probe, found) if found else UNKNOWN
-    speed = speed_of(step, study.question).value
+    step = evidence.step_times.get(probe.id, UNKNOWN)
+    speed = speed_of(step, evidence.study.question).value
     needed = _needed_bytes(probe)
     at_least = "> " if found and found.memory is None else ""
     known = {
@@ -168,14 +182,22 @@ def _row(
         "speed": (speed_text(speed), speed),
         "took": (duration_text(found.wall_s), found.wall_s) if found else ("-", None),
     }
-    for knob, text in _knob_texts(settings).items():
-        known[knob] = text, None if text == "-" else getattr(settings, knob)
+    meant = knob_texts(settings)
+    cells = {}
+    for column in columns:
+        if (key := column.key) in known:
+            cells[key] = ProbeCell(*known[key])
+        elif meant[key] == "-":
+            cells[key] = ProbeCell("-", None)
+        else:
+            value = getattr(settings, key)
+            cells[key] = ProbeCell(show(value), value)
     return ProbeRow(
         id=probe.id,
         outcome=outcome,
         failed=found is not None and found.outcome not in RAN,
         is_best=settings == best,
-        cells={column.key: ProbeCell(*known[column.key]) for column in columns},
+        cells=cells,
     )
 
 
@@ -185,9 +207,3 @@ def _needed_bytes(probe: Probe) -> int | None:
     if found is not None and found.memory is not None:
         return found.memory.allocated_bytes + found.memory.overhead_bytes
     return found.oom.needed_bytes if found is not None and found.oom else None
-
-
-def _knob_texts(settings: Settings) -> dict[str, str]:
-    """Each knob's value as it is written; ``-`` where it has no meaning."""
-    meant = knob_texts(settings)
-    return {k: "-" if meant[k] == "-" else show(v) for k, v in settings.all_values().items()}

@@ -106,7 +106,7 @@ def _make_studies_and_probes() -> None:
         _unique("probes", "study_id", "settings", "fidelity", "repetition"),
         _check("probes", "repetition", "repetition >= 0"),
         _check("probes", "done_has_outcome", DONE_HAS_OUTCOME),
-        _one_of("probes", "fidelity", "'measured', 'emulated', 'predicted'"),
+        _one_of("probes", "fidelity", "'measured', 'emulated', 'rehearsed', 'predicted'"),
         _one_of("probes", "state", "'queued', 'running', 'done'"),
         _one_of("probes", "outcome", OUTCOMES),
         keep_ids=True,

@@ -109,11 +109,10 @@ def test_the_page_of_predictions_is_made_of_its_result(benchmark):
     assert benchmark("page").filled(text, result("predict")) == text, "make bench-predict"
 
 
-def test_the_pages_of_the_search_are_made_of_its_result(benchmark):
+def test_the_page_of_the_search_is_made_of_its_result(benchmark):
     page, found = benchmark("search_page"), result("search")
-    for path, sections in page.PAGES.items():
-        text = path.read_text(encoding="utf-8")
-        assert page.filled(text, found, sections) == text, "make bench-search"
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert page.filled(text, found) == text, "make bench-search"
     picture = (ROOT / "docs" / "images" / "search.svg").read_text(encoding="utf-8")
     assert benchmark("curves").picture(found) == picture, "make bench-search"
 

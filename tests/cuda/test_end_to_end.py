@@ -123,6 +123,60 @@ def test_suggest_emulated(gpus, model, tmp_path):
     assert_memory_is_its_own(asked, probes, tmp_path)
 
 
+def test_suggest_rehearsed(standin, model, tmp_path, monkeypatch):
+    """On a machine without a GPU: the ranks alone have the stand-in, with that GPU's memory."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    asked, url = question(model, "2x8xh100-80gb", 64, "rehearsed"), database(tmp_path, "rehearsed")
+    found = run(*TUNER, "suggest", *asked, *KNOBS, "--db", url)
+    assert found["state"] == "done"
+    best = found["best"]
+    assert best["memory"]["basis"] == "rehearsed"
+    assert best["memory"]["allocated_gib"]["provenance"] == "rehearsed"
+    assert best["step_time_s"]["provenance"] == best["provenance"] == "predicted"
+    assert found["cost"]["gpu_s"] == 0
+    for probe, measurement in probes_of(url, found["study_id"]):
+        assert probe.request.fidelity == "rehearsed"
+        assert (measurement.step_times_s, measurement.emulation) == ({}, None)
+        assert len(measurement.memory.per_rank_bytes) == 1
+        assert measurement.memory.reserved_bytes >= measurement.memory.allocated_bytes > 60 * MIB
+        assert measurement.collectives
+        assert "without a GPU" in measurement.hardware["device"]
+    small = (*asked, "--memory-limit", "0.9GiB", "--settings", "sharding=ddp,micro_batch_size=4")
+    done = subprocess.run([*TUNER, "probe", *small, "--db", url], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr + done.stdout
+    measurement = json.loads(done.stdout)["probe"]["measurement"]
+    assert measurement["outcome"] == "oom"
+    assert measurement["oom"]["limit_bytes"] <= 0.9 * 2**30
+
+
+def test_suggest_a_script_rehearsed(standin, model, tmp_path, monkeypatch):
+    """A script that reports nothing: its own micro-batch, accumulation and checkpointing."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    script = ROOT / "tests" / "cuda" / "scripts" / "sharded.py"
+    asked, url = question(model, "2x8xh100-80gb", 64, "rehearsed"), database(tmp_path, "script")
+    knobs = ("--knob", "sharding=full_shard", "--knob", "tp_size=1",
+             "--knob", "micro_batch_size=1,2,4", "--knob", "activation_checkpointing=none,full",
+             "--knob", "sync_each_batch=true")  # fmt: skip
+    told = (
+        *("--micro-batch", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}"),
+        "{activation_checkpointing=full?--checkpointing}",
+    )
+    limit = ("--memory-limit", "1.6GiB")
+    found = run(*TUNER, "suggest", "--script", str(script), *asked, *knobs, *limit,
+                "--db", url, "--", *told)  # fmt: skip
+    assert found["state"] == "done"
+    best = found["best"]
+    assert best["memory"]["allocated_gib"]["provenance"] == "rehearsed"
+    assert best["step_time_s"]["provenance"] == "predicted"
+    assert best["memory"]["needed_gib"]["value"] <= 1.6
+    probes = probes_of(url, found["study_id"])
+    sizes = {probe.request.settings.micro_batch_size: m.memory for probe, m in probes}
+    for memory in sizes.values():
+        assert memory.overhead_bytes > 512 * MIB
+        assert {"forward", "backward", "optimizer"} <= memory.by_phase.keys()
+    assert found["launch"]["argv"][0] == "torchrun"
+
+
 def test_calibrate(gpus, tmp_path):
     gpus(2)
     url = database(tmp_path, "rates")

@@ -52,7 +52,7 @@ def find(spec: str) -> str | None:
 # Words of a repository's name that say how its weights were trained or stored, and nothing of its
 # shape.
 _NO_SHAPE = re.compile(
-    r"[-_.](instruct|chat|it|hf|base|pt|bf16|fp16|bnb|nf4|4bit|gptq|awq|fp8|nvfp4|dequantized"
+    r"[-_.](instruct|chat|it|hf|base|pt|sft|dpo|bf16|fp16|bnb|nf4|4bit|gptq|awq|fp8|nvfp4|dequantized"
     r"|linearized|reasoning|2[0-9]{3}|v2[0-9]{3})(?=[-_.]|$)|^meta-"
 )
 

@@ -30,9 +30,9 @@ class CaseAsked(WorkloadAsked):
         str,
         option(
             "auto|all|none",
-            "What is dry-run where no dry run is kept. auto: of a model without any, the"
-            " layouts that most cases ask for, 6 dry runs at most. all: every layout."
-            " none: nothing. Other memory is by arithmetic.",
+            "What is dry-run where no dry run is kept: the layouts that most cases of a"
+            " model ask for (auto), every layout (all), or none. Other memory is by"
+            " arithmetic.",
             PREDICTIONS,
         ),
     ] = "auto"
@@ -50,8 +50,8 @@ class CaseAsked(WorkloadAsked):
         str | None,
         option(
             "KNOB=VALUE,...",
-            "Settings, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
-            " their default; gradient_accumulation_steps follows from the global batch.",
+            "Such as sharding=full_shard,micro_batch_size=2. Other knobs have their"
+            " default; gradient_accumulation_steps follows from the global batch.",
             SPACE,
         ),
     ] = None
@@ -65,8 +65,7 @@ class PredictAsked(CaseAsked):
         str | None,
         Option(
             metavar="FILE",
-            help="Answer the cases of this file, one JSON object on each line; - is stdin. The"
-            " options of a single case are not taken then.",
+            help="Answer the cases of this file, one JSON object on each line; - is stdin.",
             rich_help_panel=MANY,
         ),
     ] = None
@@ -100,8 +99,8 @@ class SizeAsked(WorkloadAsked):
         str | None,
         option(
             "NAME",
-            "A family of the catalogue, such as llama-3.1 or qwen3: its largest model that fits is"
-            " looked for. Without --model all is asked of that one.",
+            "A family of the catalogue, such as qwen3: find its largest model that fits."
+            " Without --model all is asked of that one.",
             WORKLOAD,
         ),
     ] = None
@@ -109,9 +108,9 @@ class SizeAsked(WorkloadAsked):
         list[str],
         option(
             "CLUSTER",
-            "The GPUs that there are, such as 64x8xh100-80gb (nodes x GPUs x kind), or a .toml"
-            " file, which may have a price. Parts of it are looked at: some GPUs of a node, or"
-            " whole nodes. Repeatable: each is a row, the best first.",
+            "The GPUs that there are, such as 64x8xh100-80gb (nodes x GPUs x kind), or a"
+            " .toml file, which may have a price. Repeatable: each is a row, the best"
+            " first.",
             PLACE,
             cluster_names,
         ),
@@ -121,11 +120,11 @@ class SizeAsked(WorkloadAsked):
         option("KNOB=VALUE,...", "Allow only these values of a knob. Repeatable.", SPACE),
     ] = None
     tokens_per_s: Annotated[
-        str | None, option("N", "Tokens per second that all GPUs together must reach.", GOALS)
+        str | None, option("N", "Tokens per second to reach, of all GPUs together.", GOALS)
     ] = None
     tokens: Annotated[
         str | None,
-        option("N", "Tokens to be trained on, such as 300B: how long that takes is told.", GOALS),
+        option("N", "Say how long training on so many tokens takes, such as 1T.", GOALS),
     ] = None
     within: Annotated[
         str | None,
@@ -135,8 +134,8 @@ class SizeAsked(WorkloadAsked):
         str | None,
         option(
             "PRICE",
-            "Of a GPU for an hour, in any currency, such as 2.5; of clusters whose file has no"
-            " price_per_gpu_hour.",
+            "Of a GPU for an hour, in any currency, such as 2.5; price_per_gpu_hour of a"
+            " cluster's file wins.",
             GOALS,
         ),
     ] = None
@@ -144,8 +143,7 @@ class SizeAsked(WorkloadAsked):
         bool,
         Option(
             "--verify",
-            help="Dry-run the best configuration, which takes seconds and needs torch. Without it"
-            " all is arithmetic.",
+            help="Dry-run the best configuration, which takes seconds and needs torch.",
             rich_help_panel=SPACE,
         ),
     ] = False
@@ -159,16 +157,16 @@ class RehearseAsked:
         list[str],
         Argument(
             metavar="-- COMMAND...",
-            help="The command as it would be typed: torchrun, accelerate launch, deepspeed or"
-            " python, with the script and its arguments.",
+            help="The command as you type it: torchrun, accelerate launch, deepspeed or python,"
+            " with the script and its arguments.",
         ),
     ]
     cluster: Annotated[
         str | None,
         Option(
             metavar="CLUSTER",
-            help="Whose GPUs it is for: 8xa100-80gb, 8x8xh100-80gb (nodes x GPUs x kind), or a"
-            " .toml file. By default the command's ranks, on GPUs that never run out of memory.",
+            help="Its GPUs, such as 8x8xh100-80gb (nodes x GPUs x kind), or a .toml file. By"
+            " default the command's ranks, on GPUs that never run out of memory.",
             autocompletion=cluster_names,
         ),
     ] = None
@@ -192,7 +190,7 @@ class RehearseAsked:
         bool,
         Option(
             "--allow-writes",
-            help="Let it write where it wants, and save. Otherwise files go to a temporary folder.",
+            help="Let it write and save where it wants, not to a temporary folder.",
         ),
     ] = False
     even_here: Annotated[

@@ -14,14 +14,14 @@ from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, check
+from tuner.client.check import Checked, check_case, with_study
 from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 from tuner.results.points import question_text
 from tuner.store import open_store
 
@@ -31,31 +31,32 @@ def run(asked: CheckAsked) -> int:
     known of it.
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
-    found, texts = read_file(asked.file, asked.format_name), Texts()
+    opened, texts = open_file(asked.file, asked.format_name), Texts()
     given: dict[str, Any] = texts.limits(asked)
     written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
     if texts.wrong:
         raise all_of(texts.wrong)
     given["settings"] = {name: getattr(written, name) for name in names}
-    try:
-        case = case_of(found, given, Path(asked.file).parent)
-    except NotCoveredError as error:
-        raise ProbeError(f"nothing is known of it: {error.allowed}") from error
     with (
         open_store(asked.db) as store,
         watch_of(as_json=asked.json) as watch,
         DryRuns(store, policy, watch) as dry_runs,
     ):
+        found = with_study(opened, store)
+        try:
+            case = case_of(found, given, Path(asked.file).parent)
+        except NotCoveredError as error:
+            raise ProbeError(f"nothing is known of it: {error.allowed}") from error
         dry_runs.prepare([case])
-        checked = check(store, found.format_name, case, dry_runs.of(case))
+        known = check_case(store, found.format_name, case, dry_runs.of(case))
     if asked.json:
-        print_json({"file": asked.file, **checked.as_dict()})
-    elif checked.fits is not None:
+        print_json({"file": asked.file, **known.as_dict()})
+    elif known.fits is not None:
         console = stdout_console()
         console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
-        print_facts(console, _facts(asked.file, checked))
-        paragraphs(console, checked.notes, "Notes", further=2)
-    why = why_not("this", checked.fits, checked.trains_wrongly, checked.reason)
+        print_facts(console, _facts(asked.file, known))
+        paragraphs(console, known.notes, "Notes", further=2)
+    why = why_not("this", known.fits, known.trains_wrongly, known.reason)
     return 0 if why is None else report(why, as_json=False)
 
 

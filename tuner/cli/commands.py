@@ -40,9 +40,8 @@ def serve(
 ) -> int:
     """Serve studies over HTTP, until SIGTERM or Ctrl-C.
 
-    Workers do the work: see tuner worker. An address that other machines reach needs a key first:
-    see tuner keys. Options left out are TUNER_* variables, or stand in a file .env. With --json
-    one line says where it is reached, once it is.
+    The work is done by tuner worker. An address that other machines reach needs a key first, by
+    tuner keys. Options left out are TUNER_* variables, or stand in a file .env.
 
     \b
     Example:
@@ -59,7 +58,7 @@ class WorkerAsked:
 
     pool: Annotated[
         list[str] | None,
-        Option(metavar="LABEL", help="Serve the studies of this pool too; may be repeated."),
+        Option(metavar="LABEL", help="Serve the studies of this pool too. Repeatable."),
     ] = None
     name: Annotated[
         str, Option(metavar="NAME", help="What people see. By default host and process number.")
@@ -72,16 +71,16 @@ class WorkerAsked:
         LauncherName | None,
         Option(
             metavar="NAME",
-            help="What starts ranks: local, slurm in an allocation, or ray. By default slurm in an"
-            " allocation of several nodes.",
+            help="What starts ranks: local, slurm or ray. By default slurm in an allocation of"
+            " several nodes.",
         ),
     ] = None
     ray: Annotated[
         str,
         Option(
             metavar="HOST:PORT",
-            help="The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one"
-            " on this machine.",
+            help="The Ray cluster of --launcher ray. By default $RAY_ADDRESS, or a new one on"
+            " this machine.",
         ),
     ] = ""
     slurm: Annotated[
@@ -102,8 +101,8 @@ class WorkerAsked:
         list[str] | None,
         Option(
             metavar="NAME",
-            help="Have ranks inherit this variable of the environment too; may be repeated, and end"
-            " in a *. For other commands: TUNER_PASS_ENV, with commas.",
+            help="Have ranks inherit this environment variable too; it may end in a *. For other"
+            " commands: TUNER_PASS_ENV, with commas. Repeatable.",
         ),
     ] = None
     probe_deadline: Annotated[
@@ -122,9 +121,8 @@ class WorkerAsked:
 def worker(asked: WorkerAsked) -> int:
     """Serve studies with what this machine has, or these nodes, until SIGTERM or Ctrl-C.
 
-    Studies of no pool are served, and those of the pools that are named, the oldest first. Any
-    machine makes predictions; probes are run where the cluster is, or one device that can play its.
-    When it is stopped, its probes are given back and nothing is lost.
+    Studies of no pool are served, and those of the pools that are named, the oldest first. When it
+    is stopped, its probes are given back and nothing is lost.
 
     \b
     Examples:
@@ -141,7 +139,7 @@ def mcp(db: Database = None) -> int:
     """Serve suggest, predict, check, size and studies as tools for agents, over stdin and stdout.
 
     It speaks the Model Context Protocol, and needs pip install 'tuner[mcp]'. Agents start it
-    themselves: name this command in their configuration.
+    themselves.
 
     \b
     Example:
@@ -176,7 +174,7 @@ def list_workers(
 def upgrade_database(json: Json = False, db: Database = None) -> int:
     """Bring a database to this version's schema; a SQLite file that is absent is made.
 
-    SQLite is brought there by itself whenever it is used; other databases only by this command.
+    SQLite is brought there whenever it is used; other databases only by this command.
 
     \b
     Example:
@@ -233,9 +231,9 @@ StudyId = Annotated[
 def suggest(asked: SuggestAsked) -> int:
     """Find the fastest configuration that fits, by running real training steps on this machine.
 
-    With --fidelity predicted nothing has to be here: the answer is from dry runs and arithmetic,
-    in seconds, and says which is which. Every probe is kept: the same question asked again goes
-    on from there. Ctrl-C ends the running probe and loses nothing else.
+    With --fidelity predicted no device is needed: the answer is from dry runs and arithmetic, in
+    seconds. Every probe is kept: the same question asked again goes on from there, also after
+    Ctrl-C.
 
     \b
     Examples, on any machine, without a GPU:
@@ -259,8 +257,8 @@ def suggest(asked: SuggestAsked) -> int:
 def probe(asked: ProbeAsked) -> int:
     """Run one probe of a given configuration on this machine, and show what it measured.
 
-    It is kept in the study of the same question. A configuration that was probed before is run once
-    more, unless it is dry-run (--fidelity predicted), which always shows the same.
+    It is kept in the study of the same question, and run again if it is asked for again, unless it
+    is dry-run (--fidelity predicted).
 
     \b
     Example, on any machine, without a GPU:
@@ -277,9 +275,9 @@ def probe(asked: ProbeAsked) -> int:
 def rehearse(asked: RehearseAsked) -> int:
     """Run your own script as one rank of a cluster, without a GPU: its memory, and who holds it.
 
-    The script is not changed. It runs over a stand-in for CUDA's libraries, which is built at first
-    use with the C compiler and needs a CUDA build of torch: torch's own allocator counts memory, no
-    kernel runs, and losses mean nothing. Exit code 3 says that it ran out of memory.
+    It runs over a stand-in for CUDA's libraries, which needs a C compiler and a CUDA build of
+    torch: torch's own allocator counts memory, no kernel runs, and losses mean nothing. Exit code 3
+    says that it ran out of memory.
 
     \b
     Example:
@@ -294,9 +292,8 @@ def rehearse(asked: RehearseAsked) -> int:
 def predict(asked: PredictAsked) -> int:
     """Predict memory and speed of a configuration, on any cluster, without a device.
 
-    With --cases, each line of a file is answered by a line, in the same order: the case, and
-    fits, memory, step_time_s, tokens_per_s_per_gpu, provenance and reason; or error with field
-    and message. Exit code 0 then says that every line was answered.
+    With --cases, each line of a file is answered by a line, in the same order. Exit code 0 then
+    says that every line was answered.
 
     \b
     Examples:
@@ -314,10 +311,7 @@ def predict(asked: PredictAsked) -> int:
 def check(asked: CheckAsked) -> int:
     """Say whether a configuration file still fits, on a cluster that need not be here.
 
-    It reads what accelerate, the Trainer, DeepSpeed or nanotron are started with, or what tuner
-    export wrote as json; what the file does not say goes into options. What was measured of the
-    very settings is shown before what is predicted. Exit code 0: it fits, 3: it does not, 4: it is
-    known to train something else, 1: nothing is known of it, 2: something is missing or wrong.
+    What the file does not say goes into options. Exit code 0 says that it fits, 3 that it does not.
 
     \b
     Examples:
@@ -335,10 +329,8 @@ def check(asked: CheckAsked) -> int:
 def size(asked: SizeAsked) -> int:
     """Say how many GPUs a job needs, how large it may be on them, and what it costs.
 
-    The fewest GPUs on which it fits, and that reach a goal; on all of them the longest sequence,
-    the largest micro-batch, and the largest model of a family. All of it is arithmetic over every
-    legal configuration, in seconds, on any machine. Exit code 3: it fits on no cluster, 1: the goal
-    is reached on none.
+    All of it is arithmetic, in seconds, on any machine. Exit code 3: it fits on no cluster, 1: the
+    goal is reached on none.
 
     \b
     Examples:
@@ -366,8 +358,8 @@ def calibrate(
 ) -> int:
     """Measure what the devices here really compute, copy and send, for predictions to use.
 
-    It takes under two minutes of all of them. Until then predictions rest on published rates, and
-    no speed is predicted for CPU processes.
+    It takes under two minutes. Without it predictions rest on published rates, and no speed is
+    predicted for CPU processes.
 
     \b
     Example, on any machine, without a GPU:
@@ -384,9 +376,9 @@ def export(
         str,
         Argument(
             metavar="FORMAT",
-            help="The launcher's: accelerate, trainer, trainer-flags, torch, torchrun, nanotron,"
-            " deepspeed, torchtitan, sbatch, kubernetes, env or json; or template, that of a script"
-            " with the answer filled in; or optuna, a storage with the study.",
+            help="accelerate, trainer, trainer-flags, torch, torchrun, nanotron, deepspeed,"
+            " torchtitan, sbatch, kubernetes, env or json; template: that of a script, with"
+            " the answer filled in; optuna: a storage with the study.",
             autocompletion=format_names,
         ),
     ],
@@ -397,9 +389,9 @@ def export(
         str | None,
         Option(
             metavar="PATH",
-            help="Put it into this file's text, of which the rest stays; axolotl, llama-factory and"
-            " trl are formats too then. Only --write writes. With optuna: the storage that the"
-            " study is written into.",
+            help="Put it into this file's text, of which the rest stays; axolotl, llama-factory"
+            " and trl are formats too then. Only --write changes a file. With optuna: the"
+            " storage that the study is written into.",
         ),
     ] = None,
     json: Json = False,
@@ -619,8 +611,8 @@ def doctor(
 ) -> int:
     """Show what this machine can do, and what is wrong with it.
 
-    Versions, devices, which fidelities can be used, what is known of each knob in these versions,
-    and whether it was seen to train what it should. Exit code 1 says that something is wrong.
+    Versions, devices, fidelities, and what is known of each knob in these versions. Exit code 1
+    says that something is wrong.
 
     \b
     Example:

@@ -16,7 +16,15 @@ from tuner.cli.values import Texts, further
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
 from tuner.client.check import Checked
-from tuner.client.from_file import FileQuestion, diff, patched, put_back, read_question, today
+from tuner.client.from_file import (
+    FileQuestion,
+    diff,
+    least_change,
+    patched,
+    put_back,
+    read_question,
+    today,
+)
 from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import UsageError, all_of
@@ -49,6 +57,8 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     ):
         now = today(question, answered.study.question, store, watch, Policy.AUTO)
     best = answered.suggestion.best if answered.why_none is None else None
+    if best is not None:
+        best = least_change(question, answered.suggestion, answered.study.limits.tolerance)
     text: str = question.opened.text
     wanted: dict[str, Any] = {}
     refused: UsageError | None = None
@@ -117,6 +127,8 @@ def _facts(
         return
     yield "best", describe(best.settings).replace(",", ", ")
     yield "", _figures(best, per)
+    if best is not answered.suggestion.best:
+        yield "", "tied with the answer, and changes less of the file"
     if said := _difference(now, best):
         yield "difference", said
     yield "changes", ", ".join(wanted) if refused is None else f"none: {refused}"

@@ -19,63 +19,51 @@ T = TypeVar("T")
 
 WORKLOAD = "What is trained"
 OPTIMIZERS = (
-    "The optimizer: adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
+    "adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
     " adafactor or muon."
 )
 LOSSES = (
-    "What your script does with whole logits: transformers' own loss (hf), or cross entropy of an"
-    " fp32 copy of them (fp32) or of them as they are (own_dtype)."
+    "Your script's loss: transformers' own (hf), or cross entropy of whole logits"
+    " in fp32 (fp32) or as they are (own_dtype)."
 )
 STYLES = "sequence_parallel|sharded_logits|gathered_logits"
 TENSORS = (
-    "How your script splits layers where tp_size is above 1: with sequence parallelism, or without"
-    " it and each rank's logits sharded, or gathered, as transformers' own plans have them."
+    "How your script splits layers where tp_size is above 1; sharded_logits and"
+    " gathered_logits are without sequence parallelism."
 )
 PRECISIONS = (
-    "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in fp32 (what an"
-    " adapter leaves frozen in bf16), matrices"
-    " multiplied in bf16, as mixed_precision=bf16 of accelerate and the Trainer has it. By default"
-    " bf16_mixed with --framework accelerate and trainer, else bf16."
+    "bf16: weights, gradients and optimizer state too. bf16_mixed: these in fp32,"
+    " only products in bf16; the default with accelerate and trainer, else bf16."
 )
 REDUCTIONS = (
-    "Number format in which gradients are summed over GPUs. By default fp32 with precision fp32,"
-    " else bf16; with --framework accelerate and trainer in bf16_mixed what these do (framework):"
-    " fp32 under DDP, bf16 under FSDP."
+    "Format in which gradients are summed over GPUs. By default fp32 with precision"
+    " fp32, else bf16; with accelerate and trainer in bf16_mixed framework: fp32"
+    " under DDP, bf16 under FSDP."
 )
-ADAPTERS = (
-    "What is trained in the place of the model, which is frozen then: an adapter by peft. By"
-    " default all of the model is trained."
-)
-LORA_TARGETS = "Linear layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
-QUANTIZES = (
-    "What qlora keeps linear layers in that are not trained, with bitsandbytes. By default nf4."
-)
-DOUBLES = "Whether qlora quantizes the scales of its blocks too. By default true."
-SAVED = (
-    "Modules that are trained whole beside the adapter, as peft's modules_to_save:"
-    " embed_tokens,lm_head."
-)
+ADAPTERS = "Train an adapter by peft, and freeze the model. By default all of the model is trained."
+LORA_TARGETS = "Layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
+QUANTIZES = "Format of qlora's frozen linear layers, by bitsandbytes. By default nf4."
+DOUBLES = "Whether the scales of qlora's blocks are quantized too. By default true."
+SAVED = "Modules trained whole beside the adapter, as peft's modules_to_save: embed_tokens,lm_head."
 FROZEN = (
-    "Parts of the model that are not trained: embeddings, head, or names of its modules, such as"
-    " norm, visual and layers.0-15. By default all is trained."
+    "Parts of the model that are not trained: embeddings, head, or its modules,"
+    " such as norm, visual and layers.0-15."
 )
 VARIANTS = "varlen|position_ids|block_diagonal|padded"
 PACKINGS = (
-    "How documents lie in a sequence: a row without a mask, for FlashAttention's kernel (varlen,"
-    " which is meant without a value), with positions that begin anew, of which transformers makes"
-    " a mask (position_ids), or with a mask that comes with the batch (block_diagonal); or not"
-    " packed, each padded to a sequence (padded)."
+    "How documents lie in a sequence: in a row for FlashAttention's kernel (varlen,"
+    " meant without a value), by positions that begin anew (position_ids), by a"
+    " mask in the batch (block_diagonal), or one in each, padded (padded)."
 )
 DOCUMENTS = (
-    "Tokens of the documents: their mean (mean=512), lengths with how many have each"
-    " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each is a whole"
-    " sequence, of which attention is the most that there can be."
+    "Their tokens: mean=512, lengths with counts (512x10,2048x3), or a file of"
+    " lengths, one a line or as JSON. By default each fills a sequence."
 )
 TASK_NAMES = "causal_lm|masked_lm|sequence_classification|image_text_to_text"
 IMAGES = "Tokens of each sequence that stand for images, with --task image_text_to_text."
 TASKS = (
-    "What the model is trained for: its head, its batches and its loss. A classifier has as many"
-    " labels as its configuration says (num_labels, or id2label)."
+    "What the model is trained for. A classifier's labels are those of its"
+    " configuration (num_labels, or id2label)."
 )
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
@@ -163,7 +151,7 @@ QuestionFile = Annotated[
         "--file",
         "-f",
         metavar="FILE",
-        help="Take options that are not given here from this TOML file, by their names, such as"
+        help="Take options that are not given here from this TOML file, such as"
         ' model = "llama-3.1-8b".',
         callback=read_question,
         is_eager=True,
@@ -171,23 +159,19 @@ QuestionFile = Annotated[
 ]
 
 
-Json = Annotated[
-    bool, Option("--json", help="Print one JSON object on stdout, and nothing else there.")
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Database = Annotated[
     str | None,
     Option(
         "--db",
         metavar="URL",
-        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB, or"
+        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB,"
         " else SQLite in the user's data folder.",
     ),
 ]
 Headroom = Annotated[
     str | None,
-    option(
-        "SHARE", "Share of each GPU's usable memory to leave free, below 1. By default 0.05.", SPACE
-    ),
+    option("SHARE", "Share of each GPU's memory to leave free. By default 0.05.", SPACE),
 ]
 
 
@@ -199,9 +183,8 @@ class WorkloadAsked:
         str | None,
         option(
             "NAME|FILE",
-            "A model of the catalogue, such as llama-3.1-8b or stories15m, or the path of a"
-            " Hugging Face config.json. Weights are random; none are read. Only a --script can do"
-            " without.",
+            "A name of the catalogue (tuner models), or a Hugging Face config.json. No"
+            " weights are read. Only a --script can do without.",
             WORKLOAD,
             model_names,
         ),
@@ -233,15 +216,17 @@ class WorkloadAsked:
     ] = None
     adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
     lora_rank: Annotated[
-        str | None, option("N", "Channels between its two matrices. By default 16.", WORKLOAD)
+        str | None, option("N", "Rank of the adapter. By default 16.", WORKLOAD)
     ] = None
     lora_alpha: Annotated[
-        str | None, option("X", "Over the rank it scales the adapter. By default 32.", WORKLOAD)
+        str | None, option("X", "Alpha over rank scales the adapter. By default 32.", WORKLOAD)
     ] = None
     lora_dropout: Annotated[
         str | None,
         option(
-            "SHARE", "Of the adapted layers' inputs; any keeps a mask. By default 0.05.", WORKLOAD
+            "SHARE",
+            "Dropout of the adapted layers' inputs; any takes memory for a mask. By default 0.05.",
+            WORKLOAD,
         ),
     ] = None
     lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
@@ -259,9 +244,8 @@ class WorkloadAsked:
         str | None,
         option(
             "torch|accelerate|trainer|nanotron|deepspeed",
-            "The stack that you launch: a script of your own (torch, the default), one with"
-            " accelerate, the transformers Trainer, or nanotron or DeepSpeed, which are"
-            " predicted only.",
+            "The stack that you launch: plain torch (the default), accelerate,"
+            " transformers' Trainer, or, predicted only, nanotron or DeepSpeed.",
             PLACE,
         ),
     ] = None
@@ -269,9 +253,8 @@ class WorkloadAsked:
         list[str] | None,
         option(
             "PACKAGE=VERSION",
-            "State a version, such as accelerate=1.15.0. Probes run with what is installed, so"
-            " it must be that, but with --fidelity predicted. By default as installed."
-            " Repeatable.",
+            "State a version, such as accelerate=1.15.0; only --fidelity predicted takes"
+            " others than those installed. Repeatable.",
             PLACE,
         ),
     ] = None
@@ -280,8 +263,8 @@ class WorkloadAsked:
         str | None,
         option(
             "SIZE",
-            "Memory that a step may use of one GPU or CPU process, such as 4GiB or 500MiB; taken"
-            " as it is. By default the GPU's memory less the headroom.",
+            "Memory that a step may use of one GPU or CPU process, such as 4GiB. By default"
+            " the GPU's less the headroom.",
             SPACE,
         ),
     ] = None
@@ -298,8 +281,7 @@ class Asked(WorkloadAsked):
         option(
             "CLUSTER",
             "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes are run here, so it must be this"
-            " machine; any cluster with --fidelity predicted.",
+            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine.",
             PLACE,
             cluster_names,
         ),
@@ -309,20 +291,20 @@ class Asked(WorkloadAsked):
         option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value, but cpu_offload and activation_checkpointing=offload only where allowed so,"
-            " and fused_loss also where logits are large. Repeatable.",
+            " value; cpu_offload, cp_size and activation_checkpointing=offload only where named"
+            " here, fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),
     ] = None
     fidelity: Annotated[
         str | None,
         option(
-            "measured|emulated|predicted|auto",
-            "How probes are run. measured: on all ranks of the cluster. emulated: as its rank 0,"
-            " alone on one device of its kind, or a larger one; communication is arithmetic."
-            " predicted: as dry runs of one rank, without a device; what they do not show is"
-            " arithmetic. auto: the first of these that this machine can. By default measured; with"
-            " --server auto.",
+            "measured|emulated|rehearsed|predicted|auto",
+            "measured: probes on all ranks. emulated: on one device that plays rank 0;"
+            " communication is arithmetic. rehearsed: as rank 0 over torch's own CUDA allocator,"
+            " without a GPU. predicted: dry runs without a device. Speed of the last two is"
+            " predicted. auto: the first that this machine can, but not rehearsed. By default"
+            " measured; with --server auto.",
             BUDGET,
         ),
     ] = None
@@ -330,8 +312,8 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "DURATION",
-            "Time that one probe may take, such as 30m; then it is ended, and its settings are"
-            " taken to be slow. By default 10m.",
+            "Time that one probe may take, such as 30m; past it the configuration counts as"
+            " slow. By default 10m.",
             BUDGET,
         ),
     ] = None
@@ -347,7 +329,7 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "HOST:PORT",
-            "The Ray cluster of --launcher ray. By default that of RAY_ADDRESS, or a new one on"
+            "The Ray cluster of --launcher ray. By default $RAY_ADDRESS, or a new one on"
             " this machine.",
             PLACE,
         ),
@@ -356,9 +338,9 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "FILE",
-            "Probe this training script in the place of the built-in step. It reports its steps"
-            " with report_step of tuner.integrations, and is told its settings by placeholders"
-            " such as {micro_batch_size} in what follows --.",
+            "Probe this training script in place of the built-in step. It reports steps by"
+            " tuner.integrations, and takes settings by placeholders such as"
+            " {micro_batch_size} after --.",
             SCRIPT,
         ),
     ] = None
@@ -366,8 +348,8 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "torchrun|accelerate",
-            "What starts the script. accelerate is given a configuration file of the settings. By"
-            " default accelerate with --framework accelerate or trainer, else torchrun.",
+            "What starts the script. By default accelerate with --framework accelerate or"
+            " trainer, else torchrun.",
             SCRIPT,
         ),
     ] = None
@@ -383,14 +365,14 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "FILE",
-            "A configuration file of the script with placeholders, written anew for every probe;"
-            " {template} is its path then.",
+            "A configuration file with placeholders, written anew for every probe;"
+            " {template} is its path.",
             SCRIPT,
         ),
     ] = None
     script_arguments: Annotated[
         list[str] | None,
-        Argument(metavar="-- ARGUMENT...", help="What follows the script in its command."),
+        Argument(metavar="-- ARGUMENT...", help="Arguments of the script."),
     ] = None
     question_file: QuestionFile = None
 
@@ -404,8 +386,8 @@ class SuggestAsked(Asked):
         Option(
             "--from",
             metavar="FILE",
-            help="Read the question out of a configuration that you launch today; options say what"
-            " it leaves open. The answer says what the file does, and what the best does.",
+            help="Read the question out of the configuration that you launch today; options add"
+            " what it leaves open.",
             rich_help_panel=OWN_FILE,
         ),
     ] = None
@@ -422,8 +404,7 @@ class SuggestAsked(Asked):
         bool,
         Option(
             "--in-place",
-            help="Put the answer into the file, of which every other line stays; a copy of what it"
-            " was is kept beside it.",
+            help="Put the answer into the file, and keep a copy of the old one.",
             rich_help_panel=OWN_FILE,
         ),
     ] = False
@@ -442,8 +423,8 @@ class SuggestAsked(Asked):
         str | None,
         option(
             "N",
-            "Probes to run at most. By default 20; with --fidelity predicted 3, each a layout"
-            " (batch sizes aside), and 6 dry runs in all: a layout takes 1 to 4.",
+            "Probes to run at most. By default 20; with --fidelity predicted 3 layouts, and"
+            " 6 dry runs in all.",
             BUDGET,
         ),
     ] = None
@@ -451,7 +432,7 @@ class SuggestAsked(Asked):
         str | None,
         option(
             "DURATION",
-            "Time to look at most, such as 90s, 10m or 1.5h. By default without limit.",
+            "Time to look at most, such as 90s, 10m or 1.5h.",
             BUDGET,
         ),
     ] = None
@@ -459,8 +440,7 @@ class SuggestAsked(Asked):
         str | None,
         option(
             "N",
-            "GPU-seconds to spend at most (of CPU processes: process-seconds). By default"
-            " without limit.",
+            "GPU-seconds (of CPU processes: process-seconds) to spend at most.",
             BUDGET,
         ),
     ] = None
@@ -468,8 +448,8 @@ class SuggestAsked(Asked):
         str,
         option(
             "SHARE",
-            "Gain in speed that is not worth another probe, below 1; settings that differ less"
-            " are tied, and the lighter one wins.",
+            "Gain in speed that is not worth another probe; of configurations that differ"
+            " less the lightest wins.",
             BUDGET,
         ),
     ] = "0.01"
@@ -486,21 +466,21 @@ class SuggestAsked(Asked):
         str | None,
         option(
             "URL",
-            "Have a service answer, such as https://tuner.example.org: its workers probe, and"
-            " this command shows how they get on. A key to it is taken from $TUNER_KEY.",
+            "Have a service answer, such as https://tuner.example.org: its workers probe."
+            " Its key is taken from $TUNER_KEY.",
             PLACE,
         ),
     ] = None
     pool: Annotated[
         str,
-        option("LABEL", "Only service workers of this pool may be at it. By default any.", PLACE),
+        option("LABEL", "With --server: only workers of this pool may take it.", PLACE),
     ] = ""
     replace: Annotated[
         bool,
         Option(
             "--replace",
-            help="With --server: give a study of this question that is open there with other limits"
-            " (budget, headroom, fidelity, pool) these. Whoever waits for it is told.",
+            help="With --server: put an open study of this question on these limits (budget,"
+            " headroom, fidelity, pool).",
             rich_help_panel=PLACE,
         ),
     ] = False
@@ -508,16 +488,15 @@ class SuggestAsked(Asked):
         list[str] | None,
         Option(
             metavar="NAME=VALUE",
-            help="Keep this label with the study, such as job=1234: tuner studies list --label"
-            " finds it by that. Repeatable.",
+            help="Keep this label with the study, for tuner studies list --label. Repeatable.",
         ),
     ] = None
     write: Annotated[
         list[str] | None,
         Option(
             metavar="FORMAT=PATH",
-            help="Write the answer as a launcher's configuration file, such as"
-            " accelerate=accelerate.yaml. Repeatable.",
+            help="Write the answer as a launcher's file, such as accelerate=accelerate.yaml."
+            " Repeatable.",
             autocompletion=format_names,
         ),
     ] = None
@@ -526,9 +505,7 @@ class SuggestAsked(Asked):
         Option(metavar="N", help="Say how long training on so many tokens takes, such as 1T."),
     ] = None
     why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False
-    quiet: Annotated[
-        bool, Option("--quiet", "-q", help="Show the answer only, and nothing on the way.")
-    ] = False
+    quiet: Annotated[bool, Option("--quiet", "-q", help="Show the answer only.")] = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -539,8 +516,8 @@ class ProbeAsked(Asked):
         str,
         option(
             "KNOB=VALUE,...",
-            "What to try, such as sharding=full_shard,micro_batch_size=2. Knobs left out have"
-            " their default; gradient_accumulation_steps follows from the global batch.",
+            "Such as sharding=full_shard,micro_batch_size=2. Other knobs have their"
+            " default; gradient_accumulation_steps follows from the global batch.",
             SPACE,
         ),
     ]

@@ -22,6 +22,7 @@ from tuner.text import show, size_number, size_text, size_unit
 
 # What stands behind allocated memory.
 BASES: Mapping[Basis, str] = {
+    Basis.REHEARSED: "rehearsed: torch's CUDA allocator counted it, on no GPU",
     Basis.DRY_RUN: "by dry run: the step itself, run on tensors without memory",
     Basis.ARITHMETIC: "by arithmetic: these settings were not dry-run",
 }

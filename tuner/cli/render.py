@@ -27,7 +27,7 @@ from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, probe_word, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
@@ -221,7 +221,7 @@ def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
     """Shows what the answer was chosen from: it first, then probes by speed, or where these are dry
     runs, what they predict.
     """
-    best, is_predicted = suggestion.best, study.limits.fidelity is Fidelity.PREDICTED
+    best, is_predicted = suggestion.best, study.limits.fidelity not in PROBED
     rows = fastest_first(rows_of(study.at(study.limits.fidelity)))
     if rows and not is_predicted:
         chosen = None if best is None or is_forecast(study, suggestion) else best.settings
@@ -272,7 +272,8 @@ def _memory_facts(best: Candidate, per: str) -> Iterator[tuple[str, str]]:
     if best.device_gib.value:
         shows = size_text(best.device_gib.value * GIB)
         yield "nvidia-smi", f"may show {shows}: what is reserved and free counts there too"
-    yield "at the peak", _sizes(best.breakdown_gib)
+    if best.breakdown_gib:  # of a script's rehearsal none is known
+        yield "at the peak", _sizes(best.breakdown_gib)
     if best.by_phase:
         yield "peaks", _sizes(best.by_phase_gib)
 

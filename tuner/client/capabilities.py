@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner import machine
+from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
-from tuner.core.framework import NOT_PROBED, not_installed
+from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Question, missing_beside
 from tuner.cost.calibration import Calibration, calibrated
@@ -40,6 +41,9 @@ def capabilities(
     without = f"{', '.join(missing)} is not installed" if missing else ""
     predicted = f"by arithmetic alone: {without}" if missing else "dry runs, for any cluster"
     yield Capability(name=Fidelity.PREDICTED, possible=True, why=predicted)
+    why = without or _why_no_rehearsal()
+    alone = "memory of rank 0 of any cluster of NVIDIA's GPUs, by torch's own allocator"
+    yield Capability(name=Fidelity.REHEARSED, possible=not why, why=why or alone)
     if missing or here is None or unusable:
         why = without or unusable or "no device is known"
         for name in (Fidelity.EMULATED, Fidelity.MEASURED):
@@ -122,6 +126,23 @@ def why_not_emulated(cluster: Cluster, there: Machine | None = None) -> str:
     return ""
 
 
+def why_not_rehearsed(cluster: Cluster) -> str:
+    """Why no rank of a cluster can be rehearsed here; empty if one can."""
+    kind = gpu_kinds().get(cluster.gpu.name)
+    if cluster.gpu.device is not Device.CUDA or (kind and not kind.compute_capability):
+        return f"{cluster.name} has no GPUs of NVIDIA's: it is CUDA that a rehearsal stands in for"
+    return _why_no_rehearsal()
+
+
+def _why_no_rehearsal() -> str:
+    if machine.shows_gpu():
+        return (
+            "this machine has a GPU, and a rehearsal is for one without: CUDA_VISIBLE_DEVICES="
+            " (set to nothing) hides it"
+        )
+    return machine.why_no_standin()
+
+
 def stands_in(cluster: Cluster, there: Machine | None = None) -> bool:
     """Says if the device here, or there, is of another kind than the cluster's, and as large."""
     return not has_one(cluster, there)
@@ -170,8 +191,8 @@ def _missing_links(question: Question, cluster: Cluster) -> str:
 
 
 def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
-    if question.framework.name in NOT_PROBED:
-        return f"settings of {question.framework.name} are not probed {where}"
+    if unprobed := question.unprobed:
+        return f"{unprobed} are not probed {where}"
     for package, version, found in not_installed(question.framework, versions):
         return f"{package} {version} is asked about, and {found or 'none'} is {where}"
     if missing := missing_beside(question, versions):

@@ -12,8 +12,8 @@ from tuner.catalog.versions import version_table
 from tuner.client.answered import write_text
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.check import Checked, FileSent, WorkloadBeside, check, with_known_model
-from tuner.client.files import FileSays, asked_of, case_of, with_liger
+from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
+from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
 from tuner.client.place import place_here
 from tuner.client.request import (
     FrameworkField,
@@ -27,13 +27,16 @@ from tuner.client.request import (
     read_request,
 )
 from tuner.client.values import NotCoveredError
+from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, knob_value
+from tuner.core.evaluation import Evaluation
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
+from tuner.planner.ranking import LIGHTER, near
 from tuner.store import Store
 from tuner.text import show
 
@@ -65,7 +68,7 @@ def read_question(
     """The question of a file.
 
     Args:
-        path: the file's.
+        path: the file's, or its text.
         format_name: whose it is; by default told by its content.
         beside: what is said beside it, by argument of :func:`tuner.predict`.
         more: limits and knobs, by argument of :func:`tuner.suggest`.
@@ -74,9 +77,9 @@ def read_question(
     Raises:
         UsageError: it cannot be read, or something is missing, or said otherwise.
     """
-    opened = open_file(path, format_name)
+    opened, where = open_file(path, format_name), place_of(path)
     found = opened.found
-    asked = asked_of(found, beside, Path(path).parent)
+    asked = asked_of(found, beside, where.parent)
     values = dict(asked.arguments)
     if "fused_loss" in found.free:
         stated, _ = with_liger(True, values["framework"], values["framework_versions"])
@@ -89,7 +92,7 @@ def read_question(
 
     request, asked = _with_knobs(opened, asked, more.get("knobs") or {}, made)
     return FileQuestion(
-        path=Path(path).expanduser(), opened=opened, asked=asked, request=request, beside=beside
+        path=where.expanduser(), opened=opened, asked=asked, request=request, beside=beside
     )
 
 
@@ -199,7 +202,27 @@ def today(
         return error
     with DryRuns(store, policy, watch) as dry_runs:
         dry_runs.prepare([case])
-        return check(store, found.format_name, case, dry_runs.of(case))
+        return check_case(store, found.format_name, case, dry_runs.of(case))
+
+
+def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: float) -> Evaluation:
+    """The best of an answer, or what is tied with it in speed and memory and changes fewer knobs of
+    the file: what makes no difference is no reason to write into it."""
+    best, knobs = suggestion.best, question.asked.knobs
+    assert best is not None
+    present = {name: knob_value(name, value) for name, value in knobs.items()}
+
+    def changed(one: Evaluation) -> int:
+        return sum(getattr(one.settings, name) != value for name, value in present.items())
+
+    tied = [
+        one
+        for one in suggestion.alternatives
+        if one.fits_surely and near(one, best, tolerance)
+        if one.most_bytes * (1 - LIGHTER) <= best.most_bytes
+        if (one.known_from, one.guard.verdict) == (best.known_from, best.guard.verdict)
+    ]
+    return min((best, *tied), key=changed)  # the best itself where several change as many
 
 
 def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[str, dict[str, Any]]:

@@ -15,6 +15,7 @@ from tuner.client.capabilities import (
     best_fidelity,
     why_not_emulated,
     why_not_measured,
+    why_not_rehearsed,
     why_unpriced,
 )
 from tuner.client.request import RequestHere, TuneRequest
@@ -28,7 +29,7 @@ from tuner.core.framework import (
     not_installed,
 )
 from tuner.core.launcher import LauncherName, default_launcher
-from tuner.core.measurement import Fidelity
+from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
 from tuner.cost.prediction import uncovered
@@ -38,12 +39,12 @@ from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
-from tuner.text import size_text
+from tuner.text import show_all, size_text
 
 if TYPE_CHECKING:
     from tuner.store.workers import RegisteredWorker
 
-STRONGEST = (Fidelity.MEASURED, Fidelity.EMULATED, Fidelity.PREDICTED)
+STRONGEST = tuple(Fidelity)
 
 # Finds the calibration of a question's devices.
 Rates = Callable[[Question], Calibration | None]
@@ -106,8 +107,7 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
             notes.append(f"fidelity predicted: no worker of {whose} lives")
         candidates.append((question, fidelity, here, notes))
     question, fidelity, versions, notes = min(candidates, key=lambda one: STRONGEST.index(one[1]))
-    is_predicted = fidelity is Fidelity.PREDICTED
-    if is_predicted and (why := uncovered(question.workload, question.framework)):
+    if fidelity not in PROBED and (why := uncovered(question.workload, question.framework)):
         raise UsageError("workload", question.workload.model.name, f"not predicted: {why}")
     limits, told = request.limits_at(fidelity), (*request.notes, *notes)
     return Placed(question=question, limits=limits, versions=versions, notes=told)
@@ -151,8 +151,8 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     is_open = "fidelity" in request.model_fields_set and request.fidelity is None
     fidelity, chosen_for = request.fidelity or Fidelity.MEASURED, ""
     if question.script is not None:
-        if fidelity is not Fidelity.MEASURED:
-            allowed = "a script is run: it is measured, or not at all"
+        if fidelity not in (Fidelity.MEASURED, Fidelity.REHEARSED):
+            allowed = "a script is run: it is measured, or its memory rehearsed"
             raise UsageError("fidelity", fidelity, allowed)
     elif is_open:
         fidelity, chosen_for = best_fidelity(question, partial(kept_rates, db, question))
@@ -177,16 +177,9 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
                 f"no GPU is here, so it is {name}, where {question.trained} needs"
                 f" {size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}: {ways}",
             )
-    elif fidelity is Fidelity.EMULATED:
+    elif fidelity is not Fidelity.PREDICTED:
         _check_software(question)
-        cluster = question.cluster
-        if why := why_not_emulated(cluster):
-            raise UsageError("cluster", cluster.name, why)
-        if why := why_unpriced(question, partial(kept_rates, db, question)):
-            why += ", and communication is not measured where one device plays them all: state it"
-            is_whole = not why_not_measured(cluster)
-            other = f", or run tuner calibrate --cluster {cluster.name}" if is_whole else ""
-            raise UsageError("cluster", cluster.name, f"{why} in a .toml file{other}")
+        _check_alone(question, fidelity, db)
     enumerate_space(question)
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
     return Placed(
@@ -228,6 +221,22 @@ def check_here(cluster: Cluster) -> None:
         raise UsageError("cluster", cluster.name, why)
 
 
+def _check_alone(question: Question, fidelity: Fidelity, db: str | None) -> None:
+    """Refuse a cluster of which this machine cannot play one rank."""
+    cluster = question.cluster
+    if fidelity is Fidelity.REHEARSED:
+        if why := why_not_rehearsed(cluster):
+            raise UsageError("fidelity", fidelity, f"is not possible here: {why}")
+        return
+    if why := why_not_emulated(cluster):
+        raise UsageError("cluster", cluster.name, why)
+    if why := why_unpriced(question, partial(kept_rates, db, question)):
+        why += ", and communication is not measured where one device plays them all: state it"
+        is_whole = not why_not_measured(cluster)
+        other = f", or run tuner calibrate --cluster {cluster.name}" if is_whole else ""
+        raise UsageError("cluster", cluster.name, f"{why} in a .toml file{other}")
+
+
 def kept_rates(db: str | None, question: Question) -> Calibration | None:
     """Finds the calibration of the question's devices; no database is made for it."""
     url = parse_url(default_url() if db is None else db)
@@ -235,6 +244,14 @@ def kept_rates(db: str | None, question: Question) -> Calibration | None:
         return None
     with open_store(db, create=False) as store:
         return store.calibration(question.cluster, question.framework.versions)
+
+
+# torch's ring attention knows the kernels of GPUs alone (``call_maps`` in torch/distributed/tensor/
+# experimental/_context_parallel/_attention.py, 2.13), so no probe of it could be tried here.
+NO_RING_PROBE = (
+    "above 1 is not probed here: have a script that is told {cp_size} run on GPUs with --script, or"
+    " ask for predictions with --fidelity predicted"
+)
 
 
 def _check_software(question: Question) -> None:
@@ -247,6 +264,8 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
+    if question.unprobed:
+        raise UsageError("cp_size", show_all(question.knobs["cp_size"]), NO_RING_PROBE)
     for package, version, found in not_installed(asked):
         state = f"{package} {found} is installed here" if found else "it is not installed here"
         raise UsageError(

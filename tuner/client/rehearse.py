@@ -14,10 +14,11 @@ from tuner.client.request import read_cluster
 from tuner.client.values import ClusterLike
 from tuner.client.worker_process import NoSignals, Signals, Worker
 from tuner.core.cluster import Cluster, Device
+from tuner.core.quantity import Provenance
 from tuner.errors import ProbeError, StoppedError, UsageError
 
 # What its figures are: torch's own allocator counted them for the script itself, on no GPU.
-REHEARSED = "rehearsed"
+REHEARSED = Provenance.REHEARSED
 LAST = "last"
 MOST_STEPS = 1000
 LONGEST_S = 86_400.0
@@ -45,7 +46,7 @@ class Rehearsal:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "provenance": REHEARSED,
+            "provenance": str(REHEARSED),
             "command": list(self.command),
             "cluster": None if self.cluster is None else self.cluster.as_dict(),
             "fits": self.fits,
@@ -89,7 +90,7 @@ def rehearse(
         StoppedError: a signal asked this process to end.
     """
     found = None if cluster is None else read_cluster(cluster)
-    order = _order(command, found, ranks, steps=steps, seconds=seconds)
+    order = order_of(command, found, ranks, steps=steps, seconds=seconds)
     order |= {"network": network, "writes": writes, "even_here": even_here}
     order["snapshot"] = "" if snapshot is None else str(Path(snapshot).absolute())
     with tempfile.TemporaryDirectory(prefix="tuner-rehearsal-") as folder:
@@ -111,7 +112,7 @@ def rehearse(
     return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
 
 
-def _order(
+def order_of(
     command: Sequence[str],
     cluster: Cluster | None,
     ranks: Sequence[int | str],

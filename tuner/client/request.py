@@ -781,7 +781,9 @@ class TuneRequest(Asking):
         Fidelity | None,
         PlainValidator(
             telling(_read_fidelity),
-            json_schema_input_type=Literal["auto", "measured", "emulated", "predicted"],
+            json_schema_input_type=Literal[
+                "auto", "measured", "emulated", "rehearsed", "predicted"
+            ],
         ),
     ] = Field(
         default=None,

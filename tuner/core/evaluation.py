@@ -25,6 +25,7 @@ UNCHECKED = "unchecked"
 BY_FIDELITY = {
     Fidelity.MEASURED: Provenance.MEASURED,
     Fidelity.EMULATED: Provenance.EMULATED,
+    Fidelity.REHEARSED: Provenance.REHEARSED,
     Fidelity.PREDICTED: Provenance.PREDICTED,
 }
 
@@ -71,7 +72,7 @@ class Evaluation:
     by_phase: Mapping[str, float] = field(default_factory=dict)
     """Of predicted memory, the highest bytes of each phase."""
     basis: Basis | None = None
-    """What predicted memory was computed from; ``None`` where it was measured."""
+    """What memory was computed from; ``None`` where it was measured or emulated."""
     step_time_s: Quantity = UNKNOWN  # seconds of an optimizer step
     spread_s: Quantity = UNKNOWN
     """The same with the interval of the timed steps alone, which tells configurations apart."""
@@ -114,13 +115,14 @@ class Evaluation:
         return self.over_bytes is not None
 
     @property
-    def overshoot_gib(self) -> float | None:
-        return None if self.over_bytes is None else self.over_bytes / GIB
-
-    @property
     def ended_early(self) -> bool:
         """True where it was too slow to be timed further."""
         return self.outcome is Outcome.STOPPED_EARLY
+
+    @property
+    def is_rehearsed(self) -> bool:
+        """True where its memory is from a rehearsal."""
+        return self.basis is Basis.REHEARSED
 
     @property
     def is_dry_run(self) -> bool:

@@ -18,10 +18,11 @@ class Fidelity(StrEnum):
 
     MEASURED = "measured"  # on every rank of the cluster
     EMULATED = "emulated"  # as rank 0 of the cluster's, alone on one device of its kind
+    REHEARSED = "rehearsed"  # as that rank, over torch's CUDA allocator without a GPU: not timed
     PREDICTED = "predicted"  # as a dry run: one rank's step on fake tensors, without a device
 
 
-# Fidelities whose probes run steps, the stronger first.
+# Fidelities whose probes run steps on devices, the stronger first: they are timed.
 PROBED = (Fidelity.MEASURED, Fidelity.EMULATED)
 
 
@@ -267,7 +268,8 @@ class Phase(StrEnum):
 
 
 class Basis(StrEnum):
-    """Sources of a predicted memory figure."""
+    """Sources of a memory figure that no device has shown."""
 
+    REHEARSED = "rehearsed"  # torch's CUDA allocator, over the step itself without a GPU
     DRY_RUN = "dry_run"  # the step itself, run on tensors without memory
     ARITHMETIC = "arithmetic"  # the cost model's formulas

@@ -16,6 +16,7 @@ class Provenance(StrEnum):
 
     MEASURED = "measured"  # run on the cluster itself, all ranks
     EMULATED = "emulated"  # run on one device of the cluster's kind as rank 0
+    REHEARSED = "rehearsed"  # counted by torch's CUDA allocator over rank 0's steps, on no GPU
     TRANSFERRED = "transferred"  # from measurements of other studies
     PREDICTED = "predicted"  # arithmetic or a dry run
     UNKNOWN = "unknown"  # nothing stands behind it

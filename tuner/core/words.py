@@ -145,7 +145,8 @@ def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> s
     if least.basis is None:
         known, size, basis = "known", least.most_bytes, f"probe #{least.probes[0].id}"
     else:
-        known, size, basis = "predicted", least.expected_bytes, "by arithmetic"
+        known = "rehearsed" if least.is_rehearsed else "predicted"
+        size, basis = least.expected_bytes, "by arithmetic"
         basis = f"probe #{least.probes[0].id}" if least.probes else basis
     more = "at least " if least.outcome is Outcome.OOM else ""
     whose = f", of {describe(least.settings)} ({basis})" if named else ""

@@ -47,7 +47,11 @@ IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "ma
 DAY_S = 86_400.0
 # Part of a step that a knob's other value may take or spare and still be said to cost nothing.
 NEXT_TO_NOTHING = 0.01
-BASES: Mapping[Basis, str] = {Basis.DRY_RUN: "dry run", Basis.ARITHMETIC: "arithmetic"}
+BASES: Mapping[Basis, str] = {
+    Basis.REHEARSED: "rehearsal",
+    Basis.DRY_RUN: "dry run",
+    Basis.ARITHMETIC: "arithmetic",
+}
 # What a verdict of the guard means for whoever wants to launch.
 GUARDS: Mapping[str, str] = {
     "passed": "Checked: a small copy of the model trains the same as on one process.",
@@ -123,7 +127,8 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
         by_kind.setdefault(fact["kind"], fact)
     changes = _changes(suggestion)
     asked = str(study.limits.fidelity)
-    forecasts = best.basis is not None and asked != "predicted"
+    as_asked = {"predicted": best.basis is not None, "rehearsed": best.is_rehearsed}
+    forecasts = not as_asked.get(asked, best.basis is None)
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {asked}" if forecasts else so_far,
@@ -180,7 +185,7 @@ def _answer(
     step_text = f"{time_text(step.value)} s a step"
     yield f"{rate_text(speed, per)}, {step_text}"
     yield memory_range_text(best, per)
-    yield _provenance(best)
+    yield _provenance(best, question)
     if found.devices > 1 or found.mfu.value:
         line = f"{count_text(found.devices, per)}: {speed_text(found.tokens_per_s.value)} tokens/s"
         line += f", MFU {share_text(found.mfu.value)}" if found.mfu.value else ""
@@ -201,13 +206,17 @@ def tokens_text(tokens: float) -> str:
     return f"{tokens:g}"
 
 
-def _provenance(best: Evaluation) -> str:
+def _provenance(best: Evaluation, question: Question) -> str:
     time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
     if best.basis is None:
         return str(time) if time is memory else f"speed {time}, memory {memory}"
     by = BASES[best.basis]
+    how = "rehearsed, on no GPU" if best.is_rehearsed else f"predicted by {by}"
     if time is Provenance.TRANSFERRED:
-        return f"transferred: speed from other studies; memory predicted by {by}"
+        return f"transferred: speed from other studies; memory {how}"
+    if best.is_rehearsed:
+        what = "by arithmetic" if question.script is None else "of the built-in step"
+        return f"memory {how}; speed predicted {what}"
     return f"predicted: memory by {by}, speed by arithmetic"
 
 

@@ -110,6 +110,15 @@ TEMPLATES: Mapping[type[Fact], str] = {
     facts.ProbedTrainsWrongly: ("What was {fidelity} and fits trains something else: {why}."),
     facts.NothingProbedFits: ("None of the settings probed was seen to fit in {limit_bytes:size}."),
     facts.WhatFollows: ("What follows is predicted, until something is {fidelity} that fits."),
+    facts.Rehearsed: (
+        "{count:count probe} rehearsed settings ({probes:probes}): their memory is what torch's own"
+        " CUDA allocator counted over steps of rank 0 of {world_size}, on no GPU, and up to"
+        " {outside_bytes:size} of context and communicators, as assumed. All times are predicted."
+    ),
+    facts.TimesOfBuiltIn: (
+        "What was rehearsed is {path}; times are predicted of the built-in step of {model}, and say"
+        " no more of the script than an order."
+    ),
     facts.TransferredFrom: (
         "No step of this question was timed. The most similar settings that other studies ran are"
         " {near:.0%} alike, workload included; by these studies the step takes {factor:.2f} times"
@@ -133,8 +142,8 @@ TEMPLATES: Mapping[type[Fact], str] = {
     facts.OfDryRun: ("Of its dry run: {note}."),
     facts.OfDryRunsAlone: (f"{OF_TRACES[0].upper()}{OF_TRACES[1:]}."),
     facts.SpeedUnknown: (
-        "{fit} of the {legal} legal settings are predicted to fit in {limit_bytes:size}, but which"
-        " of them is the fastest is not known: {why}."
+        "{fit} of the {legal} legal settings {how} to fit in {limit_bytes:size}, but which of them"
+        " is the fastest is not known: {why}."
     ),
     facts.LargestListed: (
         "Of each layout the largest micro-batch that fits is listed, the simplest layout"
@@ -226,6 +235,8 @@ def _need(one: Evaluation) -> str:
 
 
 def basis_text(found: Evaluation) -> str:
+    if found.is_rehearsed:
+        return f"rehearsed (probe {_ids(found)})"
     return f"from a dry run (probe {_ids(found)})" if found.probes else "by arithmetic"
 
 
@@ -493,6 +504,12 @@ def _(fact: facts.Predicted) -> str:
         "corrected": "arithmetic, corrected by what other studies measured of less similar"
         " settings",
     }[fact.time_from]
+    if best.is_rehearsed:
+        return (
+            f"{describe(best.settings)} is predicted to take {seconds_text(best.seconds)} for an"
+            f" optimizer step ({interval_text(best.step_time_s)}), which is {time}; rehearsed, it"
+            f" needed {_need(best)} of {size_text(fact.limit_bytes)} (probe {_ids(best)})."
+        )
     memory = basis_text(best) if best.probes else "arithmetic"
     same = time == memory
     basis = "both are arithmetic" if same else f"its memory is {memory}, its time is {time}"

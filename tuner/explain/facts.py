@@ -354,6 +354,23 @@ class Predicted(Fact):
     time_from: str
 
 
+class Rehearsed(Fact):
+    """Memory of some settings is what torch's allocator counted where no GPU was."""
+
+    count: int
+    probes: tuple[int, ...]
+    world_size: int
+    outside_bytes: float
+    """Context and communicators, at most: they are assumed."""
+
+
+class TimesOfBuiltIn(Fact):
+    """Times beside a script's rehearsed memory are of the built-in step."""
+
+    path: str
+    model: str
+
+
 class TransferredFrom(Fact):
     near: float
     factor: float
@@ -450,6 +467,7 @@ class SpeedUnknown(Fact):
     legal: int
     limit_bytes: float
     why: str
+    how: str = "are predicted"
 
 
 class HowToKnowSpeed(Fact):

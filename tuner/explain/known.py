@@ -13,7 +13,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.cluster import Device
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED, FrameworkName, same_release
-from tuner.core.measurement import Basis, Fidelity, Outcome
+from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
 from tuner.core.quantity import Change, Provenance
 from tuner.core.study import OPEN, Limits, Question, Study, StudyState
 from tuner.core.workload import Precision
@@ -36,14 +36,15 @@ from tuner.explain.probed import (
     of_other_fidelities,
     probed_facts,
     probes_against,
+    rehearsed_facts,
     what_is_left,
 )
 from tuner.planner import Stop, next_probe, planned_answer, what_is_needed
 from tuner.planner.answer import what_trained_wrongly
 from tuner.planner.dry_runs import as_predicted, leading
 from tuner.planner.forecast import Forecast, forecast
-from tuner.planner.knowledge import Knowledge, finished, learned
-from tuner.planner.next import last_failure, next_run
+from tuner.planner.knowledge import Knowledge, finished, last_failure, learned
+from tuner.planner.next import next_run
 from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
@@ -69,6 +70,7 @@ def answer(study: Study) -> Suggestion:
         facts += probed_facts(study, known, choice, of_dry_runs)
     elif known is None:
         facts += predicted_facts(predictions, choice)
+        facts += rehearsed_facts(study)
         facts += grounds_of(predictions)
         facts += probes_against(study, predictions)
     else:
@@ -117,7 +119,8 @@ def best_known(study: Study) -> Suggestion | None:
     best = found.best
     # Probes of this study, or of others, stand behind it.
     is_from_probes = best is not None and (
-        best.basis is None or best.step_time_s.provenance is Provenance.TRANSFERRED
+        best.basis in (None, Basis.REHEARSED)
+        or best.step_time_s.provenance is Provenance.TRANSFERRED
     )
     if study.state not in OPEN or study.dry_runs or is_from_probes:
         return found
@@ -132,9 +135,12 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
 
 
 def is_forecast(study: Study, suggestion: Suggestion) -> bool:
-    """True where what is suggested is predicted, while it was to be measured or emulated."""
+    """True where what is suggested is predicted, while it was to be measured, emulated, or its
+    memory rehearsed."""
     best, asked = suggestion.best, study.limits.fidelity
-    return best is not None and best.basis is not None and asked is not Fidelity.PREDICTED
+    if best is None or asked is Fidelity.PREDICTED:
+        return False
+    return not best.is_rehearsed if asked is Fidelity.REHEARSED else best.basis is not None
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
@@ -145,7 +151,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
     predicted one.
     """
     fidelity = study.limits.fidelity
-    if fidelity is Fidelity.PREDICTED:
+    if fidelity not in PROBED:
         known, needed = forecast(study), what_is_needed(study)
         if wrong := known.what_is_wrong:
             return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
@@ -155,6 +161,9 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
             why = in_short or " ".join(suggestion.explanation[1:2]) or why
         if needed:
             return NothingFitsError(f"nothing fits: {why}")
+        if is_forecast(study, suggestion):
+            why = f"{study.reason}. What is suggested is predicted."
+            return ProbeError(f"study {study.id} has no {fidelity} answer: {why}")
         if suggestion.alternatives:
             return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
         return ProbeError(f"study {study.id} has no answer: {why}")
@@ -184,7 +193,7 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
     """Facts of a forecast, most important first."""
     yield from _of_best(known, choice) if choice else _of_nothing(known)
     shown = choice.best if choice else next(iter(known.untimed), None)
-    if shown is not None:
+    if shown is not None and known.study.question.script is None:  # of which arithmetic knows none
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
         for fact in memory_facts(known.study.question, shown.settings, profiles):
             yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
@@ -235,7 +244,8 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     yield facts.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
-    yield from of_workload(known.study.question.workload, best)
+    if known.study.question.script is None:
+        yield from of_workload(known.study.question.workload, best)
     if is_transferred:
         yield facts.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates
@@ -258,7 +268,8 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
             yield facts.NextBest(second=second, change=second.seconds / best.seconds)
             break
     leader = leading(known)
-    if leader is not None and leader.seconds < best.seconds:
+    is_rehearsed = known.study.limits.fidelity is Fidelity.REHEARSED  # and no layout is dry-run
+    if leader is not None and leader.seconds < best.seconds and not is_rehearsed:
         yield facts.Unverified(leader=leader, ratio=leader.seconds / best.seconds)
     cheap = [
         e
@@ -297,8 +308,11 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
     question, least = known.study.question, known.smallest
     if known.untimed:
         fit = sum(bool(e.fits) for e in known.estimates.values())
-        yield facts.SpeedUnknown(fit=fit, legal=legal, limit_bytes=limit, why=known.unknown)
-        if known.study.limits.fidelity is Fidelity.PREDICTED:  # else it is to be measured anyway
+        how = "were seen, rehearsed," if known.untimed[0].is_rehearsed else "are predicted"
+        yield facts.SpeedUnknown(
+            fit=fit, legal=legal, limit_bytes=limit, why=known.unknown, how=how
+        )
+        if question.script is None and known.study.limits.fidelity not in PROBED:
             yield _how_to_know_speed(question)
         yield facts.LargestListed(first=known.untimed[0])
     elif known.what_is_wrong:
@@ -364,11 +378,11 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
     if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
         yield facts.MeasuredRates(text=calibrated_text(calibration, question.cluster))
     is_transferred = any(found.near for found in known.timed[:1])
-    if not known.profiles:
+    if not known.profiles and not any(e.is_rehearsed for e in known.estimates.values()):
         failed = bool(known.refused or known.accidents)
         why = "" if failed else known.why_no_dry_runs()
         yield facts.NoDryRuns(failed=failed, why=why, is_transferred=is_transferred)
-    else:
+    elif known.profiles:
         layouts = {e.settings.settings_class for e in known.estimates.values()} | {*known.refused}
         yield facts.DryRunsMade(
             probes=tuple(probe.id for _, probe in known.profiles.values()),

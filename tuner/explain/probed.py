@@ -215,6 +215,23 @@ def also_probed(study: Study, fidelity: Fidelity) -> Iterator[Fact]:
         yield facts.AlsoProbed(fidelity=fidelity, count=count)
 
 
+def rehearsed_facts(study: Study) -> Iterator[Fact]:
+    """What was rehearsed of a study, whose other figures are predicted."""
+    known = learned(study, Fidelity.REHEARSED)
+    if not (done := finished(known)):
+        return
+    outside = [found.outside_bytes for found in known.findings.values()]
+    yield facts.Rehearsed(
+        count=len(done),
+        probes=tuple(probe.id for probe in done),
+        world_size=study.question.cluster.world_size,
+        outside_bytes=max(outside, default=0),
+    )
+    if (script := study.question.script) is not None and study.question.workload.has_arithmetic:
+        yield facts.TimesOfBuiltIn(path=script.path, model=study.question.workload.model.name)
+    yield from failures(known)
+
+
 def probes_against(study: Study, known: Forecast) -> Iterator[Fact]:
     """For a predicted answer: what was measured or emulated, and how predictions compare."""
     for fidelity in PROBED:
@@ -240,7 +257,7 @@ def of_other_fidelities(
     if known.findings and (days := days_of(study.at(mine))):
         versions = study.question.framework.versions
         yield facts.RanOn(fidelity=mine, days=days, versions=versions)
-    for fidelity in PROBED:
+    for fidelity in (*PROBED, Fidelity.REHEARSED):
         if fidelity is not mine:
             yield from also_probed(study, fidelity)
     dry_runs = _ended_as(study.at(Fidelity.PREDICTED).probes, {Outcome.OK})

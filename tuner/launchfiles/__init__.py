@@ -55,7 +55,9 @@ def export(format_name: str, question: Question, settings: Settings, about: Abou
         raise UsageError("format", format_name, reason)
     known = FORMATS[format_name]
     said = other_stack(question, known.stack)
-    return known.render(question, settings, replace(about, other_stack=said))
+    return known.render(
+        question, settings, replace(about, other_stack=said, format_name=known.name)
+    )
 
 
 def why_not(format_name: str, question: Question, settings: Settings) -> str | None:

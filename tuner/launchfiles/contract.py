@@ -3,22 +3,29 @@
 Comments hold text of others, such as a model's name: nothing in it can end a comment.
 """
 
+import json
 import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
+from tuner.catalog import models
+from tuner.catalog.gpus import gpu_kinds
+from tuner.catalog.models import Task
 from tuner.catalog.versions import meets
 from tuner.core.adapter import QUANTIZED
-from tuner.core.cluster import Device
-from tuner.core.configuration import Settings, Sharding
+from tuner.core.cluster import Device, parse_cluster
+from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import FrameworkName, usual_loss_kernel
 from tuner.core.packing import PackingVariant
 from tuner.core.quantity import Provenance
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Loss, LossKernel, Optimizer, Precision, ReduceDtype
+from tuner.errors import TunerError, UsageError
+from tuner.model.shape import published_model
 
 
 class Stack(StrEnum):
@@ -46,6 +53,8 @@ class About:
     """What was found, one line each, such as ``3425 tokens/s per GPU (3390 to 3460)``."""
     other_stack: str = ""
     """As of :func:`other_stack`, of the format: whoever exports fills it in."""
+    format_name: str = ""
+    """The same."""
 
 
 _OWN = {FrameworkName.NANOTRON: Stack.NANOTRON, FrameworkName.DEEPSPEED: Stack.DEEPSPEED}
@@ -108,8 +117,8 @@ class Format:
 
 
 def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
-    """Tells whether ranks see different data."""
-    return settings.data_parallel_size(question.cluster.world_size) > 1
+    """Tells whether ranks see different data, or other parts of it."""
+    return settings.sharing_size(question.cluster.world_size) > 1
 
 
 def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
@@ -128,7 +137,8 @@ def batch_text(question: Question, settings: Settings) -> str:
     ranks = settings.data_parallel_size(question.cluster.world_size)
     return (
         f"an optimizer step: {settings.micro_batch_size} (micro-batch)"
-        f" x {settings.gradient_accumulation_steps} (accumulation) x {ranks} (processes)"
+        f" x {settings.gradient_accumulation_steps} (accumulation) x {ranks} (processes"
+        f"{f' / cp_size {settings.cp_size}' if settings.cp_size > 1 else ''})"
         f" = {question.workload.global_batch_size} sequences"
     )
 
@@ -187,6 +197,17 @@ def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
     return (
         f"{launcher} runs no pipeline stages, and these settings have"
         f" pp_size={settings.pp_size}; ask again with --framework {framework}"
+    )
+
+
+def rings(launcher: str, settings: Settings) -> str | None:
+    """Refuses context parallelism for launchers of which none is written."""
+    if settings.cp_size == 1:
+        return None
+    return (
+        f"no context parallelism is written for {launcher}, and these settings have"
+        f" cp_size={settings.cp_size}; take the format accelerate or torchtitan, or ask again with"
+        " --knob cp_size=1"
     )
 
 
@@ -447,4 +468,67 @@ def provenance(question: Question, settings: Settings, about: About) -> list[str
     """The first block: study, date, provenance, versions, question, settings and figures."""
     figures = (f"- {figure}" for figure in about.figures)
     said = (written(about), about.other_stack, asked(question, settings))
-    return comments(*said, str(settings).replace(",", ", "), *figures)
+    lines = comments(*said, str(settings).replace(",", ", "), *figures)
+    if values := told(question, settings, about):
+        # the one character that JSON leaves as it is, and YAML does not take
+        packed = json.dumps(values, separators=(",", ":")).replace("\x7f", "\\u007f")
+        lines += [_MARK, *(f"#   {packed[at : at + 76]}" for at in range(0, len(packed), 76))]
+    return lines
+
+
+# The line before those that :func:`told_in_comment` reads.
+_MARK = "# Read by tuner check, where no field says otherwise:"
+
+
+def told(question: Question, settings: Settings, about: About) -> dict[str, Any]:
+    """All of a question and its settings, for files that say a part of it; of models and clusters
+    that have a name here the name alone. Nothing of a user's own script."""
+    if question.script is not None:
+        return {}
+    values, work, cluster = question.as_dict(), question.workload, question.cluster
+    if models.find(work.model.name) == work.model.name:
+        known = published_model(work.model.name, work.model.task)
+        values["workload"]["model"] = None if known == work.model else work.model.as_config()
+    if cluster.gpu.device is Device.CUDA and cluster.gpu.name in gpu_kinds():
+        values["cluster"] = (
+            cluster.name if parse_cluster(cluster.name) == cluster else values["cluster"]
+        )
+    del values["knobs"]
+    return {"format": about.format_name, "settings": str(settings), **values}
+
+
+def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
+    """The format, the question and the settings that :func:`told` made.
+
+    Raises:
+        UsageError: it was changed.
+    """
+    try:
+        work = dict(values["workload"])
+        if work["model"] is None:
+            task = Task(work.get("task", Task.CAUSAL_LM))
+            work["model"] = published_model(work["model_name"], task).as_config()
+        cluster = values["cluster"]
+        if isinstance(cluster, str):
+            named = parse_cluster(cluster)
+            if named.name != cluster:  # such as local: whoever reads it is another machine
+                raise ValueError(f"cluster: {cluster[:60]}")
+            cluster = named.as_dict()
+        parts = {**values, "workload": work, "cluster": cluster, "knobs": {}}
+        return values["format"], Question.from_dict(parts), parse_settings(values["settings"])
+    except (TunerError, ValueError, TypeError, KeyError, AttributeError) as error:
+        why = " ".join(str(error).split())[:200]
+        allowed = f"is not as tuner export wrote it ({why}): take it out, or export anew"
+        raise UsageError("file", _MARK[2:-1], allowed) from error
+
+
+def told_in_comment(text: str) -> tuple[str, Question, Settings] | None:
+    """The same of the first comment that has it; ``None`` where none does."""
+    found = re.search(rf"(?m)^{_MARK}\r?\n((?:#   .*\n?)*)", text)
+    if found is None:
+        return None
+    try:
+        values = json.loads("".join(line[4:] for line in found[1].splitlines()))
+    except ValueError:
+        values = {}
+    return told_in(values if isinstance(values, Mapping) else {})

@@ -12,7 +12,7 @@ import shlex
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from types import ModuleType
 from typing import Any
@@ -20,6 +20,8 @@ from typing import Any
 import tomlkit
 import yaml
 
+from tuner.core.configuration import KNOBS, Settings
+from tuner.core.study import Question
 from tuner.errors import UnknownNameError, UsageError, why_unreadable
 from tuner.launchfiles import (
     accelerate,
@@ -28,10 +30,12 @@ from tuner.launchfiles import (
     llama_factory,
     nanotron,
     plain,
+    torch_module,
     torchtitan,
     trainer,
     trl,
 )
+from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment
 from tuner.launchfiles.editing import changed, edited, spliced
 from tuner.launchfiles.fields import Found
 
@@ -238,10 +242,17 @@ def read_file(path: str, format_name: str | None = None) -> Found:
     return open_file(path, format_name).found
 
 
+def is_text(file: str) -> bool:
+    """Tells the text of a file from its path."""
+    return "\n" in file or file.startswith("{")
+
+
 def open_file(path: str, format_name: str | None = None) -> Opened:
-    """The same, with the file's text and content."""
+    """The same, with the file's text and content; in the place of a path its text may stand."""
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
+    if is_text(path):
+        return read_text(path, "file", format_name, reads_others=False)
     where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
     try:
         if where.exists() and not where.is_file():
@@ -261,7 +272,12 @@ def read_text(
 
     With ``reads_others`` a file that it names is read too, from beside it.
     """
-    syntax = syntax_of(path)
+    told, syntax = told_in_comment(text), syntax_of(path)
+    if told is not None:
+        own = trainer.NAME if told[0] == trainer.FLAGS.name else told[0]
+        if own not in READERS and format_name is None:
+            return Opened(text=text, values={}, found=_exported(text, *told))
+        format_name = format_name or own
     if syntax is YAML:
         values = parse(text, path)
     else:
@@ -283,7 +299,30 @@ def read_text(
     if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:
         whole = there.read_bytes()[: LARGEST_BYTES + 1]
         values = {**values, "deepspeed": parse(whole.decode(errors="replace"), engine)}
-    return Opened(text=text, values=values, found=READERS[name].read(values))
+    found = READERS[name].read(values)
+    if told is None and isinstance(values.get("tuner"), Mapping) and "reads" in values["tuner"]:
+        told = told_in(values["tuner"]["reads"])
+    if told is not None:
+        found = replace(found, told=told[1:])
+    return Opened(text=text, values=values, found=found)
+
+
+# A knob among the variables of a shell's lines, or of a job of Kubernetes'.
+_VARIABLE = re.compile(
+    rf"(?m)^(?:export |\s*- name: ){PREFIX}(?P<name>[A-Z_]+)(?:=|\n\s+value: )(?P<value>.*)$"
+)
+
+
+def _exported(text: str, format_name: str, question: Question, settings: Settings) -> Found:
+    """What an exported file says that starts any script, or is one: its header, and variables."""
+    knobs = settings.as_dict()
+    for found in _VARIABLE.finditer(text):
+        if (name := found["name"].lower()) in KNOBS:
+            value = yaml.safe_load(found["value"])
+            knobs[name] = value if not isinstance(value, str) else yaml.safe_load(value)
+    code = "what it was written for is taken from its first lines: changes of its code are not seen"
+    notes = (code,) if format_name == torch_module.FORMAT.name else ()
+    return Found(format_name=format_name, knobs=knobs, notes=notes, told=(question, settings))
 
 
 def _beside(file: Path, name: str) -> Path | None:

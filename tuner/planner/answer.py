@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from tuner.core.answer import MOST_ALTERNATIVES, Suggestion
 from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
 from tuner.core.framework import usual_loss_kernel
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.study import Study
 from tuner.guard.faults import NO_REPLICA_OF_A_SCRIPT, known_verdicts
 from tuner.model.shape import shown_workload
@@ -50,9 +50,8 @@ def answer(study: Study) -> Answered:
     Until a probe shows a configuration that fits, the answer to be measured or emulated is what is
     predicted, and says so: ``best.basis`` is ``None`` only where memory was measured or emulated.
     """
-    if study.limits.fidelity is Fidelity.PREDICTED:
-        found = forecast(study)
-        return _predicted(study, found, None)
+    if study.limits.fidelity not in PROBED:
+        return _predicted(study, forecast(study), None)
     known = learned(study)
     choice = choose(study.question, known.fitting, study.limits.tolerance)
     if choice is None:
@@ -65,9 +64,11 @@ def is_answered(study: Study) -> bool:
     """True where :func:`answer` has a best that stands on what was asked for: on probes, where it
     is to be measured or emulated; on predictions that another request would not look into again.
     """
-    if study.limits.fidelity is not Fidelity.PREDICTED:
+    if study.limits.fidelity in PROBED:
         return bool(learned(study).fitting)
     known = forecast(study)
+    if study.limits.fidelity is Fidelity.REHEARSED:
+        return any(e.is_rehearsed and e.fits for e in known.estimates.values())
     return not known.accidents and predicted_choice(known) is not None
 
 
@@ -82,17 +83,18 @@ def predicted_choice(known: Forecast) -> Choice | None:
     """The answer and what it is tied with; ``None`` when nothing fits, or nothing is known.
 
     Configurations whose layout was dry-run go before those that only look faster: a dry run may
-    show that these do not fit.
+    show that these do not fit. So do those that were rehearsed, where that was asked for.
     """
-    leader, tolerance = leading(known), known.study.limits.tolerance
-    question = known.study.question
+    leader, limits = leading(known), known.study.limits
+    question, tolerance = known.study.question, limits.tolerance
     if leader is None:
         return None
-    if known.is_settled(leader.settings):
+    is_rehearsed = limits.fidelity is Fidelity.REHEARSED
+    if known.is_settled(leader.settings) and not is_rehearsed:
         return choose_predicted(question, known.promising, tolerance, known.checked)
-    dry_run = [e for e in known.fitting if e.is_dry_run]
+    tried = [e for e in known.fitting if (e.is_rehearsed if is_rehearsed else e.is_dry_run)]
     expected = [e for e in known.timed if e.fits]
-    pools = (dry_run, known.fitting, expected)
+    pools = (tried, known.fitting, expected)
     choices = (choose_predicted(question, pool, tolerance, known.checked) for pool in pools)
     return next(filter(None, choices), None)
 
@@ -158,7 +160,7 @@ def _guard(study: Study, found: Evaluation) -> Guard:
     measurement = last.measurement if last else None
     versions, date = measurement.versions if measurement else {}, last.finished_at if last else None
     guard = guard_of(study, found.settings, versions, date)
-    if found.basis is None or guard.verdict != NOT_CHECKED:
+    if found.basis is None or found.is_rehearsed or guard.verdict != NOT_CHECKED:
         return guard
     was_tried = any(known_verdicts(study, found.settings))
     return guard if was_tried else replace(guard, verdict=UNCHECKED)
@@ -209,7 +211,7 @@ def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Answer
         others = found.untimed[:MOST_UNTIMED] if leading(found) is not None else ()
     suggestion = _suggestion(
         study,
-        known.study if known else found.study,
+        known.study if known else study.at(study.limits.fidelity),
         found,
         choice.best if choice else None,
         others,

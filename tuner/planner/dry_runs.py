@@ -1,13 +1,19 @@
-"""Chooses the layout to dry-run next, and decides when the answer needs no further one."""
+"""Chooses the layout to dry-run next, or the configuration to rehearse, and decides when the answer
+needs no further one."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf, log1p
 
+from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
+from tuner.core.framework import NOT_PROBED
 from tuner.core.measurement import Fidelity
 from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
 from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
+from tuner.planner.knowledge import Knowledge, last_failure, learned
 from tuner.planner.ranking import choose_predicted, complexity
 from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
 
@@ -46,6 +52,74 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
     return ProbeRequest(
         settings=settings, fidelity=Fidelity.PREDICTED, repetition=max(same, default=-1) + 1
     )
+
+
+# Configurations of different layouts that are rehearsed until they fit: the answer, and others for
+# whoever measures them.
+FINALISTS = 3
+
+
+def next_rehearsal(study: Study) -> ProbeRequest | Stop:
+    """The configuration to rehearse next: times are predicted, so it is the fastest that may fit,
+    until that was rehearsed; then the fastest of other layouts, as finalists."""
+    name = study.question.framework.name
+    if (what := study.question.unprobed) or name in NOT_PROBED:
+        what = what or f"settings of {name}"
+        return Stop(reason=f"{what} cannot be rehearsed; ask for predictions")
+    known, seen = forecast(study), learned(study, Fidelity.REHEARSED)
+    candidates, order = frozenset(seen.candidates()), known.timed or known.untimed
+    left = [e for e in order if e.settings in candidates]
+    fitting = [e for e in order if e.is_rehearsed and e.fits]
+    layouts = {e.settings.settings_class for e in fitting}
+    faster = left
+    if fitting:
+        least_s = fitting[0].seconds / (1 + study.limits.tolerance)
+        faster = [e for e in left if e.seconds < least_s]
+    wanted = [e.settings for e in faster if e.fits]
+    wanted += [e.settings for e in faster if (e.needed_bytes.low or 0.0) <= e.limit_bytes]
+    if len(fitting) < FINALISTS:
+        wanted += [e.settings for e in left if e.fits and e.settings.settings_class not in layouts]
+    if not seen.tried:  # nothing may fit: what it would need is worth knowing
+        wanted += [e.settings for e in sorted(left, key=lambda e: e.expected_bytes)[:1]]
+    if study.question.script is not None or study.question.workload.is_traced:
+        wanted = _by_belief(seen, [e.settings for e in fitting])
+    why = spent(seen.study)
+    if wanted and not why:
+        return ProbeRequest(settings=wanted[0], fidelity=Fidelity.REHEARSED)
+    if fitting:
+        none = f"settings fit, but none is known to be the fastest: {known.unknown}"
+        fastest = none if known.unknown else "nothing that may fit is predicted to be faster"
+        return Stop(reason=why or fastest)
+    if known.what_is_wrong:
+        return Stop(reason=TRAINS_WRONGLY, wrong=known.what_is_wrong)
+    if known.smallest is not None and not any(e.fits for e in known.estimates.values()):
+        needed = need_text(known.smallest, known.limit_bytes)
+        return Stop(reason="no settings fit", nothing_fits=needed)
+    last = last_failure(seen)
+    why = f"{why or 'every settings that may fit was rehearsed'}; none of them gave a result"
+    return Stop(reason=f"{why} that fits{f'; the last: {last}' if last else ''}")
+
+
+def _by_belief(seen: Knowledge, fitting: Sequence[Settings]) -> list[Settings]:
+    """What is to be rehearsed where nothing is predicted, as of a user's script: what is likely to
+    fit and to be fast first, by arithmetic or, of an unknown model, by rules of thumb."""
+    from tuner.planner.search import Search  # imports NumPy
+    from tuner.search.gain import HOPEFUL, log_expected_speed
+
+    search = Search(seen)
+    prior, belief = search.prior, search.belief
+    log_s = dict(zip(prior.settings, prior.log_seconds.tolist(), strict=True))
+    least = min((log_s[one] for one in fitting), default=inf) - log1p(seen.study.limits.tolerance)
+    layouts = {one.settings_class for one in fitting}
+    score = log_expected_speed(belief)
+    left = [
+        (-float(score[place]), settings)
+        for place, settings in enumerate(prior.settings)
+        if search.allowed[place] and belief.fits[place] >= HOPEFUL
+        if log_s[settings] < least
+        or (len(fitting) < FINALISTS and settings.settings_class not in layouts)
+    ]
+    return [settings for _, settings in sorted(left, key=lambda one: (one[0], str(one[1])))]
 
 
 def _next_traced(known: Forecast) -> ProbeRequest | Stop:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import PROBED, Fidelity, Outcome
+from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
@@ -355,6 +355,9 @@ class Forecast:
     def _no_rate(self) -> str:
         if not self.estimates:
             return ""
+        question = self.study.question
+        if question.script is not None and not question.workload.has_arithmetic:
+            return "nothing is predicted of the speed of a script whose model is not named"
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
         settings = next(iter(self.estimates))
         traced = self.profiles.get(settings.settings_class, ())
@@ -425,6 +428,17 @@ def forecast(study: Study) -> Forecast:
         from tuner.planner.similar import past_of, transferred  # imports NumPy
 
         estimates = dict(transferred(study, estimates, past_of(study.past, study.calibration)))
+    if any(probe.request.fidelity is Fidelity.REHEARSED for probe in whole.probes):
+        of_ranks = learned(whole, Fidelity.REHEARSED)
+        if whole.question.script is not None and whole.question.workload.has_arithmetic:
+            for one in (*of_ranks.findings, *of_ranks.too_large):  # times of the built-in step
+                built_in = estimate(asked, 2**62, one)
+                estimates[one] = Evaluation(
+                    settings=one,
+                    step_time_s=built_in.step_time_s,
+                    tokens_per_s_per_gpu=built_in.tokens_per_s_per_gpu,
+                )
+        estimates = as_rehearsed(estimates, of_ranks)
     return Forecast(
         study=study,
         space=space,
@@ -444,6 +458,42 @@ def forecast(study: Study) -> Forecast:
         left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
         asked=asked,
     )
+
+
+def as_rehearsed(
+    estimates: Mapping[Settings, Evaluation], seen: Knowledge
+) -> dict[Settings, Evaluation]:
+    """Estimates with memory as rehearsals have shown it. Times stay predicted, and what did not run
+    there may run on devices."""
+    found = dict(estimates)
+    why = "did not fit when they, or smaller ones, were rehearsed"
+    for settings, one in estimates.items():
+        if seen.is_infeasible(settings):
+            found[settings] = replace(one, fits=False, why=why)
+    for settings, one in {**seen.findings, **seen.too_large}.items():
+        mine = found.get(settings, Evaluation(settings=settings))
+        if one.outcome is Outcome.OOM and mine.expected_bytes >= one.most_bytes:
+            continue  # what it needs at least says less than what is predicted
+        needed, limit, ran = one.needed_bytes, seen.limit_bytes, one.probes[-1].measurement
+        found[settings] = replace(
+            mine,
+            outcome=None if settings in seen.findings else one.outcome,
+            fits=one.fits,
+            over_bytes=one.over_bytes,
+            why="" if one.fits else too_large_text(needed, limit) or why,
+            needed_bytes=needed,
+            allocated_bytes=one.allocated_bytes,
+            reserved_bytes=one.reserved_bytes,
+            device_bytes=one.device_bytes,
+            outside_bytes=one.outside_bytes,
+            limit_bytes=limit,
+            breakdown=one.breakdown,
+            by_phase=ran.memory.by_phase if ran and ran.memory else {},
+            basis=Basis.REHEARSED,
+            probes=one.probes,
+            notes=(),
+        )
+    return found
 
 
 def _by_traces(asked: "Asked", limit: int, known: DryRuns) -> dict[Settings, Evaluation]:

@@ -1,16 +1,24 @@
 """Learns about a study's configurations from its probes, under today's memory limit."""
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.evaluation import BY_FIDELITY, Evaluation
-from tuner.core.measurement import BEGINNING, BROKEN, CLOSES_CLASS, Fidelity, Measurement, Outcome
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.measurement import (
+    BEGINNING,
+    BROKEN,
+    CLOSES_CLASS,
+    RAN,
+    Fidelity,
+    Measurement,
+    Outcome,
+)
+from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.guard.faults import Wrong, blamed_by_counts, wrong_of
 from tuner.planner.probes import repriced
@@ -147,7 +155,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
     smallest: dict[Family, int] = {}
     for one in needs:
         micro = one.settings.micro_batch_size
-        for key in heavier(one.settings):
+        for key in heavier(*family(one.settings)):
             smallest[key] = min(micro, smallest.get(key, micro))
     repetitions: dict[Settings, int] = defaultdict(int)
     for probe in study.probes:
@@ -199,6 +207,16 @@ def finished(known: Knowledge) -> list[Probe]:
     return sorted(found, key=lambda p: p.id)
 
 
+def last_failure(known: Knowledge) -> str:
+    """How the probe failed that ended last, if none has run: its outcome and detail."""
+    done = [p for p in known.study.probes if p.measurement]
+    if not done or any(outcome_of(probe) in RAN for probe in done):
+        return ""
+    found = max(done, key=lambda probe: (probe.finished_at or "", probe.id)).measurement
+    assert found is not None
+    return f"{found.outcome}: {found.detail}" if found.detail else str(found.outcome)
+
+
 def exactly(size_bytes: float, fidelity: Fidelity) -> Quantity:
     provenance = BY_FIDELITY[fidelity]
     return Quantity(value=size_bytes, low=size_bytes, high=size_bytes, provenance=provenance)
@@ -232,8 +250,7 @@ def _finding(
     memories = [m.memory for m in measurements if m.memory]
     count = request.settings.gradient_accumulation_steps
     whole = step_time(measurements, count, variation=variation)
-    is_emulated = any(m.emulation is not None for m in measurements)
-    provenance = Provenance.EMULATED if is_emulated else Provenance.MEASURED
+    provenance = BY_FIDELITY[request.fidelity]
 
     def range_of(sizes: Sequence[int]) -> Quantity:
         highest, lowest = max(sizes), min(sizes)
@@ -340,8 +357,10 @@ def family(settings: Settings) -> Family:
     return settings.settings_class, settings.gradient_accumulation_steps > 1
 
 
-def heavier(settings: Settings) -> Iterator[Family]:
-    """The family of a configuration, and those that need no less at the same micro-batch size.
+# A study has few families, and hundreds of probes of them.
+@lru_cache(maxsize=1024)
+def heavier(key: Settings, accumulates: bool) -> tuple[Family, ...]:
+    """A family, and those that need no less at the same micro-batch size.
 
     Deferred synchronisation keeps whole gradients between micro-batches, gathered activations that
     are not gathered again stay until backward, and so do all that are not computed again: most
@@ -352,7 +371,6 @@ def heavier(settings: Settings) -> Iterator[Family]:
     without offload: that it needs no more than the others is reasoned, for it computes the same
     again as full and keeps none of the inputs on the device.
     """
-    key, accumulates = family(settings)
     syncs = {key.sync_each_batch, False} if accumulates else {key.sync_each_batch}
     gathers = {key.tp_recompute_allgather, False}
     kept = {key.activation_checkpointing, Checkpointing.NONE}
@@ -360,7 +378,9 @@ def heavier(settings: Settings) -> Iterator[Family]:
         kept |= set(Checkpointing) - {Checkpointing.OFFLOAD}
     if key.activation_checkpointing is Checkpointing.OFFLOAD:
         kept |= set(Checkpointing)
+    found = []
     for sync, gather, keep in product(sorted(syncs), sorted(gathers), sorted(kept)):
         changed: dict[str, Any] = {"sync_each_batch": sync, "tp_recompute_allgather": gather}
         changed["defer_all_reduce"] = sync and key.defer_all_reduce
-        yield replace(key, **changed, activation_checkpointing=keep), accumulates
+        found.append((replace(key, **changed, activation_checkpointing=keep), accumulates))
+    return tuple(found)

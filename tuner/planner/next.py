@@ -4,12 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import NOT_PROBED
-from tuner.core.measurement import RAN, Fidelity, Outcome
+from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.core.words import need_text
-from tuner.planner.dry_runs import next_dry_run
-from tuner.planner.knowledge import Knowledge, learned, outcome_of
+from tuner.planner.dry_runs import next_dry_run, next_rehearsal
+from tuner.planner.knowledge import Knowledge, last_failure, learned, outcome_of
 from tuner.planner.ranking import finals, is_final
 from tuner.planner.search import ExpectedMemory, Search
 from tuner.planner.spending import (
@@ -34,11 +33,15 @@ def next_probe(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | W
         beside: whether another probe may be proposed while some are on their way. Such a one is
             for its own sake: leaders are repeated, and a study is ended, when all are done.
     """
-    if study.limits.fidelity is not Fidelity.PREDICTED:
+    if study.limits.fidelity in PROBED:
         return next_run(study, beside=beside)
-    dry_runs = study.at(Fidelity.PREDICTED).probes
-    is_pending = any(p.state is not ProbeState.DONE for p in dry_runs)
-    return Wait() if is_pending else next_dry_run(study)
+    mine = study.at(study.limits.fidelity)
+    if any(probe.state is not ProbeState.DONE for probe in mine.probes):
+        return Wait()
+    if study.limits.fidelity is Fidelity.PREDICTED:
+        return next_dry_run(study)
+    accident = same_accident(mine)
+    return Stop(reason=accident) if accident else next_rehearsal(study)
 
 
 def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wait:
@@ -49,9 +52,8 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
         if not beside or is_over or any(is_final(study, probe.request) for probe in pending):
             return Wait()
         return _company(learned(whole), pending) or Wait()
-    name = study.question.framework.name
-    if name in NOT_PROBED and not study.question.script:
-        return Stop(reason=f"settings of {name} cannot be probed here; ask for predictions")
+    if unprobed := study.question.unprobed:
+        return Stop(reason=f"{unprobed} cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
         return Stop(reason=f"sampler {study.limits.sampler} {why}")
     known = learned(whole)
@@ -107,16 +109,6 @@ def _nothing(known: Knowledge, reason: str) -> Stop:
         failed = last_failure(known)
         return Stop(reason=f"{why}; the last: {failed}" if failed else why)
     return Stop(reason="no settings fit", nothing_fits=need_text(least, known.limit_bytes))
-
-
-def last_failure(known: Knowledge) -> str:
-    """How the probe failed that ended last, if none has run: its outcome and detail."""
-    done = [p for p in known.study.probes if p.measurement]
-    if not done or any(outcome_of(probe) in RAN for probe in done):
-        return ""
-    found = max(done, key=lambda probe: (probe.finished_at or "", probe.id)).measurement
-    assert found is not None
-    return f"{found.outcome}: {found.detail}" if found.detail else str(found.outcome)
 
 
 # Configurations that end in the same accident, while none runs, after which a request is ended.

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from tuner.core.cluster import Device
-from tuner.core.measurement import Fidelity, Measurement, Outcome
+from tuner.core.measurement import PROBED, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, Study
 from tuner.cost.prediction import predict
@@ -56,11 +56,11 @@ def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
 
 
 def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quantity:
-    """Measured; or of a dry run, which takes no time, predicted."""
+    """Measured; or of a dry run or a rehearsal, which take no time, predicted."""
     settings, question = probe.request.settings, study.question
-    if probe.request.fidelity is not Fidelity.PREDICTED:
+    if probe.request.fidelity in PROBED:
         return step_time([measurement], settings.gradient_accumulation_steps)
-    if measurement.memory is None:
+    if measurement.memory is None or not question.workload.has_arithmetic:
         return UNKNOWN
     found = predict(
         question.workload,

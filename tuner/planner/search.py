@@ -180,9 +180,10 @@ def _log_error(step_time: Quantity) -> float:
 
 
 def trials_of_other_fidelities(known: Knowledge) -> list[Trial]:
-    """The times and memory of steps at other fidelities, as indirect trials."""
+    """The times and memory of steps at other fidelities, as indirect trials; a rehearsal's have no
+    time."""
     trials = []
-    for fidelity in PROBED:
+    for fidelity in (*PROBED, Fidelity.REHEARSED):
         if fidelity is known.study.limits.fidelity:
             continue
         if all(probe.request.fidelity is not fidelity for probe in known.whole.probes):

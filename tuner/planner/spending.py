@@ -3,13 +3,14 @@
 One sum for budgets, for the answer, and for when the tuning has paid for itself.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum, inf
 
-from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.measurement import PROBED, Fidelity, Measurement
 from tuner.core.study import Probe, Study
+from tuner.text import kept
 
 # Begin and end.
 Interval = tuple[datetime, datetime]
@@ -25,6 +26,8 @@ class Cost:
     """Seconds times the devices held for them; dry runs and small replicas hold none."""
 
 
+# An answer, its facts, its line in a list and its page ask for it.
+@kept(maxsize=8)
 def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
     finalists' replicas.
@@ -44,17 +47,17 @@ def probes_of_asking(study: Study) -> tuple[Probe, ...]:
 
 
 def devices_held(study: Study) -> int:
-    """Devices that a probe holds: all of the cluster's, or the one that plays one of them."""
-    if study.limits.fidelity is Fidelity.EMULATED:
-        return 1
-    return study.question.cluster.world_size
+    """Devices that a probe holds: all of the cluster's, the one that plays one of them, or none."""
+    if study.limits.fidelity is Fidelity.MEASURED:
+        return study.question.cluster.world_size
+    return int(study.limits.fidelity is Fidelity.EMULATED)
 
 
 def _cost(study: Study, probes: Iterable[Probe], fruitless_s: float, guard_s: float) -> Cost:
     wall_s, device_s = total_measured(probes)
-    is_dry = study.limits.fidelity is Fidelity.PREDICTED
-    held, guard_s = (0, 0.0) if is_dry else (devices_held(study), guard_s)
-    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s + fruitless_s * held)
+    guard_s = guard_s if study.limits.fidelity in PROBED else 0.0
+    device_s += fruitless_s * devices_held(study)
+    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s)
 
 
 def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
@@ -67,30 +70,6 @@ def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
     alone_s = fsum(m.wall_s for at, m in known if at is None)
     together = [_interval(at, m) for at, m in known if at is not None]
     return alone_s + _covered_s(together), fsum(m.device_s for _, m in known)
-
-
-def measured_so_far(probes: Iterable[Probe]) -> Iterator[tuple[float, float]]:
-    """After each probe that is done the seconds and device-seconds of all up to it.
-
-    The last are those of :func:`total_measured`.
-    """
-    wall_s = device_s = 0.0
-    spans: list[Interval] = []  # apart from each other, ascending
-    for probe in probes:
-        if (found := probe.measurement) is None:
-            continue
-        device_s += found.device_s
-        if probe.finished_at is None:
-            wall_s += found.wall_s
-        else:
-            begin, end = _interval(probe.finished_at, found)
-            while spans and spans[-1][1] >= begin:
-                first, last = spans.pop()
-                wall_s -= (last - first).total_seconds()
-                begin, end = min(first, begin), max(last, end)
-            wall_s += (end - begin).total_seconds()
-            spans.append((begin, end))
-        yield wall_s, device_s
 
 
 def _interval(finished_at: str, measurement: Measurement) -> Interval:
@@ -140,7 +119,7 @@ def remaining_wall_s(study: Study) -> float | None:
 def remaining_device_time_s(study: Study) -> float:
     """Seconds for which a probe may still hold its devices; infinite without such a budget."""
     budget = study.limits.device_s
-    if budget is None:
+    if budget is None or not devices_held(study):
         return inf
     return (budget - cost_of_asking(study).device_s) / devices_held(study)
 

@@ -19,7 +19,7 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Fidelity
+from tuner.core.measurement import PROBED
 from tuner.core.study import Probe, ProbeState, Study
 from tuner.errors import UsageError
 from tuner.planner.knowledge import learned
@@ -87,9 +87,9 @@ def _trials(study: Study) -> list[FrozenTrial]:
     found = []
     for trial in search.trials:
         log_seconds = prior.log_seconds[trial.index]
-        is_dry = asked is Fidelity.PREDICTED and trial.result is Result.RAN
+        is_dry = asked not in PROBED and trial.result is Result.RAN
         if is_dry and not isnan(log_seconds):
-            # A dry run takes no time: its seconds are the cost model's.
+            # A dry run or a rehearsal takes no time: its seconds are the cost model's.
             trial = replace(trial, seconds=exp(log_seconds))
         made = copy(frozen_trial(parameters_of(prior.settings), trial, prior.limit_bytes))
         settings = prior.settings[trial.index]

@@ -1,4 +1,4 @@
-"""Places each configuration as a point: memory, speed, and what they rest on.
+"""Finds what is known of each configuration of a study: memory, speed, and what they rest on.
 
 All that a study's probes and predictions say is :class:`Evidence`, each part made when asked for.
 """
@@ -6,7 +6,6 @@ All that a study's probes and predictions say is :class:`Evidence`, each part ma
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from tuner.core.answer import Suggestion
@@ -22,15 +21,14 @@ from tuner.core.measurement import (
     Measurement,
     Outcome,
 )
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
-from tuner.core.words import describe, speed_text
+from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
 from tuner.planner.outlook import Outlook
 from tuner.planner.probes import fits, repriced, step_time_of
-from tuner.planner.spending import measured_so_far
 from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of, step_time
 from tuner.text import size_text
@@ -54,12 +52,27 @@ class Evidence:
         asked, probes = self.study.limits.fidelity, self.study.probes
         there = {p.request.fidelity for p in probes if p.measurement}
         order = sorted(PROBED, key=lambda fidelity: fidelity is not asked)
-        return {f: learned(self.study, f) for f in order if f in there}
+        # As an answer learns it: it is kept.
+        return {
+            f: learned(self.study) if f is asked else learned(self.study, f)
+            for f in order
+            if f in there
+        }
 
     @cached_property
     def probed(self) -> Mapping[Fidelity, Mapping[Settings, Evaluation]]:
         """Findings of these probes by configuration, in the same order."""
         return {fidelity: _found(known) for fidelity, known in self.knowledge.items()}
+
+    @cached_property
+    def repriced(self) -> Study:
+        return repriced(self.study)
+
+    @cached_property
+    def step_times(self) -> Mapping[int, Quantity]:
+        """Step times by the probes that ended; unknown where no step was timed."""
+        ended = [(probe, probe.measurement) for probe in self.repriced.probes]
+        return {p.id: step_time_of(self.study, p, found) for p, found in ended if found}
 
     @cached_property
     def outlook(self) -> Outlook | None:
@@ -157,40 +170,9 @@ def _last(probes: Sequence[Probe]) -> Measurement:
     return (telling or found)[-1]
 
 
-class PointKind(StrEnum):
-    """How settings stand to the limit."""
-
-    FITS = "fits"  # they need no more than the limit
-    OVER_LIMIT = "over_limit"  # they need more: their steps ran, or it is predicted
-    OOM = "oom"  # they ran out of memory: they need at least this
-    OTHER = "other"  # they ended otherwise; memory and speed are known or not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One settings that was probed, or that the answer names; fields as of its evaluation."""
-
-    settings: Settings
-    words: str
-    memory_gib: Quantity
-    allocated_gib: Quantity
-    tokens_per_s_per_gpu: Quantity
-    step_time_s: Quantity
-    kind: PointKind
-    provenance: Provenance
-    probes: tuple[int, ...]
-    """Numbers of the probes that this is known from, oldest first; of a prediction, its dry run."""
-    outcome: Outcome | None
-    on_front: bool
-    is_best: bool
-    overshoot_gib: float | None
-    """By how much they exceed the limit, at least; ``None`` where they do not, or it is unknown."""
-    detail: str
-
-
 def points(
     study: Study, suggestion: Suggestion | None, evidence: Evidence | None = None
-) -> tuple[Point, ...]:
+) -> tuple[Evaluation, ...]:
     """One for each settings that was probed, or that the answer names: the answer first, then the
     others, those of the highest speed first.
 
@@ -198,16 +180,14 @@ def points(
     """
     evidence = evidence or Evidence(study)
     found: dict[Settings, Evaluation] = {}
-    for probe in study.at(Fidelity.PREDICTED).probes:
+    for probe in study.probes:
         settings = probe.request.settings
-        if probe.measurement is not None:
+        if probe.measurement is not None and probe.request.fidelity not in PROBED:
             found[settings] = evidence.predicted(settings) or failed(probe)
     for of_fidelity in reversed(list(evidence.probed.values())):
         found |= of_fidelity  # the fidelity asked for comes last
-    best, front = None, set[Settings]()
+    best = suggestion.best.settings if suggestion and suggestion.best else None
     if suggestion is not None:
-        best = suggestion.best.settings if suggestion.best else None
-        front = {one.settings for one in suggestion.pareto}
         named = (*suggestion.pareto, *suggestion.alternatives, suggestion.best)
         for one in (one for one in named if one is not None):
             # The study knows less than its answer where it was asked again meanwhile.
@@ -216,36 +196,11 @@ def points(
                 known = (evidence.predicted(one.settings),)
             if (of_answer := next(iter(known), None)) is not None:
                 found[one.settings] = of_answer
-    made = [_point(of, on_front=s in front, is_best=s == best) for s, of in found.items()]
-    # The answer first, then by speed.
-    return tuple(
-        sorted(
-            made,
-            key=lambda p: (not p.is_best, -(p.tokens_per_s_per_gpu.value or 0.0), str(p.settings)),
-        )
-    )
 
+    def order(one: Evaluation) -> tuple[bool, float, str]:
+        return one.settings != best, -(one.tokens_per_s_per_gpu.value or 0.0), str(one.settings)
 
-def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
-    kind = PointKind.FITS if found.fits else PointKind.OTHER
-    if found.too_large:
-        kind = PointKind.OOM if found.outcome is Outcome.OOM else PointKind.OVER_LIMIT
-    return Point(
-        settings=found.settings,
-        words=describe(found.settings),
-        memory_gib=found.needed_gib,
-        allocated_gib=found.allocated_gib,
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        step_time_s=found.step_time_s,
-        kind=kind,
-        provenance=found.known_from,
-        probes=found.probe_ids,
-        outcome=found.outcome,
-        on_front=on_front,
-        is_best=is_best,
-        overshoot_gib=found.overshoot_gib,
-        detail="" if found.basis and found.fits else found.why,
-    )
+    return tuple(sorted(found.values(), key=order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,46 +209,30 @@ class BestSoFar:
 
     number: int
     probe_id: int
-    settings: Settings
-    words: str
     fidelity: Fidelity
     outcome: Outcome
-    fits: bool | None
     tokens_per_s_per_gpu: Quantity
     best: float | None
     """Tokens per second and rank of the fastest that was known to fit then, from all probes of its
     settings up to then; ``None`` before there was one. A repetition may lower it."""
-    is_best: bool
-    wall_s: float
-    """Seconds that probes had taken by then; those in which several ran count once."""
-    device_s: float
 
 
-def progress(study: Study) -> tuple[BestSoFar, ...]:
+def progress(evidence: Evidence) -> tuple[BestSoFar, ...]:
     """The probes of the fidelity that is asked for, in the order in which they ended."""
-    study = repriced(study.at(study.limits.fidelity))
+    study = evidence.repriced.at(evidence.study.limits.fidelity)
     done = [(probe, probe.measurement) for probe in study.in_order if probe.measurement]
     fastest, steps = _Fastest(study), []
-    spent = measured_so_far(probe for probe, _ in done)
-    for number, ((probe, found), (wall_s, device_s)) in enumerate(
-        zip(done, spent, strict=True), start=1
-    ):
-        speed = speed_of(step_time_of(study, probe, found), study.question)
-        is_best = fastest.add(probe, found, speed)
+    for number, (probe, found) in enumerate(done, start=1):
+        speed = speed_of(evidence.step_times[probe.id], study.question)
+        fastest.add(probe, found, speed)
         steps.append(
             BestSoFar(
                 number=number,
                 probe_id=probe.id,
-                settings=probe.request.settings,
-                words=describe(probe.request.settings),
                 fidelity=probe.request.fidelity,
                 outcome=found.outcome,
-                fits=fits(study, found),
                 tokens_per_s_per_gpu=speed,
                 best=fastest.speed,
-                is_best=is_best,
-                wall_s=wall_s,
-                device_s=device_s,
             )
         )
     return tuple(steps)
@@ -313,8 +252,8 @@ class _Fastest:
         self.speed: float | None = None
         """Tokens per second and rank; ``None`` where nothing is known to fit."""
 
-    def add(self, probe: Probe, found: Measurement, own: Quantity) -> bool:
-        """Tells of a probe, and of its own speed; whether its settings are the fastest now."""
+    def add(self, probe: Probe, found: Measurement, own: Quantity) -> None:
+        """Tells of a probe, and of its own speed."""
         settings = probe.request.settings
         self._told.append(probe)
         self._found[settings].append(found)
@@ -336,7 +275,6 @@ class _Fastest:
         if closed != (len(self._closed), len(self._closed_layouts), self._wrong):
             self._speeds = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
         self.speed = max(self._speeds.values(), default=None)
-        return settings in self._speeds and speed == self.speed
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong

@@ -188,8 +188,10 @@ def learn(
     own = sizes.offset**2 + sizes.smooth**2 + sizes.single**2 + shared - known
     crossed = near[points] * (sizes.smooth**2 + shared)
     crossed += sizes.offset**2 - cross
-    rows = np.arange(len(near))[points]
-    crossed[np.equal.outer(rows, index)] += sizes.single**2
+    if at is None:
+        crossed[index, np.arange(len(index))] += sizes.single**2
+    else:
+        crossed[np.equal.outer(at, index)] += sizes.single**2
     found = regress(off, between, errors.error, crossed, np.broadcast_to(own, len(crossed)))
     if told is None:
         return found
@@ -389,13 +391,13 @@ def _experts(
     bounds = [n for n, one in enumerate(trials) if one.seconds and one.result in LOWER_BOUNDS]
     errors = _errors(base, [trials[n] for n in ran])
     # Bounds do not judge: they change nothing of the sizes of errors.
-    sizes = [likeliest(near[:, ran], errors, SPEED, told) for told in tolds]
+    tried = near[:, ran]
+    sizes = [likeliest(tried, errors, SPEED, told) for told in tolds]
     if bounds:
         # A lower bound counts if it says more than the rest.
         at = np.array([trials[n].index for n in bounds], dtype=np.intp)
         found = [
-            learn(near[:, ran], errors, one, told, at)
-            for one, told in zip(sizes, tolds, strict=True)
+            learn(tried, errors, one, told, at) for one, told in zip(sizes, tolds, strict=True)
         ]
         believed = _likely(errors, found) @ np.concatenate([base[:, at] + f.mean.T for f in found])
         above = zip(bounds, believed.tolist(), strict=True)
@@ -403,10 +405,11 @@ def _experts(
             n: _bound(trials[n], mean) for n, mean in above if log(trials[n].seconds or 1.0) > mean
         }
         ran += slower
+        tried = near[:, ran]
         errors = replace(
             _errors(base, [slower.get(n, trials[n]) for n in ran]), judged=errors.judged
         )
-    found = [learn(near[:, ran], errors, one, told) for one, told in zip(sizes, tolds, strict=True)]
+    found = [learn(tried, errors, one, told) for one, told in zip(sizes, tolds, strict=True)]
     weights = _likely(errors, found)
     kept = np.flatnonzero(weights >= UNLIKELY)
     means = np.concatenate([base + one.mean.T for one in found])

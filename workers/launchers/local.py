@@ -5,8 +5,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.errors import ProbeError
@@ -28,13 +29,17 @@ from workers.probe.orders import SPEC
 REAP_S = 30.0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LocalLauncher:
     """Starts ranks on this machine."""
+
+    inherited: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    """The environment of which ranks get what may pass; by default this process's."""
 
     def start(self, job: Job) -> "LocalRun":
         """Starts all ranks of ``job``, which is of one node."""
         assert job.nodes == 1, job.nodes
-        run = LocalRun(job)
+        run = LocalRun(job, self.inherited)
         try:
             for rank in range(job.ranks):
                 run.start_rank(rank)
@@ -51,8 +56,9 @@ class LocalRun(SupervisedRun):
     and must not become another process's while the group may be signalled.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, inherited: Mapping[str, str]) -> None:
         super().__init__(job)
+        self._inherited = inherited
         self._ranks: list[subprocess.Popen[bytes]] = []
         self._feeds: list[int] = []
         self._oom_kills_before = oom_kills()
@@ -93,7 +99,7 @@ class LocalRun(SupervisedRun):
 
     def start_rank(self, rank: int) -> None:
         """Starts a rank: the first before all others."""
-        environment = rank_environment(self._job, rank, os.environ)
+        environment = rank_environment(self._job, rank, self._inherited)
         group = self._ranks[0].pid if self._ranks else 0
         process, feed = start_process(self._job, rank, environment, group)
         self._feeds.append(feed)

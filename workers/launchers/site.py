@@ -9,19 +9,25 @@ tenth of a second where there is no GPU.
 import json
 import math
 import os
+import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from tuner.catalog.gpus import cuda_bytes, gpu_kinds
+from tuner.core.cluster import Cluster
 from tuner.core.launcher import LauncherName
+from tuner.environment import PASSED_BY_NAME, without_secrets
+from tuner.errors import ProbeError
 from tuner.machine import Machine, this_machine
 from tuner.plain import Plain
 from workers.devices import Device, cores_name, devices_here
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher
+from workers.standin import run as standin
 from workers.stop import StopRequest
 
 
@@ -69,6 +75,46 @@ class LocalSite:
 
     def devices(self) -> tuple[Device, ...]:
         return self.find_devices()
+
+
+def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
+    """This machine's cores as one of a cluster's GPUs, whose libraries are stood in for: what ranks
+    there do is real but for kernels, and torch's CUDA allocator has that GPU's memory to give.
+
+    Ranks ``of_script`` are started by :mod:`workers.rehearsal`, which finds the stand-in for them
+    and is given the user's environment without secrets.
+
+    Raises:
+        ProbeError: the stand-in cannot be built.
+    """
+    if of_script:
+        named = os.environ.get(PASSED_BY_NAME)
+        everything = {
+            name: value
+            for name, value in without_secrets(os.environ).items()
+            if not name.startswith("TUNER_")  # ours is the database's address
+        }
+        return _on_cores({**everything, PASSED_BY_NAME: f"{named},*" if named else "*"})
+    gpu, kind = cluster.gpu, gpu_kinds().get(cluster.gpu.name)
+    options = {
+        "NAME": kind.driver_names[0] if kind else "NVIDIA GPU",
+        "CAPABILITY": ".".join(map(str, gpu.capability)),
+        "MIB": cuda_bytes(gpu.name, gpu.memory_bytes) >> 20,
+    }
+    own = ("CUDA_VISIBLE_DEVICES", *(name for name in os.environ if name.startswith("STANDIN_")))
+    base = {name: value for name, value in os.environ.items() if name not in own}
+    try:
+        inherited = base | standin.environment(options, base)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ProbeError(f"the stand-in for CUDA's libraries cannot be built: {error}") from error
+    return _on_cores(inherited)
+
+
+def _on_cores(inherited: Mapping[str, str]) -> LocalSite:
+    return LocalSite(
+        launcher=LocalLauncher(inherited=inherited),
+        find_devices=lambda: (Device(name=cores_name(this_machine().name)),),
+    )
 
 
 def open_site(

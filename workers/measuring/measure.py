@@ -60,6 +60,8 @@ def measure(
         rates = rates_of(study.calibration, study.question.workload.precision, cluster)
         alone, settings = first.emulation, request.settings
         found = with_communication(found, alone, settings, rates, stands_in=stands_in)
+    if request.fidelity is Fidelity.REHEARSED:
+        found = as_rehearsed(found, request.settings, cluster)
     if found.outcome is Outcome.STOPPED_EARLY and give_up_above_s is not None:
         detail = f"a step takes more than {give_up_above_s:.3g} s: the fastest so far is surely"
         found = replace(found, detail=f"{detail} faster")
@@ -77,7 +79,11 @@ def probe_spec(
     """
     settings, cluster = probe.request.settings, study.question.cluster
     limit = probe.memory_limit_bytes
-    if probe.request.fidelity is Fidelity.EMULATED:
+    counts = probe.request.accumulation_counts or (settings.gradient_accumulation_steps,)
+    if probe.request.fidelity is Fidelity.REHEARSED:
+        # nothing is timed, and two micro-batches hold as much as any larger number of them
+        counts = (min(settings.gradient_accumulation_steps, 2),)
+    if probe.request.fidelity is not Fidelity.MEASURED:
         # The one device has no communicators, and may be larger than the cluster's. Of the card
         # what CUDA offers, which is less than the memory that the driver reports.
         gpu, terms = cluster.gpu, device_terms(settings, cluster, 0.0)
@@ -92,9 +98,7 @@ def probe_spec(
         **(kernel if settings.fused_loss else {}),
         "memory_limit_bytes": limit,
         "seed": study.seed,
-        "accumulation_counts": list(
-            probe.request.accumulation_counts or (settings.gradient_accumulation_steps,)
-        ),
+        "accumulation_counts": list(counts),
         "warmup_steps": WARMUP_STEPS,
         "tracked_steps": TRACKED_STEPS,
         "measured_steps": MEASURED_STEPS,
@@ -147,6 +151,19 @@ def with_communication(
     return priced(alone, settings, rates)
 
 
+def as_rehearsed(found: Measurement, settings: Settings, cluster: Cluster) -> Measurement:
+    """The measurement of a rehearsed probe: no device was held, and beside its allocator's peak is
+    what the cost model says of context and communicators."""
+    own = "torch's CUDA allocator without a GPU: its libraries are stood in for"
+    found = replace(found, device_s=0.0, hardware={"device": own})
+    if (memory := found.memory) is None:
+        return found
+    terms = device_terms(settings, cluster, memory.allocated_bytes)
+    beside = int((terms.context.value or 0.0) + (terms.communicators.value or 0.0))
+    total = memory.reserved_bytes + beside
+    return replace(found, memory=replace(memory, device_bytes=total, overhead_bytes=beside))
+
+
 def check_knobs(question: Question, settings: Settings, measurement: Measurement) -> Measurement:
     """The measurement, with the outcome ``knob_inactive`` if an active knob did not act.
 
@@ -171,7 +188,7 @@ def kind_of(cluster: Cluster, fidelity: Fidelity, machines: int = 1) -> Kind:
     Args:
         machines: that are there. On one, groups of CPU ranks stand for nodes.
     """
-    alone = fidelity is Fidelity.EMULATED
+    alone = fidelity is not Fidelity.MEASURED
     on_one = cluster.gpu.device is Device.CPU and machines == 1
     return Kind(
         ranks=1 if alone else cluster.world_size,

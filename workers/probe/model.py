@@ -241,7 +241,7 @@ def micro_batches(spec: Spec, *, step: int, count: int, data_rank: int) -> list[
         ``count`` int64 tensors of shape (micro_batch_size, sequence_length), on the CPU.
     """
     generator = torch.Generator().manual_seed(mixed_seed(spec.seed, step))
-    ranks = 1 if spec.is_emulated else spec.data_parallel_size
+    ranks = 1 if spec.is_alone else spec.data_parallel_size
     rows = ranks * spec.settings.micro_batch_size * count
     size = (rows, spec.sequence_length)
     tokens = torch.randint(0, vocabulary(spec.model), size, generator=generator)

@@ -1,4 +1,4 @@
-"""A whole probe on one rank: join, build, track, time, record.
+"""A whole probe on one rank: join, build, track, time, record. A rehearsed one is not timed.
 
 A rank 0 that runs alone notes computing by phase, and every step's collectives. Nothing is sent, so
 a timed step is computing, and the collectives that it would have waited for are priced by whoever
@@ -190,10 +190,10 @@ def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]
     with recording() as own:
         spec = read_spec(spec_path)
         device = own.open_device(
-            spec.device, limit_bytes=spec.memory_limit_bytes, alone=spec.is_emulated
+            spec.device, limit_bytes=spec.memory_limit_bytes, alone=spec.is_alone
         )
         torch.manual_seed(spec.seed)  # dropout's; by itself torch draws other ones in each process
-        if spec.is_emulated:
+        if spec.is_alone:
             join_fake_group(spec.world_size)
             keep_own_parts()
         else:
@@ -230,18 +230,19 @@ class Rank:
             model = stack.model
             for tensor in (*model.parameters(), *model.buffers(), *scales(model)):
                 self.device.tracker.add(tensor)
-            if self.spec.is_emulated:
+            if self.spec.is_alone:
                 self._alone = Alone(device=self.device, axes=stack.axis_names())
             frozen = frozen_sums(stack.model)
             self._track(stack)
-        with one_copy_gathers() if self._alone is not None else contextlib.nullcontext():
-            self._time(stack)
-            # near misses of the timed steps too; not of the copies that are timed beside them
-            assert self.record.memory is not None
-            retries = self.device.allocation_retries() - self._retries_of_copies
-            self.record.memory["allocation_retries"] = retries
-            if self._alone is not None:
-                self.record.emulation = self._alone.values()
+        if self.spec.fidelity != "rehearsed":
+            with one_copy_gathers() if self._alone is not None else contextlib.nullcontext():
+                self._time(stack)
+                # near misses of the timed steps too; not of the copies that are timed beside them
+                assert self.record.memory is not None
+                retries = self.device.allocation_retries() - self._retries_of_copies
+                self.record.memory["allocation_retries"] = retries
+                if self._alone is not None:
+                    self.record.emulation = self._alone.values()
         self.phase.name = self.record.phase = "finish"
         if frozen:
             after = frozen_sums(stack.model)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any
 
 FORMAT = 1
-# With all ranks, or by rank 0 alone in a process group of which the others are not there.
-FIDELITIES = ("measured", "emulated")
+# With all ranks, or by rank 0 alone in a process group of which the others are not there: also
+# rehearsed, that is on no device, where nothing is timed.
+FIDELITIES = ("measured", "emulated", "rehearsed")
 # How documents lie in a sequence.
 PACKING_VARIANTS = ("varlen", "position_ids", "block_diagonal", "padded")
 # What a model is trained for, with the class of transformers that builds it.
@@ -139,9 +140,9 @@ class Spec:
         return self.loss_kernel if self.settings.fused_loss else ""
 
     @property
-    def is_emulated(self) -> bool:
+    def is_alone(self) -> bool:
         """True if rank 0 runs alone."""
-        return self.fidelity == "emulated"
+        return self.fidelity != "measured"
 
     @property
     def data_parallel_size(self) -> int:

@@ -24,7 +24,7 @@ import psutil
 
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError, TunerError
-from tuner.machine import end_first_for_memory
+from tuner.machine import end_first_for_memory, why_no_standin
 from workers.measuring.records import (
     default_probes_folder,
     log_tail,
@@ -59,7 +59,7 @@ def rehearse(order: dict[str, Any], stop: StopRequest) -> dict[str, Any]:
         raise ProbeError(
             "this machine has a GPU: a rehearsal needs none, and hides it (--even-here does it)"
         )
-    if why := standin.why_not():
+    if why := why_no_standin():
         raise ProbeError(f"a rehearsal is not possible here: {why}")
     try:
         libraries = standin.build()
@@ -149,6 +149,7 @@ def _environment(order: dict[str, Any], folder: Path) -> dict[str, str]:
     taken = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
     base = {n: v for n, v in without_secrets(os.environ).items()
             if n not in taken and not n.startswith(("STANDIN_", "TUNER_"))}  # fmt: skip
+    base |= order.get("environment", {})
     found = standin.environment(options, base)
     own = {"PYTHONUNBUFFERED": "1", "TMPDIR": str(folder / "tmp")}
     # what the script imports is its own affair: no sitecustomize of the stand-in's hides another

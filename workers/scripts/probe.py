@@ -1,19 +1,22 @@
 """A probe of the user's own script: launched as the user would, with settings, for some steps."""
 
+import json
 import math
 import os
 import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from tuner.client.rehearse import LONGEST_S, order_of
 from tuner.core.configuration import Settings
-from tuner.core.measurement import RAN, Fidelity, Measurement, Outcome
+from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.script import CONFIGURATION, RESERVED, Command, Launch, command_of
 from tuner.core.study import Question, Study
 from tuner.environment import without_secrets
@@ -23,7 +26,7 @@ from tuner.launchfiles import why_not
 from tuner.launchfiles.accelerate import configuration
 from workers.launchers.base import SILENCE_S, WATCH_FD, Ended, Job, Launcher, RankEnd, Run, Why
 from workers.measuring.measure import MEASURED_STEPS, MINIMUM_STEPS, TIME_BUDGET_S, WARMUP_STEPS
-from workers.measuring.merge import merge
+from workers.measuring.merge import LONGEST_DETAIL, merge
 from workers.measuring.records import (
     RankRecord,
     Record,
@@ -42,6 +45,10 @@ PEER_GRACE_S = 5.0
 END_S = 2.0
 # Seconds from SIGTERM to SIGKILL: the host ends the launcher, and looks for what is left.
 TERM_GRACE_S = 5.0
+# Optimizer steps of a rehearsal: the first makes the optimizer's state, the second is as others.
+REHEARSED_STEPS = 2
+# Seconds that a rehearsal may take beside the deadline of its rank: to start, and to write.
+BESIDE_S = 120.0
 HOW_TO_REPORT = (
     "add `from tuner.integrations import report_step` to it, and call `report_step(loss=loss)` once"
     " after each optimizer step, on every rank (with transformers' Trainer:"
@@ -86,11 +93,7 @@ class ScriptRun:
         """
         script = question.script
         assert script is not None
-        if script.why_other:
-            raise ProbeError(script.why_other)
-        if script.launch is Launch.ACCELERATE and (
-            why := why_not("accelerate", question, settings)
-        ):
+        if why := _why_invalid(question, settings):
             return Measurement(outcome=Outcome.INVALID, detail=why)
         folder = make_folder(self.folder, "script")
         cluster, ranks = question.cluster, question.cluster.world_size
@@ -132,6 +135,55 @@ class ScriptRun:
             end_all(folder)
             remove_folder(folder)
 
+    def rehearse(
+        self, question: Question, settings: Settings, pause: Callable[[float], str]
+    ) -> Measurement:
+        """Runs rank 0 of the question's script alone, over torch's CUDA allocator on no GPU.
+
+        Raises:
+            ProbeError: the script was edited or cannot be rehearsed, there is no place for the
+                probe's files, or a process cannot be killed.
+        """
+        script = question.script
+        assert script is not None
+        if why := _why_invalid(question, settings):
+            return Measurement(outcome=Outcome.INVALID, detail=why)
+        folder = make_folder(self.folder, "script")
+        asked, out = folder / "order.json", folder / "out.json"
+        try:
+            command = self._write_files(question, settings, folder)
+            may = {"network": False, "writes": False, "even_here": True, "snapshot": ""}
+            alone = {"NUMBER": "0", "HOST": "127.0.0.1"}  # of several nodes, this is the first
+            words = [*(alone.get(word, word) for word in command.launcher), *command.script]
+            seconds = min(max(self.deadline_s, 1.0), LONGEST_S)
+            order = order_of(words, question.cluster, (0,), steps=REHEARSED_STEPS, seconds=seconds)
+            order |= {**may, "where": script.folder, "environment": dict(command.environment)}
+            write_json(asked, order)
+            program = (sys.executable, "-P", "-m", "workers.rehearsal", "--order", str(asked))
+            job = Job(
+                argv=(*program, "--out", str(out), "--watch-fd", WATCH_FD),
+                directory=folder,
+                ranks=1,
+                device=str(question.cluster.gpu.device),
+                deadline_s=self.deadline_s + BESIDE_S,
+                term_grace_s=TERM_GRACE_S,
+            )
+            run = self.launcher.start(job)
+            while (ended := run.poll()) is None:
+                if why := pause(POLL_S):
+                    run.cancel()
+                    return Measurement(outcome=Outcome.CANCELLED, detail=why)
+            if not out.exists():
+                said = " ".join(run.logs()[0].split())[-SAID_CHARACTERS:]
+                raise ProbeError(f"{script.path} was not rehearsed: ...{said}")
+            told = json.loads(out.read_text(encoding="utf-8"))
+            if "error" in told:
+                raise ProbeError(told["error"])
+            (record,) = told["ranks"]
+            return rehearsed(record, wall_s=ended.wall_s)
+        finally:
+            remove_folder(folder)
+
     def _write_order(self, question: Question, settings: Settings, folder: Path) -> None:
         """Writes what the host runs, and what its ranks and their launcher read."""
         script = question.script
@@ -144,6 +196,21 @@ class ScriptRun:
             "time_budget_s": TIME_BUDGET_S,
         }
         write_json(folder / PLAN, plan)
+        command = self._write_files(question, settings, folder)
+        # the user's environment, without what is tuner's or another launcher's, or a node's own
+        kept = {
+            name: value
+            for name, value in without_secrets(os.environ).items()
+            if not RESERVED.fullmatch(name) and not name.startswith("SLURM")
+        }
+        kept = {**kept, "PYTHONUNBUFFERED": "1"}
+        launcher = self.as_run(command, folder / "launcher")
+        write_orders(folder, script, command, launcher, kept)
+
+    def _write_files(self, question: Question, settings: Settings, folder: Path) -> Command:
+        """Writes what the script and its launcher read; the command that does."""
+        script = question.script
+        assert script is not None
         template = ""
         if script.template:  # the rendered file has the user's name, and so a folder of its own
             (folder / "template").mkdir()
@@ -158,15 +225,7 @@ class ScriptRun:
             values |= {"num_machines": nodes} if nodes > 1 else {"main_process_port": 0}
             text = yaml.safe_dump(values, sort_keys=False)
             (folder / CONFIGURATION).write_text(text, encoding="utf-8")
-        # the user's environment, without what is tuner's or another launcher's, or a node's own
-        kept = {
-            name: value
-            for name, value in without_secrets(os.environ).items()
-            if not RESERVED.fullmatch(name) and not name.startswith("SLURM")
-        }
-        kept = {**kept, "PYTHONUNBUFFERED": "1"}
-        launcher = self.as_run(command, folder / "launcher")
-        write_orders(folder, script, command, launcher, kept)
+        return command
 
     def _supervise(
         self, run: Run, folder: Path, ranks: int, pause: Callable[[float], str]
@@ -186,6 +245,63 @@ class ScriptRun:
             if time.monotonic() > until:
                 return replace(run.cancel(), why=Why.PEER_FAILED)
         return ended
+
+
+def _why_invalid(question: Question, settings: Settings) -> str:
+    """Why the launcher cannot run settings; empty if it can.
+
+    Raises:
+        ProbeError: the script was edited since it was asked about.
+    """
+    script = question.script
+    assert script is not None
+    if script.why_other:
+        raise ProbeError(script.why_other)
+    is_told = script.launch is Launch.ACCELERATE
+    return (why_not("accelerate", question, settings) or "") if is_told else ""
+
+
+def rehearsed(record: Mapping[str, Any], *, wall_s: float) -> Measurement:
+    """The measurement of a script's rank that was rehearsed: memory, and no time."""
+    steps, memory = record["steps"], record["memory"]
+    where = f"{record['at']}: " if record["at"] else ""
+    detail = " ".join(f"rank 0 at {where}{record['detail']}".split())[:LONGEST_DETAIL]
+    common: dict[str, Any] = {
+        "wall_s": wall_s,
+        "hardware": {"device": "torch's CUDA allocator without a GPU, for the script itself"},
+    }
+    if record["outcome"] == "oom":
+        phase = record["moments"][0]["phase"] if record["moments"] else "start"
+        short = OutOfMemory(
+            rank=0,
+            phase=phase,
+            requested_bytes=0,
+            allocated_bytes=memory["allocated_bytes"],
+            reserved_bytes=memory["reserved_bytes"],
+            limit_bytes=memory["device_bytes"],
+        )
+        return Measurement(outcome=Outcome.OOM, oom=short, detail=detail, phase=phase, **common)
+    if record["outcome"] == "failed" or not steps:
+        outcome = Outcome.TIMEOUT if record["outcome"] == "time" else Outcome.CRASHED
+        tails = {0: record.get("said", "")}
+        return Measurement(outcome=outcome, detail=detail, log_tails=tails, **common)
+    beside, peak = memory["beside_bytes"], memory["allocated_bytes"]
+    by_phase: dict[str, int] = {}
+    for step in steps:
+        for phase, size in step["by_phase"].items():
+            by_phase[phase] = max(size, by_phase.get(phase, 0))
+    found = Memory(
+        allocated_bytes=peak,
+        allocated_low_bytes=min(step["allocated_bytes"] for step in steps[1:] or steps),
+        reserved_bytes=memory["reserved_bytes"],
+        device_bytes=memory["reserved_bytes"] + beside,
+        overhead_bytes=beside,
+        by_phase=by_phase,
+        by_category={},
+        per_rank_bytes=(peak,),
+        allocation_retries=memory["allocation_retries"],
+    )
+    return Measurement(outcome=Outcome.OK, memory=found, **common)
 
 
 def _knows_why(records: Sequence[Record]) -> bool:

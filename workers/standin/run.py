@@ -7,29 +7,26 @@ or torch changes.
 """
 
 import hashlib
-import importlib.util
 import os
-import platform
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platformdirs import user_cache_path
 
+from tuner.environment import PASSED_BY_NAME
+from tuner.machine import COMPILER, cuda_headers, package_folder, why_no_standin
+
 HERE = Path(__file__).resolve().parent
 SOURCES = HERE / "src"
-COMPILE = ("gcc", "-w", "-std=gnu11", "-O1", "-shared", "-fPIC")
+COMPILE = (COMPILER, "-w", "-std=gnu11", "-O1", "-shared", "-fPIC")
 """``-w``: C23 and what nvcc generates call functions with arguments that ours do not look at."""
 CALLERS = "c10_cuda", "torch_cuda", "torch_python", "torch_cuda_linalg", "caffe2_nvrtc"
 """Libraries of torch that call CUDA's."""
-MACHINES = ("x86_64", "aarch64")
-"""Architectures on which torch has CUDA builds."""
-CUDA = "cu13"
-"""The folder of nvidia's packages with the headers that the sources are written against."""
 OURS = re.compile(r"^(cuda|__cuda|cublas|nccl|cu[A-Z])")
 """What the stand-in answers. Registering kernels is left to libcudart, which only makes lists."""
 NOT_OURS = re.compile(r"^__cuda(Register|Unregister)")
@@ -48,7 +45,7 @@ def environment(options: Mapping[str, object], base: Mapping[str, str]) -> dict[
         libraries.append(built / "nvml")
     return {
         **{f"STANDIN_{name}": str(value) for name, value in options.items()},
-        "TUNER_PASS_ENV": "LD_PRELOAD,STANDIN_*",
+        PASSED_BY_NAME: _before(["LD_PRELOAD,STANDIN_*"], base.get(PASSED_BY_NAME), ","),
         "LD_PRELOAD": str(built / "lib" / "libcuda.so.1"),
         "LD_LIBRARY_PATH": _before(libraries, base.get("LD_LIBRARY_PATH")),
         # a command that this environment has, such as tuner, is its own
@@ -62,32 +59,16 @@ def environment(options: Mapping[str, object], base: Mapping[str, str]) -> dict[
     }
 
 
-def why_not() -> str:
-    """Tells why the libraries cannot be built for this Python, in a line; empty if they can."""
-    system, machine = platform.system(), platform.machine()
-    if system != "Linux" or machine not in MACHINES:
-        known = " or ".join(MACHINES)
-        return f"CUDA builds of torch are for Linux on {known}, not {system} on {machine}"
-    if (torch := _package("torch")) is None:
-        return "this Python has no torch"
-    if not (torch / "lib" / "libtorch_cuda.so").exists():
-        return "this Python has no CUDA build of torch, but one for CPUs or another vendor's GPUs"
-    if _headers() is None:
-        return "this Python's torch is not of CUDA 13, or CUDA's headers are not beside it"
-    missing = [tool for tool in (COMPILE[0], "nm") if shutil.which(tool) is None]
-    return f"there is no {' and no '.join(missing)}: a C compiler is needed" if missing else ""
-
-
 def build() -> Path:
     """The folder of the libraries, which are built if they are not there.
 
     Raises:
-        FileNotFoundError: this Python or machine has not what it takes, as :func:`why_not` tells.
+        FileNotFoundError: this Python or machine has not what it takes.
         subprocess.CalledProcessError: gcc or nm fails.
     """
-    if why := why_not():
+    if why := why_no_standin():
         raise FileNotFoundError(why)
-    torch, headers = _package("torch"), _headers()
+    torch, headers = package_folder("torch"), cuda_headers()
     assert torch is not None
     assert headers is not None
     digest = hashlib.sha256((torch / "version.py").read_bytes() + str(torch).encode())
@@ -106,19 +87,6 @@ def build() -> Path:
             if not built.exists():  # another process was quicker
                 raise
     return built
-
-
-def _package(name: str) -> Path | None:
-    """A package's folder; it is not imported, which takes torch seconds."""
-    spec = importlib.util.find_spec(name)
-    folders = (spec.submodule_search_locations or ()) if spec else ()
-    return next((Path(folder) for folder in folders), None)
-
-
-def _headers() -> Path | None:
-    nvidia = _package("nvidia")
-    found = nvidia / CUDA / "include" if nvidia else None
-    return found if found and (found / "cuda.h").exists() else None
 
 
 def _compile(out: Path, torch: Path, headers: Path) -> None:
@@ -171,8 +139,8 @@ def _rest(names: set[str]) -> str:
     return "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names))
 
 
-def _before(first: list[Path], rest: str | None) -> str:
-    return os.pathsep.join([*map(str, first), *([rest] if rest else [])])
+def _before(first: Sequence[Path | str], rest: str | None, between: str = os.pathsep) -> str:
+    return between.join([*map(str, first), *([rest] if rest else [])])
 
 
 def main() -> None:

@@ -39,9 +39,7 @@ def run(values: dict, rank: int) -> dict:
         with mock.patch.object(modules, "replicated_weight", unsummed):
             return run(values, rank)
     spec, phase, record = parse_spec(values), Phase(), Record(rank=rank)
-    device = open_device(
-        spec.device, phase, local_rank=rank, limit_bytes=None, alone=spec.is_emulated
-    )
+    device = open_device(spec.device, phase, local_rank=rank, limit_bytes=None, alone=spec.is_alone)
     Rank(spec=spec, rank=rank, device=device, phase=phase, record=record).run()
     return asdict(record)
 

@@ -65,6 +65,11 @@ NOT_RUN: tuple[Rule, ...] = (
     ),
     Rule("*", r"tuner mcp .*", "speaks to a client: tests/process/cli/test_mcp.py has one"),
     Rule("*", r"tuner rehearse .*", "needs torch for CUDA: tests/cuda/test_rehearsal.py runs it"),
+    Rule(
+        "*",
+        r"tuner (suggest|probe) .*--fidelity rehearsed.*",
+        "needs torch for CUDA: tests/cuda/test_end_to_end.py runs it",
+    ),
     Rule("*", r"docker .*", ENGINE),
     Rule("*", r"kubectl .*", OUTSIDE),
     Rule(

@@ -9,11 +9,16 @@ import re
 
 from tests.system.docs.command_line import command_of
 from tests.system.docs.pages import ROOT
+from tuner.cli.options import WORKLOAD
 
 PAGE = ROOT / "docs" / "cli.md"
 BEGIN, END = "<!-- commands: begin -->\n", "<!-- commands: end -->\n"
 """Around what is made; the rest of the page is written by hand."""
 ASKING = ("tuner suggest", "tuner predict", "tuner check")
+MANY = 12
+"""Options of one command that need titles."""
+COMMON = ("json", "db")
+"""Options that nearly all commands have; they are told once, before all commands."""
 
 
 def page():
@@ -29,95 +34,139 @@ def page():
 
 def commands():
     """What is said of every command."""
-    context = command_of(())
-    sections = list(_sections(context, "tuner"))
-    shown: dict[str, str] = {}
-    listed = ", ".join(f"[`{name}`](#{name.replace(' ', '-')})" for name, _ in sections)
-    return "\n".join(
-        ["## Commands", "", f"{listed}.", "", *(_section(*one, shown) for one in sections), ""]
-    )
-
-
-def _sections(group, name):
-    """Every command with its whole name; those of groups after the others."""
-    children = [
-        command_of([*name.split()[1:], child]) for child in group.command.list_commands(group)
-    ]
-    for child in sorted(children, key=_is_group):
-        whole = f"{name} {child.info_name}"
-        if _is_group(child):
-            yield from _sections(child, whole)
-        else:
-            yield whole, child
+    top = command_of(())
+    found = {name: command_of((name,)) for name in top.command.list_commands(top)}
+    shown: dict[str, tuple[str, str]] = {}
+    lines = ["## Commands", "", *_common(found, shown), ""]
+    for name, context in sorted(found.items(), key=lambda item: _is_group(item[1])):
+        lines += [
+            f"## tuner {name}",
+            "",
+            *(_group if _is_group(context) else _alone)(context, shown),
+        ]
+    return "\n".join(lines)
 
 
 def _is_group(context):
     return hasattr(context.command, "list_commands")
 
 
-def _section(name, context, shown):
-    """Describes a command.
+def _common(found, shown):
+    """The options of nearly all commands, each with those that have it not."""
+    alone = {name: context for name, context in found.items() if not _is_group(context)}
+    for option in _options(alone["suggest"]):
+        if option.name in COMMON:
+            line = _item(option)
+            shown[line] = "", ""
+            others = [
+                f"`{name}`"
+                for name, of in alone.items()
+                if option.name not in [one.name for one in _options(of)]
+            ]
+            yield f"{line} Every command has it but {', '.join(others)}."
+
+
+def _alone(context, shown):
+    """Describes a command that is in no group.
 
     Args:
-        name: its whole name.
         context: its own.
-        shown: the command under which a row of an option stands already; rows of this one are
-            added.
+        shown: the command and the panel in which an option is told already, by its line; those of
+            this one are added.
     """
-    command = context.command
-    parameters = [one for one in command.get_params(context) if one.name != "help"]
-    arguments = [one for one in parameters if one.param_type_name == "argument"]
-    lines = [f"## {name}", "", *_text(command.help)]
-    if arguments:
-        rows = [f"| `{one.metavar or one.name}` | {_cell(one.help or '')} |" for one in arguments]
-        lines += ["| argument | what it is |", "|---|---|", *rows, ""]
-    by_panel: dict[str, list[str]] = {}
-    again: dict[str, list[str]] = {}
-    for one in parameters:
-        if one.param_type_name != "option":
-            continue
-        row = _row(one)
+    command, whole = context.command, f"tuner {context.info_name}"
+    text, examples = _help(command)
+    yield from (text, "", "```sh", *examples, "```", "")
+    arguments = [line for one in _arguments(context) if (line := _item(one)) not in shown]
+    shown.update(dict.fromkeys(arguments, (whole, "")))
+    panels: dict[str, list[str]] = {"": arguments}
+    again: dict[str, list[tuple[str, str]]] = {}
+    for one in _options(context):
+        line, panel = _item(one), getattr(one, "rich_help_panel", None) or ""
         # What a case says is what tuner suggest is asked: these three have one meaning of a name.
-        key = row.partition(" |")[0] if name in ASKING else row
-        if before := shown.get(row) or shown.get(key):
-            again.setdefault(before, []).append(f"`{one.opts[0]}`")
+        key = one.opts[0] if whole in ASKING else line
+        if before := shown.get(line) or shown.get(key):
+            again.setdefault(before[0], []).append((before[1], one.opts[0]))
             continue
-        shown[row] = shown[key] = name
-        by_panel.setdefault(getattr(one, "rich_help_panel", None) or "", []).append(row)
-    for panel, rows in by_panel.items():
-        title = panel if len(by_panel) > 1 else ""
-        lines += [f"{title}:", ""] if title else []
-        lines += ["| option | default | what it is |", "|---|---|---|", *rows, ""]
-    for other, names in again.items():
-        lines += [f"As for [`{other}`](#{other.replace(' ', '-')}): {', '.join(names)}.", ""]
-    return "\n".join(lines)
+        shown[line] = shown[key] = whole, panel
+        panels.setdefault(panel, []).append(line)
+    titled = sum(map(len, panels.values())) > MANY
+    for panel, lines in panels.items():
+        if lines:
+            yield from ((f"{panel}:", "") if panel and titled else ())
+            yield from (*lines, *([""] if titled else []))
+    if not titled and any(panels.values()):
+        yield ""
+    again.pop("", None)
+    for other, options in again.items():
+        yield f"As for [`{other}`](#{other.replace(' ', '-')}): {_named(options)}."
+        yield ""
 
 
-def _text(text):
-    """Paragraphs of a help text; examples become a block."""
-    for paragraph in text.strip().split("\n\n"):
-        lines = paragraph.strip("\b\n").splitlines()
-        if not paragraph.lstrip().startswith("\b"):
-            yield from (" ".join(line.strip() for line in lines), "")
-            continue
-        head, *shown = lines
-        indent = min((len(line) - len(line.lstrip()) for line in shown if line.strip()), default=0)
-        yield from (head.strip(), "", "```sh", *(line[indent:] for line in shown), "```", "")
+def _named(options):
+    """Options told before; those of what is trained, which are many, in a word."""
+    whole = [panel for panel, _ in options].count(WORKLOAD)
+    named = [f"*{WORKLOAD[0].lower()}{WORKLOAD[1:]}*"] if whole else []
+    return ", ".join(named + [f"`{name}`" for panel, name in options if panel != WORKLOAD])
 
 
-def _row(option):
-    names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
-    if option.metavar and not option.is_flag:
-        names = names[:-1] + f" {option.metavar}`"
-    if option.required:
-        default = "required"
+def _group(context, shown):
+    """Describes the commands of a group: their examples, and an item for each with its options."""
+    children = [
+        command_of((context.info_name, name)) for name in context.command.list_commands(context)
+    ]
+    texts = [_help(child.command) for child in children]
+    yield from ("```sh", *(line for _, examples in texts for line in examples), "```", "")
+    group = f"tuner {context.info_name}", ""
+    for child, (text, _) in zip(children, texts, strict=True):
+        words = [child.info_name, *(one.metavar or one.name for one in _arguments(child))]
+        yield f"- `tuner {context.info_name} {' '.join(words)}`: {' '.join(text.split())}"
+        for one in (*_arguments(child), *_options(child)):
+            line = _item(one)
+            if shown.get(line) not in (group, ("", "")):
+                shown[line] = group
+                yield f"  {line}"
+    yield ""
+
+
+def _arguments(context):
+    return [one for one in context.command.get_params(context) if one.param_type_name == "argument"]
+
+
+def _options(context):
+    """Those of a command, but its help."""
+    return [
+        one
+        for one in context.command.get_params(context)
+        if one.param_type_name == "option" and one.name != "help"
+    ]
+
+
+def _help(command):
+    """A command's help: what it does, in one paragraph for each of its own, and its examples."""
+    text, _, examples = command.help.partition("\b\n")
+    _, *shown = examples.rstrip().splitlines()
+    indent = min(len(line) - len(line.lstrip()) for line in shown)
+    paragraphs = [" ".join(one.split()) for one in text.strip().split("\n\n")]
+    return "\n\n".join(paragraphs), [line[indent:] for line in shown]
+
+
+def _item(parameter):
+    """An argument or option: its name, its values, and what is said of it."""
+    if parameter.param_type_name == "argument":
+        return f"- `{parameter.metavar or parameter.name}`: {_cell(parameter.help)}"
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    if parameter.metavar and not parameter.is_flag:
+        names = f"{names[:-1]} {parameter.metavar}`"
+    if parameter.required:
+        more = " Required."
     else:
-        default = "" if option.default in (None, "", False) else f"`{option.default}`"
-    return f"| {names.replace('|', chr(92) + '|')} | {default} | {_cell(option.help or '')} |"
+        more = "" if parameter.default in (None, "", False) else f" By default {parameter.default}."
+    return f"- {names}: {_cell(parameter.help)}{more}"
 
 
 def _cell(text):
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"\s+", " ", text or "").replace("<", "&lt;")
 
 
 if __name__ == "__main__":

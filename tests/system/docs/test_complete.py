@@ -34,7 +34,7 @@ def test_every_outcome_is_explained_and_no_other():
 
 def test_states_fidelities_and_provenances_are_explained_in_their_order():
     assert rows(CONCEPTS, "The study") == [str(state) for state in StudyState]
-    assert rows(CONCEPTS, "Three fidelities") == [str(one) for one in Fidelity]
+    assert rows(CONCEPTS, "Four fidelities") == [str(one) for one in Fidelity]
     told = rows(CONCEPTS, "A number, and what stands behind it")
     assert told == [str(one) for one in Provenance]
 

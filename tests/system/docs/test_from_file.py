@@ -34,7 +34,7 @@ def test_what_is_shown_of_a_file_is_what_is_printed(tmp_path, monkeypatch, capsy
     assert {masked(one) for one in new} == {masked(one) for one in added}
 
 
-def test_what_is_shown_of_a_deepspeed_file_is_what_is_printed(tmp_path, monkeypatch, capsys):
+def test_changes_shown_of_a_deepspeed_file_are_printed(tmp_path, monkeypatch, capsys):
     page = [one for one in blocks("docs/prediction.md") if one.language in ("json", "sh", "text")]
     first = next(place for place, one in enumerate(page) if one.language == "json")
     own, command, said = (one.text for one in page[first : first + 3])
@@ -43,4 +43,4 @@ def test_what_is_shown_of_a_deepspeed_file_is_what_is_printed(tmp_path, monkeypa
     (tmp_path / "ds.json").write_text(own)
     assert main([*shlex.split(command)[1:], "--db", f"sqlite:///{tmp_path}/studies.db"]) == 0
     printed = capsys.readouterr().out
-    assert masked(printed[printed.index("Your file:") :]) == masked(said)
+    assert masked(printed[printed.index("--- ds.json") :]) == masked(said)

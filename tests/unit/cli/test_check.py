@@ -1,21 +1,32 @@
 """``tuner check``: predictions by arithmetic, and probes that are in the database already."""
 
+from dataclasses import replace
+
 import pytest
 
-from tests.unit.made import oom, stored
+import tuner
+from tests.unit.made import ok, oom, stored
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import installed_versions
+from tuner.core.framework import framework, installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.launchfiles import About, export
+from tuner.launchfiles import FORMATS, About, export
 from tuner.space import check_settings
 from tuner.store import open_store
 
 ABOUT = About(study_id="st-1", date="2026-01-15", provenance=Provenance.MEASURED)
 ZERO3 = "zero_optimization: {stage: 3}\ntrain_micro_batch_size_per_gpu: 2\n"
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.2-1B
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+optimizer: adamw_torch
+bf16: true
+"""
 BEST = "sharding=ddp,micro_batch_size=4"
 
 
@@ -149,6 +160,47 @@ def test_what_was_measured_goes_before_what_is_predicted(cli, exported, answered
     less = cli(*exported, "--memory-limit", "30MiB", "--json")
     assert less.code == 3
     assert less.json["reason"]
+
+
+@pytest.mark.parametrize("stack", ["accelerate", "trainer"])
+def test_each_exported_file_is_checked_without_options(cli, made, question, tmp_path, stack):
+    asked = replace(question, framework=framework(stack))
+    with open_store() as store:
+        study = stored(store, asked, (f"{BEST},sync_each_batch=false", ok(0.1, 20)))
+    seen = set()
+    for name, known in FORMATS.items():
+        path = tmp_path / known.file_name
+        written = cli("export", study.id, name, "--write", str(path))
+        if written.code:
+            assert "ask again" in written.err
+            continue
+        found = cli("check", str(path), "--dry-runs", "none", "--json")
+        assert found.code == 0, found.err
+        assert found.json["seen"]["study_id"] == study.id
+        seen.add(name)
+    assert {*FORMATS} - seen <= {"nanotron", "torchtitan", "deepspeed"}
+
+
+def test_python_reads_the_same_files(answered, question, tmp_path):
+    text = export("accelerate", question, check_settings(question, parse_settings(BEST)), ABOUT)
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    for file in (path, str(path), text):
+        found = tuner.check(file, dry_runs="none")
+        assert found.seen.study_id == answered.id
+        assert found.case.settings.micro_batch_size == 4
+    predicted = tuner.predict(from_file=text, dry_runs="none", settings="micro_batch_size=2")
+    assert predicted.settings.micro_batch_size == 2
+    with pytest.raises(tuner.UsageError, match="from_file"):
+        tuner.predict([], from_file=text)
+    with pytest.raises(TypeError, match="sequence_lenght"):
+        tuner.check(text, sequence_lenght=5)
+    asked = {"cluster": "8xa100-80gb", "fidelity": "predicted", "max_probes": 1}
+    best = tuner.suggest(from_file=AXOLOTL, **asked).best
+    assert best.settings.sharding == "ddp"
+    assert best.provenance == "predicted"
+    with pytest.raises(tuner.UsageError, match="the file says 2048"):
+        tuner.suggest(from_file=AXOLOTL, sequence_length=4096, **asked)
 
 
 def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, question, tmp_path):

@@ -53,6 +53,35 @@ def test_auto_is_the_strongest_that_there_is(has, asked, gpus, fidelity, most):
     assert placed(few).limits.max_probes == 7
 
 
+@pytest.mark.parametrize(
+    ("why", "shows_gpu", "said"),
+    [
+        ("there is no gcc: a C compiler is needed", False, "no gcc: a C compiler is needed"),
+        ("there is no gcc", True, "CUDA_VISIBLE_DEVICES= .* hides it"),
+        ("", True, "this machine has a GPU"),
+        ("", False, ""),
+    ],
+)
+def test_a_rehearsal_is_refused_in_a_line(has, asked, monkeypatch, why, shows_gpu, said):
+    has()
+    monkeypatch.setattr("tuner.machine.why_no_standin", lambda: why)
+    monkeypatch.setattr("tuner.machine.shows_gpu", lambda: shows_gpu)
+    rehearsed = replace(asked, fidelity="rehearsed")
+    if not said:
+        limits = placed(rehearsed).limits
+        assert (limits.fidelity, limits.max_probes) == (Fidelity.REHEARSED, 12)
+        return
+    with pytest.raises(UsageError, match=f"fidelity: .*is not possible here: .*{said}") as error:
+        placed(rehearsed)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rehearsal_is_of_nvidias_gpus(has, asked):
+    has()
+    with pytest.raises(UsageError, match="no GPUs of NVIDIA's"):
+        placed(replace(asked, fidelity="rehearsed", cluster="cpu:2"))
+
+
 def test_one_gpu_emulates_a_cluster_of_its_kind_or_of_a_smaller_one(has, asked):
     has(A100)
     with pytest.raises(UsageError, match="probes run here"):

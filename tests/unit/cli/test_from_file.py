@@ -3,6 +3,7 @@
 import pytest
 import yaml
 
+from tuner.catalog.versions import version_table
 from tuner.client.from_file import patched, read_question
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
@@ -118,3 +119,42 @@ def test_what_the_file_says_is_not_said_otherwise(cli, mine):
     ):
         result = cli(*asked(mine, *more))
         assert (result.code, said in result.err) == (2, True), result.err
+
+
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.1-8B
+adapter: qlora
+load_in_4bit: true
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+sequence_len: 2048
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+optimizer: adamw_torch
+bf16: true
+gradient_checkpointing: true
+"""
+SYNCED = """\
+accelerator_config:
+  gradient_accumulation_kwargs:
+    sync_each_batch: true
+"""
+
+
+@pytest.mark.parametrize(("more", "each"), [("", False), (SYNCED, True)])
+def test_of_a_tie_the_file_is_changed_least(cli, tmp_path, more, each):
+    path = tmp_path / "ax.yaml"
+    path.write_text(AXOLOTL + more, encoding="utf-8")
+    packages = version_table().packages
+    stated = [
+        f"{one}={packages[one].newest}" for one in version_table().frameworks["trainer"].oldest
+    ]
+    versions = [word for one in stated for word in ("--framework-version", one)]
+    place = ("--cluster", "2xrtx-4090", "--fidelity", "predicted", *versions)
+    found = cli("suggest", "--from", str(path), *place, "--json").json
+    own = found["from"]
+    assert own["today"]["settings"]["sync_each_batch"] is each
+    assert own["changes"]
+    assert "accelerator_config" not in own["changes"]
+    assert found["best"]["settings"]["sync_each_batch"] is False  # the answer itself

@@ -3,7 +3,7 @@
 import pytest
 
 import tuner
-from tuner.client.rehearse import Rehearsal, _order
+from tuner.client.rehearse import Rehearsal, order_of
 from tuner.core.cluster import parse_cluster
 from tuner.errors import UsageError
 
@@ -11,7 +11,7 @@ H100 = parse_cluster("8x8xh100-80gb")
 
 
 def order(cluster=H100, ranks=(0,), steps=3, seconds=60.0):
-    return _order(["python", "t.py"], cluster, ranks, steps=steps, seconds=seconds)
+    return order_of(["python", "t.py"], cluster, ranks, steps=steps, seconds=seconds)
 
 
 def test_the_gpus_of_a_cluster_are_told_as_cuda_offers_them():

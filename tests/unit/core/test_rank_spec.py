@@ -21,7 +21,7 @@ ASKED = Question(
 
 def test_the_probe_program_reads_the_specs_of_twins_and_dry_runs():
     replica = parse_spec(replica_of(ASKED, SETTINGS).spec())
-    assert (replica.replicate_size, replica.shard_size, replica.is_emulated) == (2, 2, False)
+    assert (replica.replicate_size, replica.shard_size, replica.is_alone) == (2, 2, False)
     plan = plan_dry_runs(ASKED.workload, ASKED.cluster, ASKED.framework, SETTINGS, VERSIONS)
     dry = parse_spec(plan.requests[0]["spec"])
     assert (dry.replicate_size, dry.shard_size) == (2, 8)

@@ -1,18 +1,22 @@
 """What is exported is read back as what it was, in every format that can be checked."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from tests.unit.launchfiles.cases import CASES, EXAMPLES
+from tests.unit.launchfiles.test_contract import canonical
 from tuner.client.files import case_of
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import KNOBS, Settings
+from tuner.core.configuration import KNOBS, Settings, parse_settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
+from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.launchfiles.files import READERS, read_text
 from tuner.model import load_model
@@ -108,3 +112,80 @@ def check(format_name: str, question: Question, settings: Settings) -> None:
     assert work.model.as_config() == question.workload.model.as_config()
     assert case.question.cluster == question.cluster
     assert case.question.framework == question.framework
+
+
+@pytest.mark.parametrize("format_name", [one for one in FORMATS if one != "trainer"])
+def test_what_is_exported_says_all_that_a_check_needs(format_name: str) -> None:
+    known, seen = FORMATS[format_name], 0
+    parts = [EXAMPLES[format_name].parts(), *(case.parts() for case in CASES.values())]
+    for stack in STACKS.get(format_name, (FrameworkName.TORCH, FrameworkName.ACCELERATE)):
+        for question in questions(stack, format_name):
+            parts += [(question, one) for one in enumerate_space(question).legal[::9]]
+    for question, settings in parts:
+        if why_not(format_name, question, settings) is not None:
+            continue
+        text = export(format_name, question, settings, ABOUT)
+        case = case_of(read_text(text, known.file_name).found, {})
+        assert canonical(question, case.settings) == canonical(question, settings), text
+        assert case.question.workload == question.workload
+        assert case.question.cluster == question.cluster
+        assert case.question.framework.name is question.framework.name
+        stated = question.framework.versions
+        assert {**case.question.framework.versions, **stated} == case.question.framework.versions
+        seen += 1
+    assert seen > 3
+
+
+def test_what_was_changed_since_goes_before_the_header() -> None:
+    question, settings = EXAMPLES["accelerate"].parts()
+    text = export("accelerate", question, settings, ABOUT)
+    changed = text.replace("fsdp_offload_params: true", "fsdp_offload_params: false")
+    assert changed != text
+    case = case_of(read_text(changed, "a.yaml").found, {})
+    assert case.settings == replace(settings, cpu_offload=False)
+    said = {"sequence_length": 1024, "settings": {"micro_batch_size": 1}}
+    case = case_of(read_text(text, "a.yaml").found, said)
+    assert case.settings == replace(settings, micro_batch_size=1)
+    assert case.question.workload.sequence_length == 1024
+    assert case.question.workload.global_batch_size == question.workload.global_batch_size // 2
+    question, settings = EXAMPLES["env"].parts()
+    text = export("env", question, settings, ABOUT)
+    changed = text.replace("TUNED_MICRO_BATCH_SIZE=2", "TUNED_MICRO_BATCH_SIZE=4")
+    assert changed != text
+    case = case_of(read_text(changed, "tuned.env").found, {})
+    assert case.settings == replace(settings, micro_batch_size=4)
+
+
+@pytest.mark.parametrize(
+    "line", ["{", "[]", "{}", '{"format": "env", "settings": "", "workload": {"model": null}}']
+)
+def test_a_header_that_was_broken_is_told(line: str) -> None:
+    text = export("env", *EXAMPLES["env"].parts(), ABOUT)
+    broken = re.sub("(?m)(?:^#   .*\n)+", lambda _: f"#   {line}\n", text)
+    assert broken != text
+    with pytest.raises(UsageError, match="is not as tuner export wrote it"):
+        read_text(broken, "tuned.env")
+
+
+@pytest.mark.parametrize("format_name", ["accelerate", "torchtitan", "trainer-flags"])
+def test_context_parallelism_is_written_and_read(format_name: str) -> None:
+    """Of the Trainer's arguments the shell's variables say it, and its header."""
+    chosen = parse_settings(
+        "sharding=full_shard,cp_size=4,gradient_accumulation_steps=2,activation_checkpointing=full"
+    )
+    workload = Workload(
+        model=load_model("llama-3.1-8b"), sequence_length=65536, global_batch_size=4,
+        **SHARDED_IN_FP32 if format_name == "torchtitan" else {"precision": Precision.BF16},
+    )  # fmt: skip
+    stack = "torch" if format_name == "torchtitan" else format_name.partition("-")[0]
+    question = Question(
+        workload=workload, cluster=parse_cluster("8xh100-80gb"), framework=framework(stack)
+    )
+    text = export(format_name, question, chosen, ABOUT)
+    found = read_text(text, FORMATS[format_name].file_name).found
+    assert case_of(found, {}).settings == chosen
+    if format_name == "trainer-flags":
+        for line in ("DP_SHARD_SIZE=2", "CP_SIZE=4"):
+            assert f"export PARALLELISM_CONFIG_{line}\n" in text
+    for other in ("torch", "deepspeed"):
+        assert "no context parallelism is written" in (why_not(other, question, chosen) or "")

@@ -42,6 +42,16 @@ def question(cluster, stack=None):
     )
 
 
+def test_a_gpu_that_is_hidden_is_not_in_use(tmp_path):
+    (tmp_path / "dev").mkdir()
+    assert not machine.shows_gpu({}, tmp_path)
+    (tmp_path / "dev" / "nvidia0").touch()
+    assert machine.shows_gpu({}, tmp_path)
+    assert machine.shows_gpu({"CUDA_VISIBLE_DEVICES": "0"}, tmp_path)
+    assert not machine.shows_gpu({"CUDA_VISIBLE_DEVICES": ""}, tmp_path)
+    assert not machine.shows_gpu({"CUDA_VISIBLE_DEVICES": "-1"}, tmp_path)
+
+
 def test_the_strongest_that_there_is(has):
     for gpus, cluster, expected in [
         ((A100, A100), "2xa100-80gb", Fidelity.MEASURED),

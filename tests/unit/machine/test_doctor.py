@@ -115,4 +115,4 @@ def test_gpus_that_cannot_be_used_are_a_serious_problem():
     found = on_gpus(GpuLook(gpus=(GPU,), why_unusable="the NVIDIA driver 535 is too old"))
     assert not found.is_sound
     assert found.problems[0].what == "the NVIDIA driver 535 is too old"
-    assert [one.possible for one in found.fidelities] == [True, False, False]
+    assert [one.possible for one in found.fidelities] == [True, False, False, False]

@@ -6,6 +6,7 @@ from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
+from tuner.results import Evidence
 
 FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed(), ok(1.5, 1, 10 * GIB), None]
 
@@ -13,7 +14,7 @@ FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed(), ok(1.5, 1
 @pytest.fixture(scope="module")
 def table():
     made = study(question(), FOUND, StudyState.RUNNING)
-    return table_of(made, made.probes[2].request.settings)
+    return table_of(Evidence(made), made.probes[2].request.settings)
 
 
 def ids(table):
@@ -61,5 +62,5 @@ def test_knobs_that_are_the_same_everywhere_have_no_column(table):
     assert "pp_size" not in [column.key for column in table.columns]
     assert "pp_size=1" in table.common
 
-    empty = table_of(study(question(), [], StudyState.QUEUED), None)
+    empty = table_of(Evidence(study(question(), [], StudyState.QUEUED)), None)
     assert (empty.rows, empty.counts) == ((), {"": 0})

@@ -169,7 +169,7 @@ def test_by_arithmetic_too_they_need_no_less(lab, cluster, batch):
     pairs = [
         (light, heavy)
         for light in legal
-        for key in heavier(light)
+        for key in heavier(*family(light))
         if (heavy := by_family.get((key, light.micro_batch_size))) is not None
         and heavy.gradient_accumulation_steps == light.gradient_accumulation_steps
         and heavy != light

@@ -14,7 +14,6 @@ from tuner.planner.spending import (
     Cost,
     cost,
     cost_of_asking,
-    measured_so_far,
     probes_of_asking,
     remaining_device_time_s,
     remaining_wall_s,
@@ -51,16 +50,6 @@ def test_time_that_several_share_counts_once(rows, expected_s):
     for seed in range(3):
         random.Random(seed).shuffle(probes)
         assert total_measured(probes) == (pytest.approx(expected_s), 2 * sum(r[0] for r in rows))
-
-
-def test_after_each_probe_it_is_what_those_up_to_it_took():
-    draw = random.Random(2)
-    rows = [(draw.randint(0, 9), draw.randint(10, 59)) for _ in range(20)]
-    probes = [probe(*row) for row in sorted(rows, key=lambda row: row[1])] + [probe(3, None)]
-    so_far = list(measured_so_far(probes))
-    for number, taken in enumerate(so_far, start=1):
-        assert taken == pytest.approx(total_measured(probes[:number]))
-    assert len(so_far) == len(probes)
 
 
 @pytest.fixture

@@ -35,6 +35,18 @@ def machine(*gpus):
 
 
 NO_KERNEL = Path("nowhere")
+
+
+def test_a_rehearsal_is_of_no_device_here(question, monkeypatch):
+    asked = replace(question, cluster=parse_cluster("64x8xh100-80gb"))
+    monkeypatch.setattr(facts, "shows_gpu", lambda: False)
+    monkeypatch.setattr(facts, "why_no_standin", lambda: "")
+    assert check_machine(asked, Fidelity.REHEARSED) is False
+    monkeypatch.setattr(facts, "why_no_standin", lambda: "there is no nm")
+    with pytest.raises(ProbeError, match="cannot be rehearsed here: there is no nm"):
+        check_machine(asked, Fidelity.REHEARSED)
+
+
 DEVICES = devices_here(machine(*GPUS), {}, NO_KERNEL)
 
 

@@ -8,7 +8,8 @@ from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
-from workers.measuring.measure import kind_of, measure
+from tuner.cost.memory.device import device_terms
+from workers.measuring.measure import as_rehearsed, kind_of, measure
 from workers.measuring.ranks import Kind, Probed
 from workers.measuring.records import RankRecord
 
@@ -48,6 +49,23 @@ def exposed_s(question, calibration):
         pause=lambda seconds: "",
     )
     return made.emulation.exposed_s[2].value_s
+
+
+def test_what_was_rehearsed_held_no_device_and_took_no_time():
+    cluster = parse_cluster("8xh100-80gb")
+    ran = memory()
+    found = Measurement(
+        outcome=Outcome.OK, memory=ran, wall_s=9.0, device_s=9.0, hardware={"device": "NVIDIA H100"}
+    )
+    made = as_rehearsed(found, SETTINGS, cluster)
+    terms = device_terms(SETTINGS, cluster, ran.allocated_bytes)
+    beside = int((terms.context.value or 0) + (terms.communicators.value or 0))
+    assert beside > 2**29
+    assert made.memory == replace(
+        ran, overhead_bytes=beside, device_bytes=ran.reserved_bytes + beside
+    )
+    assert (made.wall_s, made.device_s, made.step_times_s) == (9.0, 0.0, {})
+    assert "NVIDIA" not in str(made.hardware)
 
 
 def test_what_an_emulated_probe_would_send_is_priced_at_measured_rates(question):

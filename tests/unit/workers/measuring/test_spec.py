@@ -62,6 +62,18 @@ def test_an_emulated_probe_has_no_more_than_the_clusters_gpu(question, limit_byt
     assert measured["memory_limit_bytes"] == limit_bytes
 
 
+def test_a_rehearsed_probe_runs_two_micro_batches_on_the_clusters_gpu(question):
+    asked = replace(question, cluster=parse_cluster("8xa100-80gb"))
+    each = [
+        probe_spec(study(asked), probe((2, 4), fidelity, None))
+        for fidelity in (Fidelity.REHEARSED, Fidelity.EMULATED)
+    ]
+    assert [one["fidelity"] for one in each] == ["rehearsed", "emulated"]
+    assert len({one["memory_limit_bytes"] for one in each}) == 1
+    accumulation = probe().request.settings.gradient_accumulation_steps
+    assert each[0]["accumulation_counts"] == [min(accumulation, 2)]
+
+
 def test_an_emulated_cpu_rank_has_its_share(question):
     emulated = probe_spec(study(question), probe((), Fidelity.EMULATED, None))
     assert emulated["memory_limit_bytes"] == question.cluster.gpu.memory_bytes

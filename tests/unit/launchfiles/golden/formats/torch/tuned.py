@@ -7,6 +7,14 @@
 # activation_checkpointing=none, cpu_offload=false
 # - 3425 tokens/s per GPU (3390 to 3460)
 # - 61.9 GiB of 79.2 GiB allocated on the fullest GPU (61.9 to 62.3)
+# Read by tuner check, where no field says otherwise:
+#   {"format":"torch","settings":"sharding=full_shard,tp_size=2,tp_recompute_all
+#   gather=true,pp_size=1,micro_batch_size=2,gradient_accumulation_steps=4,sync_
+#   each_batch=false,activation_checkpointing=none,cpu_offload=false","workload"
+#   :{"model":null,"model_name":"llama-3.1-8b","sequence_length":4096,"global_ba
+#   tch_size":32,"optimizer":"adamw","precision":"bf16","reduce_dtype":"bf16"},"
+#   cluster":"8xa100-80gb","framework":{"name":"torch","versions":{"torch":"2.13
+#   .0"}}}
 #
 # Put tuned.py beside your training script, which does this, or more:
 #     mesh = start()

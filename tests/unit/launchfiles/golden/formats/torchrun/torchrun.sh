@@ -8,6 +8,14 @@
 # activation_checkpointing=none, cpu_offload=false
 # - 3425 tokens/s per GPU (3390 to 3460)
 # - 61.9 GiB of 79.2 GiB allocated on the fullest GPU (61.9 to 62.3)
+# Read by tuner check, where no field says otherwise:
+#   {"format":"torchrun","settings":"sharding=full_shard,tp_size=2,tp_recompute_
+#   allgather=true,pp_size=1,micro_batch_size=2,gradient_accumulation_steps=4,sy
+#   nc_each_batch=false,activation_checkpointing=none,cpu_offload=false","worklo
+#   ad":{"model":null,"model_name":"llama-3.1-8b","sequence_length":4096,"global
+#   _batch_size":32,"optimizer":"adamw","precision":"bf16","reduce_dtype":"bf16"
+#   },"cluster":"8xa100-80gb","framework":{"name":"torch","versions":{"torch":"2
+#   .13.0"}}}
 #
 # sh torchrun.sh SCRIPT.py ARGUMENTS
 #
@@ -18,6 +26,7 @@ export TUNED_SHARDING=full_shard
 export TUNED_TP_SIZE=2
 export TUNED_TP_RECOMPUTE_ALLGATHER=true
 export TUNED_PP_SIZE=1
+export TUNED_CP_SIZE=1
 export TUNED_MICRO_BATCH_SIZE=2
 export TUNED_GRADIENT_ACCUMULATION_STEPS=4
 export TUNED_SYNC_EACH_BATCH=false

@@ -8,6 +8,13 @@
 # activation_checkpointing=none, cpu_offload=false
 # - 3425 tokens/s per GPU (3390 to 3460)
 # - 61.9 GiB of 79.2 GiB allocated on the fullest GPU (61.9 to 62.3)
+# Read by tuner check, where no field says otherwise:
+#   {"format":"trainer-flags","settings":"sharding=ddp,tp_size=1,tp_recompute_al
+#   lgather=false,pp_size=1,micro_batch_size=2,gradient_accumulation_steps=2,syn
+#   c_each_batch=false,activation_checkpointing=none,cpu_offload=false","workloa
+#   d":{"model":null,"model_name":"gpt2","sequence_length":1024,"global_batch_si
+#   ze":32,"optimizer":"adamw","precision":"bf16","reduce_dtype":"bf16"},"cluste
+#   r":"2x4xa10g","framework":{"name":"torch","versions":{"torch":"2.13.0"}}}
 #
 # On each of the 2 nodes, with the address of one of them:
 #     MASTER_ADDR=ADDRESS sh trainer.sh SCRIPT.py ARGUMENTS
