@@ -13,7 +13,7 @@ from api.security import Reader
 from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
 from tuner.client.cases.answers import unknown
 from tuner.client.cases.reading import CaseGiven
-from tuner.client.check import CheckRequest, check, read_check
+from tuner.client.check import CheckRequest, check_case, read_check
 from tuner.client.request import SizeRequest, check_plain, read
 from tuner.client.size import known_of, sizes_of
 from tuner.client.values import listed_gpus, listed_models
@@ -140,7 +140,7 @@ async def check_file(context: InContext, caller: Reader, body: JsonBody) -> Resp
             if isinstance(case, NotCoveredError):
                 return json_text({"format": name, **unknown(case.allowed)})
             dry_runs.prepare([case])
-            return json_text(check(context.store, name, case, dry_runs.of(case)).as_dict())
+            return json_text(check_case(context.store, name, case, dry_runs.of(case)).as_dict())
 
     return _json(await context.turns.run(caller.owner, checked))
 

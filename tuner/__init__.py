@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuner.client.answered import Answer
+    from tuner.client.check import Checked, check
     from tuner.client.predict import Prediction, predict
     from tuner.client.rehearse import Rehearsal, rehearse
     from tuner.client.size import Sizes, size
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Candidate",
+    "Checked",
     "Launch",
     "NothingFitsError",
     "Prediction",
@@ -55,6 +57,7 @@ __all__ = [
     "TrainsWronglyError",
     "TunerError",
     "UsageError",
+    "check",
     "cost_model_sampler",
     "predict",
     "read_script",
@@ -65,6 +68,7 @@ __all__ = [
 
 _HOMES = {
     "client.answered": ("Answer",),
+    "client.check": ("Checked", "check"),
     "client.predict": ("Prediction", "predict"),
     "client.rehearse": ("Rehearsal", "rehearse"),
     "client.size": ("Sizes", "size"),

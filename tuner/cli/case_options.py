@@ -30,9 +30,9 @@ class CaseAsked(WorkloadAsked):
         str,
         option(
             "auto|all|none",
-            "What is dry-run where no dry run is kept: of a model without any, the layouts"
-            " that most cases ask for, 6 dry runs at most (auto), every layout (all), or"
-            " none. Other memory is by arithmetic.",
+            "What is dry-run where no dry run is kept: the layouts that most cases of a"
+            " model ask for (auto), every layout (all), or none. Other memory is by"
+            " arithmetic.",
             PREDICTIONS,
         ),
     ] = "auto"
@@ -65,8 +65,7 @@ class PredictAsked(CaseAsked):
         str | None,
         Option(
             metavar="FILE",
-            help="Answer the cases of this file, one JSON object on each line; - is stdin. It"
-            " takes no options of a single case.",
+            help="Answer the cases of this file, one JSON object on each line; - is stdin.",
             rich_help_panel=MANY,
         ),
     ] = None

@@ -14,7 +14,7 @@ from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import DryRuns, NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, check, with_study
+from tuner.client.check import Checked, check_case, with_study
 from tuner.client.files import case_of
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
@@ -48,15 +48,15 @@ def run(asked: CheckAsked) -> int:
         except NotCoveredError as error:
             raise ProbeError(f"nothing is known of it: {error.allowed}") from error
         dry_runs.prepare([case])
-        checked = check(store, found.format_name, case, dry_runs.of(case))
+        known = check_case(store, found.format_name, case, dry_runs.of(case))
     if asked.json:
-        print_json({"file": asked.file, **checked.as_dict()})
-    elif checked.fits is not None:
+        print_json({"file": asked.file, **known.as_dict()})
+    elif known.fits is not None:
         console = stdout_console()
         console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
-        print_facts(console, _facts(asked.file, checked))
-        paragraphs(console, checked.notes, "Notes", further=2)
-    why = why_not("this", checked.fits, checked.trains_wrongly, checked.reason)
+        print_facts(console, _facts(asked.file, known))
+        paragraphs(console, known.notes, "Notes", further=2)
+    why = why_not("this", known.fits, known.trains_wrongly, known.reason)
     return 0 if why is None else report(why, as_json=False)
 
 

@@ -311,9 +311,7 @@ def predict(asked: PredictAsked) -> int:
 def check(asked: CheckAsked) -> int:
     """Say whether a configuration file still fits, on a cluster that need not be here.
 
-    It reads what launchers are started with, or what tuner export wrote as json; what the file does
-    not say goes into options. Exit code 0: it fits, 3: it does not, 4: it is known to train
-    something else, 1: nothing is known of it, 2: something is missing or wrong.
+    What the file does not say goes into options. Exit code 0 says that it fits, 3 that it does not.
 
     \b
     Examples:

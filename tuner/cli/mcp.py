@@ -12,14 +12,9 @@ from pydantic import Field
 
 import tuner
 from tuner.client.cases import NotCoveredError, Policy
-from tuner.client.cases.reading import read_settings
-from tuner.client.check import check as checked_of
-from tuner.client.files import case_of
-from tuner.client.predict import dry_runs_of, watch_saying
-from tuner.client.values import plain_arguments, silent
+from tuner.client.values import plain_arguments
 from tuner.core.study import StudyState, parse_labels
 from tuner.errors import TunerError
-from tuner.launchfiles.files import read_file
 from tuner.planner.sizing import Sized
 from tuner.results.summary import in_brief, rounded
 from tuner.store import open_store
@@ -39,6 +34,14 @@ Precision = Literal["bf16", "bf16_mixed", "fp32"]
 Adapter = Literal["lora", "qlora"]
 Settings = Annotated[
     str, Field(description="Such as sharding=full_shard,micro_batch_size=2; others have a default.")
+]
+File = Annotated[
+    str,
+    Field(
+        description="A configuration that is launched today (axolotl, LLaMA-Factory, TRL, the"
+        " Trainer, accelerate, DeepSpeed, nanotron, torchtitan, or an export): its path on this"
+        " machine, or its text. What it says need not be said again."
+    ),
 ]
 # Sentences of an explanation that are told, the most important first.
 MOST_SENTENCES = 5
@@ -84,10 +87,11 @@ class Tools:
 
     def suggest(
         self,
-        model: Model,
         cluster: Cluster,
-        global_batch_size: Batch,
-        sequence_length: Length,
+        model: Model | None = None,
+        global_batch_size: Batch | None = None,
+        sequence_length: Length | None = None,
+        from_file: File = "",  # of a union the text of JSON would come as an object
         framework: Framework = "torch",
         precision: Precision | None = None,
         optimizer: str = "adamw",
@@ -97,8 +101,10 @@ class Tools:
     ) -> dict[str, Any]:
         """Finds the fastest settings that fit in memory. predicted takes seconds and needs no GPU;
         rehearsed counts memory by torch's own allocator without one, where its CUDA build is;
-        emulated and measured run real steps on this machine, which must have the GPUs."""
-        found = tuner.suggest(**_given(locals()), db=self._db)
+        emulated and measured run real steps on this machine, which must have the GPUs. What is
+        trained is said by arguments, or by from_file."""
+        given = _given(locals()) | {"from_file": from_file or None}
+        found = tuner.suggest(**given, db=self._db)
         study = {"study_id": found.study_id, "state": found.state, "suggestion": found.as_dict()}
         return {**in_brief(study), "why": list(found.explanation[:MOST_SENTENCES])}
 
@@ -124,8 +130,8 @@ class Tools:
 
     def check(
         self,
-        file: Annotated[str, Field(description="Path of a configuration file on this machine.")],
-        cluster: Cluster,
+        file: File,
+        cluster: Cluster | None = None,
         model: Model | None = None,
         global_batch_size: Batch | None = None,
         sequence_length: Length | None = None,
@@ -133,24 +139,12 @@ class Tools:
     ) -> dict[str, Any]:
         """Says whether a configuration file fits on a cluster, such as one of axolotl, accelerate,
         the Trainer or DeepSpeed; what was measured goes before what is predicted."""
-        written, names = read_settings(settings or "")
-        beside = plain_arguments(
-            model=model,
-            cluster=cluster,
-            global_batch_size=global_batch_size,
-            sequence_length=sequence_length,
-        )
-        beside["settings"] = {name: getattr(written, name) for name in names}
-        found = read_file(file)
+        given = _given(locals())
         try:
-            case = case_of(found, beside)
+            known = tuner.check(given.pop("file"), **given, dry_runs="none", db=self._db)
         except NotCoveredError as error:
-            return {"format": found.format_name, "fits": None, "reason": error.allowed}
-        with dry_runs_of(self._db, Policy.NONE, watch_saying(silent)) as dry_runs:
-            dry_runs.prepare([case])
-            with open_store(self._db) as store:
-                known = checked_of(store, found.format_name, case, dry_runs.of(case))
-        return {"format": found.format_name, **_judged(known)}
+            return {"fits": None, "reason": error.allowed}
+        return {"format": known.format_name, **_judged(known)}
 
     def size(
         self,

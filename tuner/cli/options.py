@@ -19,29 +19,26 @@ T = TypeVar("T")
 
 WORKLOAD = "What is trained"
 OPTIMIZERS = (
-    "The optimizer: adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
+    "adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
     " adafactor or muon."
 )
 LOSSES = (
-    "What your script does with whole logits: transformers' own loss (hf), or cross"
-    " entropy of an fp32 copy (fp32) or of them as they are (own_dtype)."
+    "Your script's loss: transformers' own (hf), or cross entropy of whole logits"
+    " in fp32 (fp32) or as they are (own_dtype)."
 )
 STYLES = "sequence_parallel|sharded_logits|gathered_logits"
 TENSORS = (
-    "How your script splits layers where tp_size is above 1: with sequence"
-    " parallelism, or without it, with sharded logits or, as transformers' plans"
-    " have it, gathered ones."
+    "How your script splits layers where tp_size is above 1; sharded_logits and"
+    " gathered_logits are without sequence parallelism."
 )
 PRECISIONS = (
-    "bf16: weights, gradients and optimizer state in bf16. bf16_mixed: these in"
-    " fp32 (what an adapter leaves frozen in bf16), only products in bf16, as"
-    " mixed_precision=bf16 has it. By default bf16_mixed with --framework"
-    " accelerate and trainer, else bf16."
+    "bf16: weights, gradients and optimizer state too. bf16_mixed: these in fp32,"
+    " only products in bf16; the default with accelerate and trainer, else bf16."
 )
 REDUCTIONS = (
-    "Number format in which gradients are summed over GPUs. framework: as"
-    " accelerate and the Trainer do in bf16_mixed, fp32 under DDP and bf16 under"
-    " FSDP; their default. Else by default fp32 with precision fp32, and bf16."
+    "Format in which gradients are summed over GPUs. By default fp32 with precision"
+    " fp32, else bf16; with accelerate and trainer in bf16_mixed framework: fp32"
+    " under DDP, bf16 under FSDP."
 )
 ADAPTERS = "Train an adapter by peft, and freeze the model. By default all of the model is trained."
 LORA_TARGETS = "Layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
@@ -54,21 +51,19 @@ FROZEN = (
 )
 VARIANTS = "varlen|position_ids|block_diagonal|padded"
 PACKINGS = (
-    "How documents lie in a sequence. varlen, meant without a value: in a row, for"
-    " FlashAttention's kernel. position_ids: positions begin anew, and transformers"
-    " makes a mask of them. block_diagonal: the mask comes with the batch. padded:"
-    " not packed, each is padded to a sequence."
+    "How documents lie in a sequence: in a row for FlashAttention's kernel (varlen,"
+    " meant without a value), by positions that begin anew (position_ids), by a"
+    " mask in the batch (block_diagonal), or one in each, padded (padded)."
 )
 DOCUMENTS = (
-    "Tokens of the documents: their mean (mean=512), lengths with counts"
-    " (512x10,2048x3), or a file of lengths, one a line or as JSON. By default each"
-    " fills a sequence, the most that attention can cost."
+    "Their tokens: mean=512, lengths with counts (512x10,2048x3), or a file of"
+    " lengths, one a line or as JSON. By default each fills a sequence."
 )
 TASK_NAMES = "causal_lm|masked_lm|sequence_classification|image_text_to_text"
 IMAGES = "Tokens of each sequence that stand for images, with --task image_text_to_text."
 TASKS = (
-    "What the model is trained for: its head, batches and loss. A classifier's"
-    " labels are those of its configuration (num_labels, or id2label)."
+    "What the model is trained for. A classifier's labels are those of its"
+    " configuration (num_labels, or id2label)."
 )
 PLACE = "Where, and with what"
 SPACE = "What may be chosen, and what fits"
@@ -164,23 +159,19 @@ QuestionFile = Annotated[
 ]
 
 
-Json = Annotated[
-    bool, Option("--json", help="Print one JSON object on stdout, and nothing else there.")
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, nothing else.")]
 Database = Annotated[
     str | None,
     Option(
         "--db",
         metavar="URL",
-        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB, or"
+        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB,"
         " else SQLite in the user's data folder.",
     ),
 ]
 Headroom = Annotated[
     str | None,
-    option(
-        "SHARE", "Share of each GPU's usable memory to leave free, below 1. By default 0.05.", SPACE
-    ),
+    option("SHARE", "Share of each GPU's memory to leave free. By default 0.05.", SPACE),
 ]
 
 
@@ -192,8 +183,8 @@ class WorkloadAsked:
         str | None,
         option(
             "NAME|FILE",
-            "A model of the catalogue (tuner models), or the path of a Hugging Face"
-            " config.json. No weights are read. Only a --script can do without.",
+            "A name of the catalogue (tuner models), or a Hugging Face config.json. No"
+            " weights are read. Only a --script can do without.",
             WORKLOAD,
             model_names,
         ),
@@ -272,8 +263,8 @@ class WorkloadAsked:
         str | None,
         option(
             "SIZE",
-            "Memory that a step may use of one GPU or CPU process, such as 4GiB; no headroom is"
-            " taken off it. By default the GPU's memory less the headroom.",
+            "Memory that a step may use of one GPU or CPU process, such as 4GiB. By default"
+            " the GPU's less the headroom.",
             SPACE,
         ),
     ] = None
@@ -290,8 +281,7 @@ class Asked(WorkloadAsked):
         option(
             "CLUSTER",
             "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine;"
-            " with --fidelity predicted it may be any.",
+            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine.",
             PLACE,
             cluster_names,
         ),
@@ -301,7 +291,7 @@ class Asked(WorkloadAsked):
         option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value; cpu_offload and activation_checkpointing=offload only where named"
+            " value; cpu_offload, cp_size and activation_checkpointing=offload only where named"
             " here, fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),
@@ -310,12 +300,11 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "measured|emulated|rehearsed|predicted|auto",
-            "How probes are run. measured: on all ranks. emulated: as rank 0 alone, on one"
-            " device of the kind or a larger one; communication is arithmetic. rehearsed:"
-            " as rank 0 over torch's own CUDA allocator, without a GPU; speed is predicted."
-            " predicted: as dry runs, without a device; speed is arithmetic. auto: the first of"
-            " these that this machine can, but not rehearsed. By default measured; with --server"
-            " auto.",
+            "measured: probes on all ranks. emulated: on one device that plays rank 0;"
+            " communication is arithmetic. rehearsed: as rank 0 over torch's own CUDA allocator,"
+            " without a GPU. predicted: dry runs without a device. Speed of the last two is"
+            " predicted. auto: the first that this machine can, but not rehearsed. By default"
+            " measured; with --server auto.",
             BUDGET,
         ),
     ] = None
@@ -349,9 +338,9 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "FILE",
-            "Probe this training script in place of the built-in step. It reports steps"
-            " with report_step of tuner.integrations, and gets its settings by placeholders"
-            " such as {micro_batch_size} after --.",
+            "Probe this training script in place of the built-in step. It reports steps by"
+            " tuner.integrations, and takes settings by placeholders such as"
+            " {micro_batch_size} after --.",
             SCRIPT,
         ),
     ] = None
@@ -359,8 +348,8 @@ class Asked(WorkloadAsked):
         str | None,
         option(
             "torchrun|accelerate",
-            "What starts the script; accelerate gets a configuration file. By default"
-            " accelerate with --framework accelerate or trainer, else torchrun.",
+            "What starts the script. By default accelerate with --framework accelerate or"
+            " trainer, else torchrun.",
             SCRIPT,
         ),
     ] = None
@@ -398,7 +387,7 @@ class SuggestAsked(Asked):
             "--from",
             metavar="FILE",
             help="Read the question out of the configuration that you launch today; options add"
-            " what it leaves open. The answer compares the file with the best.",
+            " what it leaves open.",
             rich_help_panel=OWN_FILE,
         ),
     ] = None
@@ -415,8 +404,7 @@ class SuggestAsked(Asked):
         bool,
         Option(
             "--in-place",
-            help="Put the answer into the file; every other line stays, and a copy of the old"
-            " file is kept beside it.",
+            help="Put the answer into the file, and keep a copy of the old one.",
             rich_help_panel=OWN_FILE,
         ),
     ] = False
@@ -436,7 +424,7 @@ class SuggestAsked(Asked):
         option(
             "N",
             "Probes to run at most. By default 20; with --fidelity predicted 3 layouts, and"
-            " 6 dry runs in all, of which a layout takes 1 to 4.",
+            " 6 dry runs in all.",
             BUDGET,
         ),
     ] = None
@@ -491,8 +479,8 @@ class SuggestAsked(Asked):
         bool,
         Option(
             "--replace",
-            help="With --server: put a study of this question that is open there on these limits"
-            " (budget, headroom, fidelity, pool); those who wait for it are told.",
+            help="With --server: put an open study of this question on these limits (budget,"
+            " headroom, fidelity, pool).",
             rich_help_panel=PLACE,
         ),
     ] = False

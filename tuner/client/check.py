@@ -1,16 +1,17 @@
 """Tells whether a case fits: as it was measured or emulated, where it was, or else as predicted."""
 
 import json
+import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, PlainValidator, create_model
+from pydantic import BeforeValidator, Field, PlainValidator, create_model
 
 from tuner.catalog import models
-from tuner.client.cases import Case, Finding, NotCoveredError, answer_of
+from tuner.client.cases import Case, DryRuns, Finding, NotCoveredError, Policy, answer_of
 from tuner.client.cases.reading import read_settings
-from tuner.client.files import case_of
-from tuner.client.predict import Prediction
+from tuner.client.files import case_of, place_of
+from tuner.client.predict import Prediction, SettingsLike, watch_saying
 from tuner.client.request import (
     ClusterGiven,
     FrameworkField,
@@ -20,7 +21,16 @@ from tuner.client.request import (
     named_cluster,
     read,
 )
-from tuner.client.values import telling
+from tuner.client.values import (
+    BESIDE_A_FILE,
+    ClusterLike,
+    Say,
+    naming_arguments,
+    plain_arguments,
+    silent,
+    telling,
+)
+from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.evaluation import Evaluation
@@ -30,9 +40,9 @@ from tuner.core.study import Headroom, Limits
 from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found
-from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, read_text
+from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, open_file, read_text
 from tuner.results import Evidence
-from tuner.store import Store
+from tuner.store import Store, open_store
 
 if TYPE_CHECKING:
     WorkloadBeside = Part
@@ -60,7 +70,17 @@ FileFormat = Annotated[
 class FileSent(Part):
     """A configuration file as its text. No other that it names is read."""
 
-    text: str = Field(min_length=1, max_length=LARGEST_BYTES)
+    text: Annotated[
+        str,
+        BeforeValidator(
+            lambda given: json.dumps(given) if isinstance(given, dict) else given,
+            json_schema_input_type=str | dict[str, Any],
+        ),
+    ] = Field(
+        min_length=1,
+        max_length=LARGEST_BYTES,
+        description="In YAML, JSON or as its name says; or, of JSON, the object itself.",
+    )
     name: str = Field(
         default="",
         max_length=200,
@@ -76,7 +96,8 @@ class FileSent(Part):
         Raises:
             UsageError: it cannot be read, is none of the formats, or asks for what is not covered.
         """
-        _check_format("from.format", self.format)
+        if self.format is not None and self.format not in READERS:
+            raise UnknownNameError("from.format", self.format, READERS)
         try:
             return read_text(self.text, self.name or "file", self.format, reads_others=False)
         except UsageError as error:
@@ -89,18 +110,17 @@ class FileSent(Part):
 
 
 class CheckRequest(Part):
-    """A configuration file, and what it does not say. It is given as ``file`` or as ``from``."""
+    """A configuration file, and what it does not say."""
 
-    file: dict[str, Any] | str | None = Field(
-        default=None,
-        description="The file: an object, or its text in YAML or JSON. No other is read for it.",
-    )
-    sent: FileSent | None = Field(default=None, alias="from")
-    format: FileFormat = None
+    sent: FileSent = Field(alias="from")
     workload: WorkloadBeside = WorkloadBeside()
-    cluster: Annotated[
-        Cluster, PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven)
-    ]
+    cluster: (
+        Annotated[
+            Cluster,
+            PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven),
+        ]
+        | None
+    ) = Field(default=None, description="Not needed of a file that tuner export wrote.")
     framework: FrameworkField | None = None
     settings: Annotated[
         tuple[Settings, frozenset[str]],
@@ -124,18 +144,11 @@ def read_check(values: Any) -> tuple[str, Case | NotCoveredError]:
         UsageError: something is wrong, missing, or said otherwise in the file.
     """
     given = read(CheckRequest, values)
-    if (given.file is None) == (given.sent is None):
-        raise UsageError("file", given.file, "or `from` is the file: give one")
-    if given.sent is not None:
-        found, field = given.sent.opened().found, "from"
-    else:
-        _check_format("format", given.format)
-        text = given.file if isinstance(given.file, str) else json.dumps(given.file)
-        found, field = read_text(text, "file", given.format, reads_others=False).found, "file"
-    found = with_known_model(found, getattr(given.workload, "model", None), f"{field}.model")
+    found = given.sent.opened().found
+    found = with_known_model(found, getattr(given.workload, "model", None), "from.model")
     name = found.format_name
     written, names = given.settings
-    beside = {
+    beside: dict[str, Any] = {
         "cluster": given.cluster,
         "settings": {name: getattr(written, name) for name in names},
         "headroom": given.headroom,
@@ -163,16 +176,11 @@ def with_study(opened: Opened, store: Store) -> Found:
         question = store.study(named[0]).question
     except UsageError:
         return found
-    knobs: dict[str, Any] = {**found.knobs, "tp_size": named[1]}
-    if named[1] > 1:
-        shards = named[1] < question.cluster.world_size
+    knobs: dict[str, Any] = {**found.knobs, **named[1]}
+    if "tp_size" in named[1]:
+        shards = named[1]["tp_size"] < question.cluster.world_size
         knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
     return replace(found, told=(question, Settings.from_dict(knobs)))
-
-
-def _check_format(field: str, name: str | None) -> None:
-    if name is not None and name not in READERS:
-        raise UnknownNameError(field, name, READERS)
 
 
 def with_known_model(found: Found, given: Any, field: str) -> Found:
@@ -315,7 +323,55 @@ class Checked:
         }
 
 
-def check(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:
+@naming_arguments()
+def check(
+    file: str | os.PathLike[str],
+    /,
+    *,
+    cluster: ClusterLike | None = None,
+    settings: SettingsLike | None = None,
+    format_name: str | None = None,
+    dry_runs: str = Policy.AUTO,
+    db: str | None = None,
+    progress: Say | None = None,
+    **beside: Any,
+) -> Checked:
+    """Tells whether a configuration file still fits, as ``tuner check`` does.
+
+    Args:
+        file: its path, or its text.
+        cluster: as :func:`tuner.suggest` has it; not needed of a file that ``tuner export`` wrote.
+        settings: knobs that the file does not say, as :func:`tuner.predict` has them.
+        format_name: whose it is; by default told by its content.
+        dry_runs: what is dry-run where no dry run is kept: ``auto``, ``all`` or ``none``.
+        db: address of the database; by default ``$TUNER_DB``, or SQLite in the user's data folder.
+        progress: is called with each line of what is waited for, such as ``print``.
+        beside: ``model``, ``global_batch_size``, ``sequence_length`` and what else the file does
+            not say, as :func:`tuner.predict` has them.
+
+    Raises:
+        UsageError: it cannot be read, or something is missing, or said otherwise.
+        NotCoveredError: nothing is known of such a training step.
+        StoreError: the database cannot be used.
+    """
+    policy, path = choice("dry_runs", Policy, dry_runs), os.fspath(file)
+    for name in beside.keys() - BESIDE_A_FILE - {"headroom", "memory_limit_gib"}:
+        raise TypeError(f"got an unexpected keyword argument {name!r}")
+    opened, given = open_file(path, format_name), plain_arguments(**beside, cluster=cluster)
+    if settings is not None:
+        written, names = read_settings(settings)
+        given["settings"] = {name: getattr(written, name) for name in names}
+    with (
+        open_store(db) as store,
+        DryRuns(store, policy, watch_saying(progress or silent)) as dry_runs_,
+    ):
+        found = with_study(opened, store)
+        case = case_of(found, given, place_of(path).parent)
+        dry_runs_.prepare([case])
+        return check_case(store, found.format_name, case, dry_runs_.of(case))
+
+
+def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:
     """Checks a case by probes and predictions; ``finding`` is what dry runs say of it."""
     prediction = Prediction.from_answer(answer_of(case, finding))
     limits = Limits(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)

@@ -12,8 +12,8 @@ from tuner.catalog.versions import version_table
 from tuner.client.answered import write_text
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.check import Checked, FileSent, WorkloadBeside, check, with_known_model
-from tuner.client.files import FileSays, asked_of, case_of, with_liger
+from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
+from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
 from tuner.client.place import place_here
 from tuner.client.request import (
     FrameworkField,
@@ -68,7 +68,7 @@ def read_question(
     """The question of a file.
 
     Args:
-        path: the file's.
+        path: the file's, or its text.
         format_name: whose it is; by default told by its content.
         beside: what is said beside it, by argument of :func:`tuner.predict`.
         more: limits and knobs, by argument of :func:`tuner.suggest`.
@@ -77,9 +77,9 @@ def read_question(
     Raises:
         UsageError: it cannot be read, or something is missing, or said otherwise.
     """
-    opened = open_file(path, format_name)
+    opened, where = open_file(path, format_name), place_of(path)
     found = opened.found
-    asked = asked_of(found, beside, Path(path).parent)
+    asked = asked_of(found, beside, where.parent)
     values = dict(asked.arguments)
     if "fused_loss" in found.free:
         stated, _ = with_liger(True, values["framework"], values["framework_versions"])
@@ -92,7 +92,7 @@ def read_question(
 
     request, asked = _with_knobs(opened, asked, more.get("knobs") or {}, made)
     return FileQuestion(
-        path=Path(path).expanduser(), opened=opened, asked=asked, request=request, beside=beside
+        path=where.expanduser(), opened=opened, asked=asked, request=request, beside=beside
     )
 
 
@@ -202,7 +202,7 @@ def today(
         return error
     with DryRuns(store, policy, watch) as dry_runs:
         dry_runs.prepare([case])
-        return check(store, found.format_name, case, dry_runs.of(case))
+        return check_case(store, found.format_name, case, dry_runs.of(case))
 
 
 def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: float) -> Evaluation:

@@ -1,5 +1,6 @@
 """``tuner.predict``: memory and speed of given settings, on any cluster, without a device."""
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -134,11 +135,23 @@ def predict(
 ) -> Prediction: ...
 
 
+@overload
+def predict(
+    *,
+    from_file: str | os.PathLike[str],
+    dry_runs: str = ...,
+    db: str | None = ...,
+    progress: Say | None = ...,
+    **beside: Any,
+) -> Prediction: ...
+
+
 @naming_arguments()
 def predict(
     cases: Mapping[str, Any] | Iterable[Mapping[str, Any]] | None = None,
     /,
     *,
+    from_file: str | os.PathLike[str] | None = None,
     dry_runs: str = Policy.AUTO,
     db: str | None = None,
     progress: Say | None = None,
@@ -153,6 +166,8 @@ def predict(
 
     Args:
         cases: one case, or several.
+        from_file: a configuration that is launched today, by its path or as its text, whose own
+            settings are predicted; ``single`` is what it does not say.
         dry_runs: what is dry-run where no dry run is kept: ``auto``, ``all`` or ``none``.
         db: address of the database; by default ``$TUNER_DB``, or SQLite in the user's data folder.
         progress: is called with each line of what is waited for, such as ``print``.
@@ -174,6 +189,14 @@ def predict(
         StoreError: the database cannot be used.
     """
     policy, watch = choice("dry_runs", Policy, dry_runs), _Said(progress or silent)
+    if from_file is not None and cases is None:
+        from tuner.client.check import check  # which shows predictions
+
+        try:
+            found = check(from_file, dry_runs=dry_runs, db=db, progress=progress, **single)
+        except NotCoveredError as error:
+            return predictions([error], policy, db, watch)[0]
+        return found.prediction
     if cases is None:
         signature(read_single_case).bind(**single)  # what is missing is said without its name
         try:
@@ -181,6 +204,8 @@ def predict(
         except NotCoveredError as error:
             case = error
         return predictions([case], policy, db, watch)[0]
+    if from_file is not None:
+        raise UsageError("from_file", from_file, "is a case of its own: give it, or cases")
     if single:
         name = next(iter(single))
         raise UsageError(name, single[name], "goes into each case where cases are given")

@@ -2,13 +2,16 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
+from tuner.client.from_file import read_question
 from tuner.client.local import Caller, PythonCaller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.client.values import (
+    BESIDE_A_FILE,
     ClusterLike,
     ModelLike,
     Say,
@@ -32,8 +35,9 @@ if TYPE_CHECKING:
 def suggest(
     *,
     model: ModelLike | None = None,
-    global_batch_size: int,
-    sequence_length: int,
+    global_batch_size: int | None = None,
+    sequence_length: int | None = None,
+    from_file: str | os.PathLike[str] | None = None,
     cluster: ClusterLike = "local",
     optimizer: str = "adamw",
     precision: str | None = None,
@@ -80,6 +84,9 @@ def suggest(
             left out with a ``script`` only.
         global_batch_size: sequences of one optimizer step, over all GPUs. No answer changes it.
         sequence_length: tokens of one sequence.
+        from_file: a configuration that is launched today, by its path or as its text, which says
+            the question, as ``tuner suggest --from`` reads it. Other arguments say what it does
+            not; those that are left at their default are the file's to say, but for the cluster.
         cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields.
         optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
@@ -146,13 +153,22 @@ def suggest(
         StoreError: the database cannot be used.
     """
     asked = dict(locals())
-    for name in ("server", "key", "replace", "write", "db", "progress"):
+    for name in ("from_file", "server", "key", "replace", "write", "db", "progress"):
         del asked[name]
     beside = []
     if headroom is not None and memory_limit_gib is not None:  # nobody may see a note here
         allowed = "is not applied with memory_limit_gib: give one"
         beside.append(UsageError("headroom", headroom, allowed))
-    request = read_here(plain_arguments(**asked), beside)
+    if from_file is None:
+        request = read_here(plain_arguments(**asked), beside)
+    elif beside:
+        raise beside[0]
+    else:
+        usual = signature(suggest).parameters
+        given = {n: one for n, one in asked.items() if n == "cluster" or one != usual[n].default}
+        values = plain_arguments(**given)
+        said = {name: values.pop(name) for name in BESIDE_A_FILE & values.keys()}
+        request = read_question(os.fspath(from_file), None, said, values, db).request
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")
     for path in (write or {}).values():

@@ -100,6 +100,13 @@ class SharedArguments(TypedDict, total=False):
     memory_limit_gib: float | None
 
 
+# Arguments that say what is asked of a file's case, where it does not; all else are limits.
+BESIDE_A_FILE = frozenset({
+    "model", "cluster", "global_batch_size", "sequence_length",
+    *SharedArguments.__annotations__,
+}) - {"headroom", "memory_limit_gib"}  # fmt: skip
+
+
 def plain_arguments(shared: Mapping[str, Any] | None = None, /, **given: Any) -> dict[str, Any]:
     """The arguments that are given, with numbers as Python has them.
 

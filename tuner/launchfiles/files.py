@@ -242,10 +242,17 @@ def read_file(path: str, format_name: str | None = None) -> Found:
     return open_file(path, format_name).found
 
 
+def is_text(file: str) -> bool:
+    """Tells the text of a file from its path."""
+    return "\n" in file or file.startswith("{")
+
+
 def open_file(path: str, format_name: str | None = None) -> Opened:
-    """The same, with the file's text and content."""
+    """The same, with the file's text and content; in the place of a path its text may stand."""
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
+    if is_text(path):
+        return read_text(path, "file", format_name, reads_others=False)
     where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
     try:
         if where.exists() and not where.is_file():

@@ -55,6 +55,8 @@ def test_an_agent_finds_tools_with_types_and_gets_short_answers(agent, tmp_path)
         )
     )
     beside = {"file": str(file), "cluster": "2xa100-80gb", "model": str(model)}
+    of_file = {"from_file": file.read_text(), "cluster": "2xa100-80gb", "model": str(model)}
+    of_file |= {"sequence_length": 32, "framework": "trainer"}
     settings = {"settings": "sharding=full_shard,micro_batch_size=2"}
     tools, found = agent(
         ("predict", {**asked, **settings}),
@@ -65,13 +67,14 @@ def test_an_agent_finds_tools_with_types_and_gets_short_answers(agent, tmp_path)
         ("studies", {"state": "done"}),
         ("predict", {**asked, "settings": "sharding=none"}),
         ("predict", {**asked, **settings, "global_batch_size": "many"}),
+        ("suggest", {**of_file, "max_probes": 1}),
     )
     assert set(tools) == {"suggest", "predict", "check", "size", "studies"}
     schema = tools["suggest"].input_schema
-    assert schema["properties"]["global_batch_size"]["type"] == "integer"
-    assert {"model", "cluster", "global_batch_size"} <= set(schema["required"])
+    assert schema["properties"]["global_batch_size"]["anyOf"][0]["type"] == "integer"
+    assert schema["required"] == ["cluster"]
     assert all(len(one.content[0].text) < 3000 for one in found)
-    predicted, sized, checked, none, suggested, listed, wrong, mistyped = found
+    predicted, sized, checked, none, suggested, listed, wrong, mistyped, filed = found
     assert predicted.structured_content["fits"] is True
     assert predicted.structured_content["provenance"] == "predicted"
     rows = sized.structured_content["rows"]
@@ -88,4 +91,7 @@ def test_an_agent_finds_tools_with_types_and_gets_short_answers(agent, tmp_path)
     assert "sharding: got 'none'" in wrong.content[0].text
     assert mistyped.is_error
     with open_store(agent.url) as store:
-        assert [one.id for one in store.studies()] == [answer["study_id"]]
+        kept = {one.id for one in store.studies()}
+    assert kept == {answer["study_id"], filed.structured_content["study_id"]}
+    made = filed.structured_content["settings"]
+    assert 2 * made["micro_batch_size"] * made["gradient_accumulation_steps"] == 16

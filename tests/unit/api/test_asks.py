@@ -26,7 +26,7 @@ num_machines: 1
 num_processes: 2
 """
 FILE = {
-    "file": ACCELERATE,
+    "from": {"text": ACCELERATE},
     "workload": WORKLOAD,
     "cluster": "2xa100-80gb",
     "settings": {"micro_batch_size": 8},
@@ -111,11 +111,15 @@ def test_a_file_is_checked_by_what_was_measured_or_else_predicted(client, store)
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ({"file": "distributed_type: ["}, "file"),
-        ({"file": {"nothing": 1}}, "file"),
-        ({"format": "makefile"}, "format"),
+        ({"from": {"text": "distributed_type: ["}}, "from.text"),
+        ({"from": {"text": {"nothing": 1}}}, "from.text"),
+        ({"from": {"text": ACCELERATE, "format": "makefile"}}, "from.format"),
+        ({"file": ACCELERATE}, "file"),
         ({"cluster": "local"}, "cluster"),
-        ({"file": json.dumps({"deepspeed": "/etc/passwd", "output_dir": "x"})}, "file.deepspeed"),
+        (
+            {"from": {"text": {"deepspeed": "/etc/passwd", "output_dir": "x"}}},
+            "from.text.deepspeed",
+        ),
         ({"workload": {"model": "/etc/hostname"}}, "workload.model"),
         ({"workload": {"sequence_lenght": 5}}, "workload.sequence_lenght"),
         ({"settings": {"micro_batch_size": "8"}}, "settings.micro_batch_size"),
@@ -131,8 +135,9 @@ def test_a_model_that_a_file_names_is_of_the_catalogue(client, tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     file = {"base_model": "mine", "sequence_len": 32, "micro_batch_size": 2,
             "gradient_accumulation_steps": 1, "optimizer": "adamw_torch", "bf16": True}  # fmt: skip
-    named = client.post("/check", json={"file": file, "format": "axolotl", "cluster": "a100-80gb"})
-    assert "is not in the catalogue" in refused(named, "file.model")
+    sent = {"text": file, "format": "axolotl"}
+    named = client.post("/check", json={"from": sent, "cluster": "a100-80gb"})
+    assert "is not in the catalogue" in refused(named, "from.model")
 
 
 def test_names_are_listed(client, store):
@@ -157,7 +162,7 @@ def test_what_was_measured_goes_before_what_is_predicted(client, store):
     finish(store, study_id)
     best = client.get(f"/tune/{study_id}").json()["suggestion"]["best"]
     text = client.get(f"/tune/{study_id}/export/json").text
-    found = client.post("/check", json={"file": text, "cluster": "cpu:2"})
+    found = client.post("/check", json={"from": {"text": text}, "cluster": "cpu:2"})
     assert found.status_code == 200, found.text
     assert found.json()["provenance"] == best["provenance"] == "measured"
     assert found.json()["seen"]["study_id"] == study_id
@@ -223,7 +228,7 @@ def test_a_file_is_a_case_in_any_of_its_syntaxes(client):
     first, second, third = several.json()["answers"]
     assert first["fits"] == checked["fits"]
     assert second["canonical"]["sharding"] == "full_shard"
-    assert third["error"]["field"] == "cluster"
+    assert third["error"]["field"] == "from.text"
 
 
 DEEP = 100_000
@@ -255,5 +260,3 @@ def test_what_a_file_does_not_say_is_named_as_a_field(client):
     sent = {"text": AXOLOTL.replace("sequence_len: 4096", "")}
     allowed = refused(client.post("/tune", json={**FROM, "from": sent}), "workload.sequence_length")
     assert "the file does not say it" in allowed
-    both = {**FROM, "file": "x: 1"}
-    assert refused(client.post("/check", json=both), "file") == "or `from` is the file: give one"

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+import tuner
 from tests.unit.made import ok, oom, stored
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
@@ -18,6 +19,14 @@ from tuner.store import open_store
 
 ABOUT = About(study_id="st-1", date="2026-01-15", provenance=Provenance.MEASURED)
 ZERO3 = "zero_optimization: {stage: 3}\ntrain_micro_batch_size_per_gpu: 2\n"
+AXOLOTL = """\
+base_model: meta-llama/Llama-3.2-1B
+sequence_len: 2048
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+optimizer: adamw_torch
+bf16: true
+"""
 BEST = "sharding=ddp,micro_batch_size=4"
 
 
@@ -170,6 +179,28 @@ def test_each_exported_file_is_checked_without_options(cli, made, question, tmp_
         assert found.json["seen"]["study_id"] == study.id
         seen.add(name)
     assert {*FORMATS} - seen <= {"nanotron", "torchtitan", "deepspeed"}
+
+
+def test_python_reads_the_same_files(answered, question, tmp_path):
+    text = export("accelerate", question, check_settings(question, parse_settings(BEST)), ABOUT)
+    path = tmp_path / "a.yaml"
+    path.write_text(text)
+    for file in (path, str(path), text):
+        found = tuner.check(file, dry_runs="none")
+        assert found.seen.study_id == answered.id
+        assert found.case.settings.micro_batch_size == 4
+    predicted = tuner.predict(from_file=text, dry_runs="none", settings="micro_batch_size=2")
+    assert predicted.settings.micro_batch_size == 2
+    with pytest.raises(tuner.UsageError, match="from_file"):
+        tuner.predict([], from_file=text)
+    with pytest.raises(TypeError, match="sequence_lenght"):
+        tuner.check(text, sequence_lenght=5)
+    asked = {"cluster": "8xa100-80gb", "fidelity": "predicted", "max_probes": 1}
+    best = tuner.suggest(from_file=AXOLOTL, **asked).best
+    assert best.settings.sharding == "ddp"
+    assert best.provenance == "predicted"
+    with pytest.raises(tuner.UsageError, match="the file says 2048"):
+        tuner.suggest(from_file=AXOLOTL, sequence_length=4096, **asked)
 
 
 def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, question, tmp_path):

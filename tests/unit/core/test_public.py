@@ -45,7 +45,7 @@ OF_A_PART = {
 """Options that are fields of the arguments ``adapter`` and ``packing``."""
 OF_A_SCRIPT = {"launch", "script_env", "template", "script_arguments"}
 """Options that :func:`tuner.read_script` takes."""
-OF_A_FILE = {"from_file", "format_name", "in_place", "diff", "no_backup"}
+OF_A_FILE = {"format_name", "in_place", "diff", "no_backup"}
 """Options of a file in use that is asked about, and put in order."""
 OF_THE_TERMINAL = {"json", "why", "quiet", "tokens", "question_file"}
 """Options that say what is shown, or where options are."""
