@@ -171,10 +171,19 @@ def of_trainer(
     )
 
 
+# A pattern over all layers of a language model that ends with names of their linears, such as
+# ``model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj``.
+_OF_ALL_LAYERS = re.compile(
+    r"[\w.\\]*layers\\?\.(\[\\d\]|\\d)\+[A-Za-z_|().?\\]*?\((?P<names>[a-z]+(\|[a-z]+)*)\)_proj"
+)
+
+
 def _targets(fields: Fields, name: str, uncounted: list[Uncounted]) -> list[str]:
     value = fields.values.get(name) if name else None
     if value in ABSENT or value in ("all", "all-linear"):
         return [ALL_LINEAR]
+    if isinstance(value, str) and (every := _OF_ALL_LAYERS.fullmatch(value)):
+        return [f"{one}_proj" for one in every["names"].split("|")]
     if isinstance(value, str) and not re.fullmatch(r"[\w\-, ]+", value):
         effect = "a pattern is counted as all linear layers: an upper bound"
         uncounted.append(Uncounted(key=name, value=value, effect=effect))
