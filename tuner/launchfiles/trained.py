@@ -45,7 +45,10 @@ UNCOUNTED: Mapping[str, str] = {
     ),
     "relora": "adapters are merged now and then, and begin anew",
     "qat": "weights are quantized in forward: slower than predicted",
-    "context_parallel_size": "sequences are split over GPUs, and are predicted whole",
+    **dict.fromkeys(
+        ("context_parallel_size", "sequence_parallel_degree"),
+        "sequences are split over GPUs, and are predicted whole",
+    ),
     "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
     "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
     "model_quantization_config": "the model is loaded in another number format",
