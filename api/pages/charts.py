@@ -12,11 +12,12 @@ from statistics import median
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from tuner.core.evaluation import GIB
+from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import RAN, Category, Outcome
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Study
-from tuner.results import BestSoFar, Point, PointKind
+from tuner.results import BestSoFar
 from tuner.text import size_text, size_unit
 
 HEIGHT_PX, PROGRESS_PX = 300.0, 220.0
@@ -139,9 +140,10 @@ def tick_words(tick: float) -> str:
 class Series(NamedTuple):
     """The points of one study, and where a click on one leads, within this site."""
 
-    points: Sequence[Point]
-    href: Callable[[Point], str]
+    points: Sequence[Evaluation]
+    href: Callable[[Evaluation], str]
     limit_bytes: float
+    best: Settings | None  # of the answer
     name: str = ""
 
 
@@ -151,7 +153,7 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     The plot shows the crowd; the whole is a zoom away. ``per`` is the word for a rank.
     """
     points = [point for one in series for point in one.points]
-    unit, divisor = size_unit(max((p.memory_gib.value or 0.0 for p in points), default=1.0) * GIB)
+    unit, divisor = size_unit(max((p.needed_gib.value or 0.0 for p in points), default=1.0) * GIB)
     limits = {one.limit_bytes / divisor for one in series}
     marks = [
         mark
@@ -199,17 +201,24 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     )
 
 
-def _mark(point: Point, number: int, of: Series, scale: float, unit: str) -> SimpleNamespace | None:
+def _mark(
+    point: Evaluation, number: int, of: Series, scale: float, unit: str
+) -> SimpleNamespace | None:
     """A point as a mark; of unknown memory only what ran out of it has a place, at the limit."""
-    x, y = interval_of(point.memory_gib, scale), interval_of(point.tokens_per_s_per_gpu)
+    x, y = interval_of(point.needed_gib, scale), interval_of(point.tokens_per_s_per_gpu)
+    ran_out = point.too_large and point.outcome is Outcome.OOM
     if x is None:
-        if point.kind is not PointKind.OOM:
+        if not ran_out:
             return None
         x = Interval(*[of.limit_bytes / GIB * scale] * 3)
-    shape = {PointKind.OOM: OOM, PointKind.OTHER: FAILED}.get(point.kind, str(point.provenance))
+    shape = str(point.known_from)
+    if not (point.fits or point.too_large):
+        shape = FAILED
+    if ran_out:
+        shape = OOM
     if point.outcome is Outcome.STOPPED_EARLY:
         shape = STOPPED
-    elif point.outcome in RAN and point.provenance is Provenance.PREDICTED:
+    elif point.outcome in RAN and point.known_from is Provenance.PREDICTED:
         shape = EXTRAPOLATED
     return SimpleNamespace(
         point=point,
@@ -217,8 +226,8 @@ def _mark(point: Point, number: int, of: Series, scale: float, unit: str) -> Sim
         x=x,
         y=y,
         shape=shape,
-        fits=point.kind is PointKind.FITS,
-        best=point.is_best,
+        fits=bool(point.fits) and not point.too_large,
+        best=point.settings == of.best,
         front=False,
         whisker=(),
         href=of.href(point),

@@ -21,10 +21,11 @@ from api.pages.form_fields import form_table
 from api.pages.render import settings_words
 from api.schemas import STUDY_ID
 from tuner.core.configuration import KNOBS
+from tuner.core.evaluation import Evaluation
 from tuner.core.study import OPEN, StudyState
 from tuner.core.words import listed, rank_word
 from tuner.errors import UsageError
-from tuner.results import Compared, Difference, Headline, Part, Point, differences
+from tuner.results import Compared, Difference, Headline, Part, differences
 from tuner.results import headline as make_headline
 from tuner.results import points as find_points
 from tuner.results.summary import LEAST_COMPARED, MOST_COMPARED
@@ -356,15 +357,16 @@ def _chart_of(wholes: Sequence[Whole]) -> SimpleNamespace | None:
         path = f"/studies/{one.study.id}"
         limit_bytes = one.study.limits.limit_bytes(one.study.question.cluster)
         name = f"{letter}: {one.study.question.trained[:40]} on {one.study.question.cluster.name}"
-        series.append(Series(points, partial(_href, path), limit_bytes, name))
+        best = one.suggestion.best.settings if one.suggestion and one.suggestion.best else None
+        series.append(Series(points, partial(_href, path), limit_bytes, best, name))
     if sum(bool(one.points) for one in series) < LEAST_COMPARED:
         return None
     words = {rank_word(one.study.question) for one in wholes}
     return scatter(series, per=words.pop() if len(words) == 1 else "rank")
 
 
-def _href(path: str, point: Point) -> str:
-    return f"{path}#p{point.probes[-1]}" if point.outcome and point.probes else path
+def _href(path: str, point: Evaluation) -> str:
+    return f"{path}#p{point.probe_ids[-1]}" if point.outcome and point.probes else path
 
 
 def _ratios(line: Difference) -> tuple[str, ...]:

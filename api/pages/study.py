@@ -25,7 +25,7 @@ from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, knob_value
-from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED
+from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
 from tuner.core.measurement import RAN, Fidelity
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
@@ -330,7 +330,8 @@ def study_page(
     per = rank_word(study.question)
     points = results.points(study, suggestion, evidence)
     ended = results.progress(evidence)
-    needed_gib = next((point.memory_gib.value for point in points if point.is_best), None)
+    chosen = best.settings if best else None
+    needed_gib = next((one.needed_gib.value for one in points if one.settings == chosen), None)
     answer = answer_of(study, suggestion, needed_gib)
     bar = None
     if best:
@@ -347,9 +348,9 @@ def study_page(
     unprobed = [point for point in points if not _is_probed(point)][:MOST_UNPROBED]
     rows = {point.settings: f"#c{number}" for number, point in enumerate(unprobed)}
 
-    def href(point: results.Point) -> str:
+    def href(point: Evaluation) -> str:
         if _is_probed(point):
-            return f"#p{point.probes[-1]}"
+            return f"#p{point.probes[-1].id}"
         return rows.get(point.settings) or settings_path(study.id, point.settings)
 
     drawn = [p for p in points if _is_probed(p) or p.tokens_per_s_per_gpu.value is not None]
@@ -363,10 +364,18 @@ def study_page(
         "status": status,
         "answer": answer,
         "bar": bar,
-        "scatter": charts.scatter([charts.Series(drawn, href, limit_bytes)], per=per)
+        "scatter": charts.scatter([charts.Series(drawn, href, limit_bytes, chosen)], per=per)
         if len(drawn) > 1
         else None,
-        "unprobed": [(point, settings_path(study.id, point.settings)) for point in unprobed],
+        "unprobed": [
+            (
+                one,
+                describe(one.settings),
+                settings_path(study.id, one.settings),
+                one.settings == chosen,
+            )
+            for one in unprobed
+        ],
         "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
@@ -395,7 +404,7 @@ def study_page(
     )
 
 
-def _is_probed(point: results.Point) -> bool:
+def _is_probed(point: Evaluation) -> bool:
     return point.outcome is not None and bool(point.probes)
 
 

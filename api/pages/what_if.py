@@ -8,11 +8,11 @@ from api.pages.charts import OUTSIDE, interval_of, memory_bar
 from api.pages.render import render_part, settings_path, settings_words
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings, knob_value, parse_settings
-from tuner.core.evaluation import GIB, Evaluation
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
-from tuner.results import Predictor, WhatIf
+from tuner.results import Predictor
 from tuner.text import show, size_text
 
 # Relative difference below which two figures are called equal.
@@ -40,16 +40,17 @@ def page_of(
     """The page of the configuration that an address names; without values, of the best one."""
     study, best = predictor.study, suggestion.best if suggestion else None
     moved = read_moved(predictor, best.settings if best else None, values)
-    found = predictor.what_if(moved.settings)
+    answered = predictor.what_if(moved.settings)
+    found = answered.predicted
     options = predictor.choices.options(moved.settings)
     knobs = predictor.choices.knobs
     other = best if best and best.settings != moved.settings else None
     per = rank_word(study.question)
-    need, why, fit = found.memory_gib.value, found.why, fit_words(found)
-    is_said = found.fits is False and need is not None and need > found.limit_gib
-    sizes = {name: size * GIB for name, size in found.breakdown_gib.items()}
-    if sizes and found.outside_gib > 0:
-        sizes[OUTSIDE] = found.outside_gib * GIB
+    need, why, fit = found.needed_bytes.value, found.why, fit_words(found)
+    is_said = found.fits is False and need is not None and need > found.limit_bytes
+    sizes = dict(found.breakdown)
+    if sizes and found.outside_bytes > 0:
+        sizes[OUTSIDE] = found.outside_bytes
     bar = memory_bar(sizes, study, f"Predicted memory of one {per} at the peak") if sizes else None
     speed = found.tokens_per_s_per_gpu.value
     rate = f"{speed_text(speed)} tokens/s per {per}" if speed else "speed unknown"
@@ -80,13 +81,17 @@ def page_of(
         study=study,
         best=best,
         found=found,
+        provenance=answered.provenance,
+        notes=answered.notes,
         moved=moved,
         controls=controls,
         fixed=tuple(one for one in knobs if one.knob not in options and not one.follows),
         fit=fit,
         why="" if is_said else f"{why[:1].upper()}{why[1:]}",
-        against=tuple(against_best(found, predictor.what_if(other.settings), per)) if other else (),
-        measured=tuple((one, measured_words(one)) for one in found.seen),
+        against=tuple(against_best(found, predictor.what_if(other.settings).predicted, per))
+        if other
+        else (),
+        measured=tuple((one, measured_words(one)) for one in answered.seen),
         explanation=predictor.explain(moved.settings),
         bar=bar,
         per=per,
@@ -176,22 +181,22 @@ def _chosen(predictor: Predictor, values: Mapping[str, str]) -> dict[str, Any]:
 # -- words ------------------------------------------------------------------------------------
 
 
-def fit_words(found: WhatIf) -> str:
+def fit_words(found: Evaluation) -> str:
     """The need beside the limit: ``Fits: 61.2 GiB of 75.7 GiB``."""
-    need, limit = found.memory_gib, size_text(found.limit_gib * GIB)
+    need, limit = found.needed_bytes, size_text(found.limit_bytes)
     if found.fits is None or need.value is None:
         return "Not known to fit"
     if not found.fits:
-        over = need.value - found.limit_gib
+        over = need.value - found.limit_bytes
         if over <= 0:
             return "Does not run"
-        return f"Does not fit: {size_text(over * GIB)} over the limit of {limit}"
-    words = f"{size_text(need.value * GIB)} of {limit}"
-    is_sure = need.high is not None and need.high <= found.limit_gib
+        return f"Does not fit: {size_text(over)} over the limit of {limit}"
+    words = f"{size_text(need.value)} of {limit}"
+    is_sure = need.high is not None and need.high <= found.limit_bytes
     return f"Fits: {words}" if is_sure else f"Fits, but only just: {words}"
 
 
-def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
+def against_best(found: Evaluation, best: Evaluation, per: str) -> Iterator[str]:
     """Differences from the best configuration in sentences, all of it as predicted."""
     changes = [
         f"{knob} {show(getattr(best.settings, knob))} → {show(getattr(found.settings, knob))}"
@@ -211,12 +216,12 @@ def against_best(found: WhatIf, best: WhatIf, per: str) -> Iterator[str]:
         off = ", which is less than either may be off by" if is_within else ""
         rate = f"{speed_text(best.tokens_per_s_per_gpu.value)} tokens/s per {per}"
         yield f"{speed} than the best settings are predicted to be ({rate}){off}."
-    if found.memory_gib.value is not None and best.memory_gib.value is not None:
-        difference = (found.memory_gib.value - best.memory_gib.value) * GIB
+    if found.needed_bytes.value is not None and best.needed_bytes.value is not None:
+        difference = found.needed_bytes.value - best.needed_bytes.value
         more = "more" if difference > 0 else "less"
         than = f"{size_text(abs(difference))} {more} memory than"
         words = "As much memory as" if abs(difference) < 2**20 else than
-        need = size_text(best.memory_gib.value * GIB)
+        need = size_text(best.needed_bytes.value)
         yield f"{words} the best settings are predicted to need ({need})."
 
 

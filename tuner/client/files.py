@@ -176,12 +176,16 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
     passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
     if passed_over and knobs.get("sharding") != Sharding.DDP:
         raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
-    notes = [*asked.notes, *map(str, asked.uncounted), *case.notes]
+    own = case.question.framework.name is FrameworkName.DEEPSPEED
+    counted = found.uncounted if found.zero and own else ()  # by which the case is counted
+    lines = (str(one) for one in asked.uncounted if one not in counted)
+    notes = [*asked.notes, *lines, *case.notes]
     if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
         notes.append(f"{differs}; that is counted")
     if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
         notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
     script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
+    script = replace(script, zero=found.zero if own else None)
     return replace(case, script=script, notes=tuple(notes))
 
 
@@ -334,7 +338,7 @@ def _with_header(found: Found, beside: Mapping[str, Any]) -> dict[str, Any]:
         "framework_versions": dict(question.framework.versions) or None,
     }
     told = {n: one for n, one in told.items() if one in found.may.get(n, ()) or n not in found.may}
-    loaded = found.unsaid & {"sharding", "tp_size"}
+    loaded = found.unsaid & trainer.UNSAID
     knobs = {n: one for n, one in settings.as_dict().items() if n not in found.knobs or n in loaded}
     return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}
 
@@ -365,8 +369,7 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
 
 def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """All knobs that are decided, with values as JSON has them."""
-    # of a model that is split and sharded as it is loaded arguments of the Trainer say nothing
-    loaded = found.unsaid & {"sharding", "tp_size"} & given.keys()
+    loaded = found.unsaid & trainer.UNSAID & given.keys()
     for name, value in given.items():
         if name in loaded:
             continue

@@ -115,10 +115,6 @@ class Evaluation:
         return self.over_bytes is not None
 
     @property
-    def overshoot_gib(self) -> float | None:
-        return None if self.over_bytes is None else self.over_bytes / GIB
-
-    @property
     def ended_early(self) -> bool:
         """True where it was too slow to be timed further."""
         return self.outcome is Outcome.STOPPED_EARLY

@@ -27,6 +27,7 @@ from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.core.measurement import Category, Phase
 from tuner.core.workload import Loss, LossKernel, Workload
 from tuner.cost.memory.shards import COMPUTE_BYTES, logit_ranks
+from tuner.cost.memory.zero import Zero
 from tuner.errors import UsageError
 
 # Releases of transformers whose models return fp32 logits.
@@ -68,6 +69,8 @@ class Script:
 
     loss_kernel: LossKernel | None = None
     """What computes the loss where ``fused_loss`` is true; ``None`` for what the framework has."""
+    zero: Zero | None = None
+    """Sizes of DeepSpeed's buckets, as its file says them; ``None`` for its defaults."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -75,10 +78,13 @@ class Script:
             if field.name == "loss_kernel":
                 kernel = None if given is None else choice(path, LossKernel, given)
                 object.__setattr__(self, field.name, kernel)
+            elif field.name == "zero":
+                if not isinstance(given, Zero | None):
+                    raise UsageError(path, given, "is taken from a file of DeepSpeed's alone")
             elif not isinstance(given, bool):
                 raise UsageError(path, given, "must be true or false")
 
-    def as_dict(self) -> dict[str, bool | str]:
+    def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, without a kernel that is the framework's."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 

@@ -118,11 +118,16 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
             "parallelism_config_dp_shard_size": settings.data_parallel_size(cluster.world_size),
             "parallelism_config_tp_size": settings.tp_size,
         }
-    elif by_plugin and settings.sharding is Sharding.HYBRID_SHARD:
-        values["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": cluster.nodes,
-            "parallelism_config_dp_shard_size": cluster.gpus_per_node,
-        }
+        return values
+    replicas = cluster.nodes if by_plugin and settings.sharding is Sharding.HYBRID_SHARD else 1
+    sizes: dict[str, Any] = {
+        "dp_replicate_size": replicas,
+        "dp_shard_size": settings.data_parallel_size(cluster.world_size) // replicas,
+    }
+    if settings.cp_size > 1:
+        sizes |= {"cp_size": settings.cp_size, "cp_comm_strategy": "allgather"}
+    if settings.cp_size > 1 or replicas > 1:
+        values["parallelism_config"] = {f"parallelism_config_{n}": s for n, s in sizes.items()}
     return values
 
 
@@ -191,7 +196,7 @@ def _oldest_accelerate(question: Question, settings: Settings) -> str:
         return FROZEN_STAYS_NARROW.strip(">=")
     if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
         return "1.11"  # before, FSDP2 synchronized each micro-batch
-    if settings.sharding is Sharding.HYBRID_SHARD:
+    if settings.sharding is Sharding.HYBRID_SHARD or settings.cp_size > 1:
         return "1.10"  # the first with parallelism_config
     return "1.6"  # the first with FSDP2
 
@@ -358,8 +363,8 @@ OFF = (
     "activation_checkpointing is taken as none, for the file does not turn it on; where the script"
     " does, say --settings activation_checkpointing=full"
 )
-# Kinds of parallelism of accelerate's that are not those that are predicted.
-NOT_PREDICTED = ("cp_size", "sp_size")
+# Sizes that a script reads too, and how keys and values go around.
+RING = "cp_comm_strategy"
 # Number and size of the groups of ranks that shard.
 GROUPS = ("dp_replicate_size", "dp_shard_size")
 
@@ -388,6 +393,13 @@ def read(values: Mapping[str, Any]) -> Found:
     knobs: dict[str, Any] = {**NO_MODEL_PARALLELISM}
     classes: tuple[str, ...] = ()
     groups = _groups(parallel := fields.part("parallelism_config"))
+    ring = parallel.any_of("parallelism_config_cp_size", "cp_size")
+    if (cp := parallel.whole(ring, 1) or 1) > 1:
+        if kind is not None:
+            raise parallel.error(ring, "must be 1 but with distributed_type FSDP")
+        knobs["cp_size"] = cp
+        rotates = parallel.any_of(f"parallelism_config_{RING}", RING)
+        parallel.choice(rotates, {"allgather": True}, "allgather")
     split = parallel.any_of("parallelism_config_tp_size", "tp_size")
     if (tp := parallel.whole(split, 1) or 1) > 1:
         if kind is None:
@@ -421,7 +433,9 @@ def read(values: Mapping[str, Any]) -> Found:
         ranks=ranks,
         ranks_field="num_processes",
         nodes=None if fields.flag("use_cpu") else fields.whole("num_machines", 1),
-        groups=groups if knobs["sharding"] == Sharding.HYBRID_SHARD else None,
+        groups=(groups[0], groups[1] * cp)
+        if groups is not None and knobs["sharding"] == Sharding.HYBRID_SHARD
+        else None,
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
         fsdp_checkpointing="activation_checkpointing" in knobs,
@@ -433,11 +447,10 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     """Number and size of the groups of ranks that shard."""
     if not fields.values:
         return None
-    names = ("tp_size", *NOT_PREDICTED, *GROUPS)
+    names = ("tp_size", "cp_size", "cp_backend", RING, "sp_size", "sp_backend", *GROUPS)
     fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
-    for name in NOT_PREDICTED:
-        spelled = fields.any_of(f"parallelism_config_{name}", name)
-        fields.refuse(spelled, "must be 1: accelerate's is not predicted")
+    ulysses = fields.any_of("parallelism_config_sp_size", "sp_size")
+    fields.refuse(ulysses, "must be 1: DeepSpeed's sequence parallelism is not predicted")
     sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
     replicas, shards = (size or 1 for size in sizes)
     return replicas, shards
@@ -476,6 +489,27 @@ for batch in batches:{masks}
         optimizer.zero_grad()"""
 
 
+# Labels are shifted before sequences are split, and each process's mean is weighed by its tokens.
+# Without a mask transformers would take a process's two parts for documents, and make a mask of all
+# pairs of tokens (``find_packed_sequence_indices`` in masking_utils.py, 5.23).
+# ``tests/process/probe/test_ring.py`` trains by it.
+_RING_LOOP = """\
+
+for batch in batches:
+    tokens, labels = batch["input_ids"], batch["labels"]
+    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    parts, count = [tokens, labels, positions], (labels >= 0).sum()
+    with accelerator.maybe_context_parallel(parts, [1, 1, 1], set(parts)):
+        with accelerator.accumulate(model):{defers}
+            loss = model(  # each process has its own parts now
+                input_ids=tokens, labels=labels, shift_labels=labels, position_ids=positions,
+                attention_mask=torch.ones_like(tokens),
+            ).loss
+            share = accelerator.parallelism_config.cp_size * (labels >= 0).sum() / count
+            accelerator.backward(loss * share)
+            optimizer.step()
+            optimizer.zero_grad()"""
 _STEP = """
         optimizer.step()
         optimizer.zero_grad()"""
@@ -514,7 +548,13 @@ def script(question: Question, settings: Settings) -> str:
     muon = work.optimizer is Optimizer.MUON
     call = optimizer_call(work.optimizer, "LEARNING_RATE")
     call = call.replace("model.parameters()", "list(groups.values())") if split else call
-    loop = _LOOP.replace(_STEP, _STEPS) if muon else _LOOP
+    loop, step, steps = _LOOP, _STEP, _STEPS
+    defers = _DEFERS if settings.defer_all_reduce else ""
+    if settings.cp_size > 1:
+        loop, step, steps, defers = (
+            _RING_LOOP, *(one.replace("\n", "\n    ") for one in (step, steps, defers))
+        )  # fmt: skip
+    loop = loop.replace(step, steps) if muon else loop
     functions = [reduces, loss_code(question, settings), freeze, collate, mask]
     functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
     parts = (
@@ -544,6 +584,9 @@ def script(question: Question, settings: Settings) -> str:
         if sharded
         else None,
         f"assert accelerator.parallelism_config.tp_size == {settings.tp_size}" if split else None,
+        f"assert accelerator.parallelism_config.cp_size == {settings.cp_size}"
+        if settings.cp_size > 1
+        else None,
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         *loading_code(question, split),
@@ -564,8 +607,6 @@ def script(question: Question, settings: Settings) -> str:
         else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        loop.replace("{defers}", _DEFERS if settings.defer_all_reduce else "").replace(
-            "{masks}", masks and f"\n    {masks}"
-        ),
+        loop.replace("{defers}", defers).replace("{masks}", masks and f"\n    {masks}"),
     )
     return "\n".join(part for part in parts if part is not None)

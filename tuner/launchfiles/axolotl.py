@@ -6,6 +6,7 @@ Trainer, and shards by accelerate: ``core/builders/base.py``, ``utils/trainer.py
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
@@ -50,7 +51,10 @@ _UNCOUNTED: Mapping[str, str] = {
     "torch_compile": "compiled models are not predicted: mostly faster, with less memory",
     "fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
     "qat": "weights are quantized in forward: slower than predicted",
-    "context_parallel_size": "sequences are split over GPUs, and are predicted whole",
+    **dict.fromkeys(
+        ("context_parallel_size", "sequence_parallel_degree"),
+        "sequences are split over GPUs, and are predicted whole",
+    ),
     "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
     "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
     "model_quantization_config": "the model is loaded in another number format",
@@ -161,6 +165,9 @@ def read(values: Mapping[str, Any]) -> Found:
         free["sharding"] += () if trained is None else ("ddp",)
     if trained is None and _CCE not in fields.words("plugins"):
         free["fused_loss"] = ()
+    packing = _read_packing(fields)
+    if is_sharded and packing is None and trained is None and "deepspeed" not in fields:
+        knobs["cp_size"] = _read_ring(uncounted)
     optimizer = _read_optimizer(fields, uncounted)
     on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
@@ -170,7 +177,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "precision": (precision,),
         "optimizer": (optimizer,),
         "adapter": (trained,),
-        "packing": (_read_packing(fields),),
+        "packing": (packing,),
     }
     if (length := fields.whole("sequence_len")) is not None:
         may["sequence_length"] = (length,)
@@ -246,6 +253,16 @@ def _read_sharding(
     knobs["sharding"] = str(kind)
     knobs["cpu_offload"] = options.flag(named["offload_params"]) or "offload" in words
     return knobs, tuple(options.words(named["transformer_layer_cls_to_wrap"]))
+
+
+def _read_ring(uncounted: list[Uncounted]) -> int:
+    """Ranks that split a sequence, of a file in which that is predicted."""
+    for place, line in enumerate(uncounted):
+        if line.key in ("context_parallel_size", "sequence_parallel_degree"):
+            effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
+            uncounted[place] = replace(line, effect=effect)
+            return int(str(line.value))
+    return 1
 
 
 def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:

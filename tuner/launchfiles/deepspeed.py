@@ -16,7 +16,7 @@ from tuner.core.framework import FrameworkName
 from tuner.core.script import torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
-from tuner.cost.memory.zero import DEFAULTS, STAGES, stage_of
+from tuner.cost.memory.zero import DEFAULTS, STAGES, Zero, stage_of
 from tuner.cost.prediction import uncovered_settings
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
@@ -43,6 +43,7 @@ NAMES = {
     "stage3_max_reuse_distance": "max_reuse_distance",
     "sub_group_size": "sub_group_size",
 }
+MOST_ELEMENTS = 10**13
 _ADAMW = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
 
 
@@ -90,6 +91,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
+        refusals.rings("DeepSpeed's ZeRO", settings),
         refusals.fused("DeepSpeed's file", settings),
         refusals.adapters("DeepSpeed", question),
         refusals.packing("DeepSpeed", question),
@@ -136,13 +138,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return None
 
 
-def _sizes(stage: int) -> dict[str, Any]:
+def _sizes(stage: int, zero: Zero = DEFAULTS) -> dict[str, Any]:
     """What memory was counted with: DeepSpeed's defaults, written out for those who change them."""
     if not stage:
         return {}
-    found = {"overlap_comm": DEFAULTS.overlaps(stage)}
+    found = {"overlap_comm": zero.overlaps(stage)}
     names = (name for name in NAMES if stage == 3 or not name.startswith(("stage3", "sub")))
-    return found | {name: getattr(DEFAULTS, NAMES[name]) for name in names}
+    return found | {name: getattr(zero, NAMES[name]) for name in names}
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
@@ -271,6 +273,7 @@ def read(values: Mapping[str, Any]) -> Found:
         may["optimizer"] = (str(fields.part("optimizer").choice("type", OPTIMIZERS)),)
     if "communication_data_type" in fields:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
+    sized = _sized(zero)
     if DEEPSPEED not in stacks:
         notes = (OF_TORCH, *NOTES)
         return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=notes)
@@ -283,6 +286,7 @@ def read(values: Mapping[str, Any]) -> Found:
         notes=NOTES,
         secondary=secondary,
         uncounted=_sized_otherwise(zero, zero.values.get("stage", 0)),
+        zero=None if sized == DEFAULTS else sized,
     )
 
 
@@ -316,17 +320,33 @@ def _read_zero(
     return knobs, stacks, within if within != 1 else None
 
 
+def _sized(zero: Fields) -> Zero:
+    """Sizes that the file says, and DeepSpeed's defaults."""
+    found: dict[str, Any] = {}
+    for name, known in NAMES.items():
+        value = zero.values.get(name)
+        if value in (None, "auto"):
+            continue
+        size = int(zero.number(name, 0))  # 5e8 is a number too
+        if not 0 < size <= MOST_ELEMENTS:
+            raise zero.error(name, f"must be a positive number, and {MOST_ELEMENTS} at most")
+        found[known] = size
+    if zero.values.get("overlap_comm") not in (None, "auto"):
+        found["overlap_comm"] = zero.flag("overlap_comm")
+    return Zero(**found)
+
+
 def _sized_otherwise(zero: Fields, stage: int) -> tuple[Uncounted, ...]:
-    """Sizes that are not DeepSpeed's defaults, by which memory is counted."""
-    default = _sizes(stage)
+    """Sizes that are not DeepSpeed's defaults, by which answers of other settings are counted."""
+    default, found = _sizes(stage), _sizes(stage, _sized(zero))
     return tuple(
         Uncounted(
             key=f"{zero.path}{name}",
-            value=zero.values[name],
+            value=found[name],
             effect=f"counted as {default[name]}, which is DeepSpeed's default",
         )
         for name in default
-        if name in zero and zero.values[name] != default[name]
+        if found[name] != default[name]
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
+from tuner.cost.memory.zero import Zero
 from tuner.errors import UsageError
 
 T = TypeVar("T")
@@ -192,5 +193,7 @@ class Found:
     """Knobs that the file can say otherwise, with the values it can say; none for any."""
     uncounted: tuple[Uncounted, ...] = ()
     """Fields that no figure takes into account."""
+    zero: Zero | None = None
+    """Sizes of DeepSpeed's buckets where they are not its defaults."""
     told: tuple[Question, Settings] | None = None
     """What a file that was exported says that it was written for, where its fields do not."""

@@ -2,6 +2,7 @@
 batches, as the probe program does."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 from textwrap import indent
@@ -46,17 +47,26 @@ def use_loss(question: Question, settings: Settings) -> str:
 def loss_code(question: Question, settings: Settings) -> str:
     """What :func:`use_loss` needs: ``fuse_loss``, or ``cross_entropy`` of a model's logits."""
     if settings.fused_loss:
-        return _fused_code()
+        return _targets(_fused_code(), settings)
     # whose parallelize makes the loss
-    if settings.model_parallel_size > 1 and not question.workload.gathers_logits:
+    if settings.splits_layers and not question.workload.gathers_logits:
         return ""
     if question.workload.loss is Loss.HF:
         return ""
     wide = question.workload.loss is Loss.FP32
-    return _CROSS_ENTROPY.format(
+    code = _CROSS_ENTROPY.format(
         what="of an fp32 copy of the logits" if wide else "of the logits as they are",
         widened=".float()" if wide else "",
     )
+    return _targets(code, settings)
+
+
+def _targets(code: str, settings: Settings) -> str:
+    """The same of labels that are shifted already: a part of a sequence has not all of them."""
+    if settings.cp_size == 1:
+        return code
+    shifted = r"torch\.nn\.functional\.pad\((\S+), \(0, 1\), value=-100\)\[\.\.\., 1:\]"
+    return re.sub(shifted, r"\1", code)
 
 
 # What makes a micro-batch of rows, as ``batch_of`` in workers/probe/batches.py does.

@@ -65,7 +65,7 @@ from tuner.launchfiles.model_code import (
     loading_code,
     packing_needs,
 )
-from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
+from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, exports, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
 FILE_NAME = "training_args.json"
@@ -109,8 +109,9 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     work, stated = question.workload, question.framework.versions.get("transformers")
     release = None if stated is None else Version(stated)
     # in a file without comments the name alone says which study it is of (:func:`told_by_name`)
-    tensors = f" tp_size={settings.tp_size}" if settings.splits_layers else ""
-    name = f"tuner {about.study_id} {about.date} {about.provenance}{tensors}"
+    sizes = {"tp_size": settings.tp_size, "cp_size": settings.cp_size}
+    ways = "".join(f" {knob}={size}" for knob, size in sizes.items() if size > 1)
+    name = f"tuner {about.study_id} {about.date} {about.provenance}{ways}"
     name = f"{name}; {versions_text(about)}"
     values: dict[str, Any] = {
         "run_name": printable(name)[:LONGEST_RUN_NAME].rstrip("; ,"),
@@ -331,12 +332,35 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
         load if question.script is None else own,
         *_packing(question),
         *[f"Of its rows {said}." for said in [labels_text(question)] if said],
+        *_ring(question, settings),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
         f" {'processes' if size > 1 else 'process'}: {command}",
     )
+
+
+def ring_variables(question: Question, settings: Settings) -> dict[str, str]:
+    """What the Trainer's Accelerator reads of context parallelism, of which no argument tells
+    (``Accelerator.__init__`` and parallelism_config.py, accelerate 1.15)."""
+    if settings.cp_size == 1:
+        return {}
+    sizes = {
+        "DP_SHARD_SIZE": settings.data_parallel_size(question.cluster.world_size),
+        "CP_SIZE": settings.cp_size,
+    }
+    told = {f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **told}
+
+
+def _ring(question: Question, settings: Settings) -> Iterator[str]:
+    if told := ring_variables(question, settings):
+        said = " ".join(f"{name}={value}" for name, value in told.items())
+        yield (
+            f"Each process needs these variables: {said}. Batches need an attention_mask, of ones:"
+            " without it transformers makes a mask of all pairs of a part's tokens."
+        )
 
 
 def _packing(question: Question) -> Iterator[str]:
@@ -413,7 +437,8 @@ def _render_flags(question: Question, settings: Settings, about: About) -> str:
         # with a value fsdp would be words, as before 5.17
         bare = name == "fsdp" and value is True
         flags.append("--fsdp" if bare else f"--{name} {shlex.quote(text)}")
-    lines = ["#!/bin/sh", top, "set -eu", *checks(question, FLAGS_FILE_NAME)]
+    told = exports(ring_variables(question, settings))
+    lines = ["#!/bin/sh", top, "set -eu", *told, *checks(question, FLAGS_FILE_NAME)]
     return "\n".join([*lines, f"exec {command(question, flags)}", ""])
 
 
@@ -526,9 +551,9 @@ def read(values: Mapping[str, Any]) -> Found:
     return Found(
         format_name=NAME,
         knobs=knobs,
-        # a model may be split, and then sharded, as it is loaded
+        # a model may be split, and then sharded, as it is loaded; a ring is told by variables
         unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields)
-        | (frozenset() if words else {"sharding", "tp_size"}),
+        | ({"cp_size"} if words else UNSAID),
         may={
             "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
@@ -571,11 +596,19 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     return found, classes
 
 
-def told_by_name(values: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The study that exported arguments say they are of, and how many GPUs split a layer."""
+# Of a model that is split and sharded as it is loaded arguments say nothing, nor of a ring.
+UNSAID = frozenset({"sharding", "tp_size", "cp_size"})
+
+
+def told_by_name(values: Mapping[str, Any]) -> tuple[str, dict[str, int]] | None:
+    """The study that exported arguments say they are of, and how many GPUs split a layer, or a
+    sequence, where several do."""
     name = str(values.get("run_name"))
-    found = re.match(r"tuner (\S+) \S+ \w+(?: tp_size=(\d+))?;", name)
-    return None if found is None else (found[1], int(found[2] or 1))
+    found = re.match(r"tuner (\S+) \S+ \w+((?: [tc]p_size=\d+)*);", name)
+    if found is None:
+        return None
+    pairs = (one.split("=") for one in found[2].split())
+    return found[1], {knob: int(size) for knob, size in pairs}
 
 
 # What an answer says of them.

@@ -4,7 +4,7 @@ Everything here is a pure function of a study, or of an :class:`Evidence` of it 
 share. Quantities keep their interval and where they come from.
 """
 
-from tuner.results.points import BestSoFar, Evidence, Point, PointKind, points, progress
+from tuner.results.points import BestSoFar, Evidence, points, progress
 from tuner.results.summary import Cell, Compared, Difference, Headline, Part, differences, headline
 from tuner.results.what_if import Choices, KnobChoice, Option, Predictor, WhatIf, choices, what_if
 
@@ -19,8 +19,6 @@ __all__ = [
     "KnobChoice",
     "Option",
     "Part",
-    "Point",
-    "PointKind",
     "Predictor",
     "WhatIf",
     "choices",

@@ -1,4 +1,4 @@
-"""Places each configuration as a point: memory, speed, and what they rest on.
+"""Finds what is known of each configuration of a study: memory, speed, and what they rest on.
 
 All that a study's probes and predictions say is :class:`Evidence`, each part made when asked for.
 """
@@ -6,7 +6,6 @@ All that a study's probes and predictions say is :class:`Evidence`, each part ma
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from functools import cached_property, lru_cache
 
 from tuner.core.answer import Suggestion
@@ -22,9 +21,9 @@ from tuner.core.measurement import (
     Measurement,
     Outcome,
 )
-from tuner.core.quantity import Provenance, Quantity
+from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
-from tuner.core.words import describe, speed_text
+from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
@@ -171,40 +170,9 @@ def _last(probes: Sequence[Probe]) -> Measurement:
     return (telling or found)[-1]
 
 
-class PointKind(StrEnum):
-    """How settings stand to the limit."""
-
-    FITS = "fits"  # they need no more than the limit
-    OVER_LIMIT = "over_limit"  # they need more: their steps ran, or it is predicted
-    OOM = "oom"  # they ran out of memory: they need at least this
-    OTHER = "other"  # they ended otherwise; memory and speed are known or not
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One settings that was probed, or that the answer names; fields as of its evaluation."""
-
-    settings: Settings
-    words: str
-    memory_gib: Quantity
-    allocated_gib: Quantity
-    tokens_per_s_per_gpu: Quantity
-    step_time_s: Quantity
-    kind: PointKind
-    provenance: Provenance
-    probes: tuple[int, ...]
-    """Numbers of the probes that this is known from, oldest first; of a prediction, its dry run."""
-    outcome: Outcome | None
-    on_front: bool
-    is_best: bool
-    overshoot_gib: float | None
-    """By how much they exceed the limit, at least; ``None`` where they do not, or it is unknown."""
-    detail: str
-
-
 def points(
     study: Study, suggestion: Suggestion | None, evidence: Evidence | None = None
-) -> tuple[Point, ...]:
+) -> tuple[Evaluation, ...]:
     """One for each settings that was probed, or that the answer names: the answer first, then the
     others, those of the highest speed first.
 
@@ -218,10 +186,8 @@ def points(
             found[settings] = evidence.predicted(settings) or failed(probe)
     for of_fidelity in reversed(list(evidence.probed.values())):
         found |= of_fidelity  # the fidelity asked for comes last
-    best, front = None, set[Settings]()
+    best = suggestion.best.settings if suggestion and suggestion.best else None
     if suggestion is not None:
-        best = suggestion.best.settings if suggestion.best else None
-        front = {one.settings for one in suggestion.pareto}
         named = (*suggestion.pareto, *suggestion.alternatives, suggestion.best)
         for one in (one for one in named if one is not None):
             # The study knows less than its answer where it was asked again meanwhile.
@@ -230,36 +196,11 @@ def points(
                 known = (evidence.predicted(one.settings),)
             if (of_answer := next(iter(known), None)) is not None:
                 found[one.settings] = of_answer
-    made = [_point(of, on_front=s in front, is_best=s == best) for s, of in found.items()]
-    # The answer first, then by speed.
-    return tuple(
-        sorted(
-            made,
-            key=lambda p: (not p.is_best, -(p.tokens_per_s_per_gpu.value or 0.0), str(p.settings)),
-        )
-    )
 
+    def order(one: Evaluation) -> tuple[bool, float, str]:
+        return one.settings != best, -(one.tokens_per_s_per_gpu.value or 0.0), str(one.settings)
 
-def _point(found: Evaluation, *, on_front: bool, is_best: bool) -> Point:
-    kind = PointKind.FITS if found.fits else PointKind.OTHER
-    if found.too_large:
-        kind = PointKind.OOM if found.outcome is Outcome.OOM else PointKind.OVER_LIMIT
-    return Point(
-        settings=found.settings,
-        words=describe(found.settings),
-        memory_gib=found.needed_gib,
-        allocated_gib=found.allocated_gib,
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        step_time_s=found.step_time_s,
-        kind=kind,
-        provenance=found.known_from,
-        probes=found.probe_ids,
-        outcome=found.outcome,
-        on_front=on_front,
-        is_best=is_best,
-        overshoot_gib=found.overshoot_gib,
-        detail="" if found.basis and found.fits else found.why,
-    )
+    return tuple(sorted(found.values(), key=order))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

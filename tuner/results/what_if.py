@@ -12,11 +12,10 @@ from math import log
 from typing import Any
 
 from tuner.core.configuration import ACCUMULATION, KNOBS, InactiveKnob, Settings
-from tuner.core.evaluation import GIB, Evaluation
-from tuner.core.measurement import Basis
-from tuner.core.quantity import Provenance, Quantity, weakest
+from tuner.core.evaluation import Evaluation
+from tuner.core.quantity import Provenance, weakest
 from tuner.core.study import Question, Study
-from tuner.core.words import describe, seconds_text
+from tuner.core.words import seconds_text
 from tuner.cost.prediction import unknown_prediction
 from tuner.errors import UsageError
 from tuner.explain.english import basis_text, failure_text, grounds_text, say
@@ -161,7 +160,7 @@ def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
         why = f"{only}: it was asked for {show_all(question.knobs[knob])} only"
     elif knob == "fused_loss":
         why = f"{only}: logits are small beside the GPU's memory, and it was not asked for"
-    elif knob == "cpu_offload":
+    elif knob in ("cpu_offload", "cp_size"):
         why = f"{only}: other values are looked at only when they are asked for"
     else:
         why = f"{only} in all legal settings"
@@ -170,27 +169,11 @@ def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """Prediction for one configuration; fields as of its evaluation."""
+    """A configuration as it is predicted, beside what was seen of it."""
 
-    settings: Settings
-    words: str
+    predicted: Evaluation
     collapsed: tuple[InactiveKnob, ...]
     """Knobs that were asked for at other values, with the reasons why they have not got them."""
-    global_batch_size: int
-    fits: bool | None
-    why: str
-    """Why they are not, or why a quantity is unknown; empty when all is known and fits."""
-    limit_gib: float
-    memory_gib: Quantity
-    allocated_gib: Quantity
-    reserved_gib: Quantity
-    device_gib: Quantity
-    breakdown_gib: Mapping[str, float]
-    by_phase_gib: Mapping[str, float]
-    outside_gib: float
-    basis: Basis | None
-    tokens_per_s_per_gpu: Quantity
-    step_time_s: Quantity
     notes: tuple[str, ...]
     """What is to be known of the figures, in sentences: what they are from, and how sure."""
     seen: tuple[Evaluation, ...]
@@ -199,7 +182,7 @@ class WhatIf:
     @property
     def provenance(self) -> Provenance:
         """The weakest of the memory's and the speed's; of what is unknown, the other's."""
-        known = (self.memory_gib, self.step_time_s)
+        known = (self.predicted.needed_bytes, self.predicted.step_time_s)
         return weakest(one.provenance for one in known if one.value is not None)
 
 
@@ -243,25 +226,7 @@ class Predictor:
                 why = next(why for why, ones in known.uncovered.items() if checked in ones)
             found = evaluated(checked, unknown_prediction(known.limit_bytes, why))
         return WhatIf(
-            settings=checked,
-            words=describe(checked),
-            collapsed=collapsed,
-            global_batch_size=question.workload.global_batch_size,
-            fits=found.fits,
-            why=found.why,
-            limit_gib=known.limit_bytes / GIB,
-            memory_gib=found.needed_gib,
-            allocated_gib=found.allocated_gib,
-            reserved_gib=found.reserved_gib,
-            device_gib=found.device_gib,
-            breakdown_gib=found.breakdown_gib,
-            by_phase_gib=found.by_phase_gib,
-            outside_gib=found.outside_bytes / GIB,
-            basis=found.basis,
-            tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-            step_time_s=found.step_time_s,
-            notes=tuple(notes),
-            seen=evidence.seen(checked),
+            predicted=found, collapsed=collapsed, notes=tuple(notes), seen=evidence.seen(checked)
         )
 
     def explain(self, settings: Settings) -> tuple[str, ...]:

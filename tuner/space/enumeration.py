@@ -29,6 +29,7 @@ from tuner.space.rules import (
     check_possible,
     fixed_all_reduce,
     fixed_by_framework,
+    fixed_cp_size,
     fixed_sync,
     fixed_tp_size,
     logits_matter,
@@ -41,6 +42,7 @@ from tuner.text import show, show_all
 
 _CLASS_KNOBS = (
     "pp_size",
+    "cp_size",
     "tp_size",
     "sharding",
     "tp_recompute_allgather",
@@ -175,7 +177,8 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     """Canonical classes with their inactive knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
-    fixed_sizes = fixed_by_framework(question, "pp_size"), fixed_tp_size(question)
+    fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
+    fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
     options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
@@ -191,6 +194,7 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
     cluster = question.cluster
     defaults: Mapping[str, tuple[Any, ...]] = {
         "pp_size": divisors(cluster.world_size),
+        "cp_size": (1,),  # only when asked for: it is for sequences that do not fit whole
         "tp_size": divisors(cluster.gpus_per_node),
         "sharding": SHARDINGS[question.framework.name],
         "tp_recompute_allgather": (False, True),
@@ -278,6 +282,7 @@ def _nothing_legal(question: Question) -> UsageError:
     sizes = {
         one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
         + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
+        + (f", cp_size {one_class.cp_size}" if one_class.cp_size > 1 else "")
         for one_class in _classes(replace(question, knobs={}))
     }
     multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
@@ -286,7 +291,7 @@ def _nothing_legal(question: Question) -> UsageError:
 
 
 # Knobs that are refused where they are inactive: without them these are other settings.
-SIZES = ("tp_size", "pp_size")
+SIZES = ("tp_size", "pp_size", "cp_size")
 
 
 def check_settings(
@@ -335,7 +340,7 @@ def _checked(
         wanted = getattr(settings, one.knob)
         if one.knob in SIZES and wanted != one.value:
             raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
-    for knob in ("sharding", "tp_size", "pp_size", "activation_checkpointing", "cpu_offload"):
+    for knob in ("sharding", *SIZES, "activation_checkpointing", "cpu_offload"):
         check_possible(question, knob, getattr(checked, knob))
     if broken := broken_rule(question, checked):
         raise broken

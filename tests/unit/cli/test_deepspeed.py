@@ -33,11 +33,22 @@ def test_its_own_file_is_answered_by_its_own_figures(cli, mine):
     assert done.json["workload"]["precision"] == "bf16_mixed"
 
 
-def test_sizes_that_differ_from_the_defaults_are_told(cli, mine):
-    done = cli("check", str(mine(reduce_bucket_size=5 * 10**7, overlap_comm=True)), *PLACE)
-    said = " ".join(done.out.split())
-    assert "reduce_bucket_size: 50000000: counted as 500000000" in said
+def test_sizes_that_the_file_says_are_counted(cli, mine):
+    usual = cli("check", str(mine()), *PLACE, "--json").json
+    path = mine(reduce_bucket_size=5e9, overlap_comm=True)
+    done = cli("check", str(path), *PLACE, "--json").json
+    more = done["memory"]["allocated_gib"]["value"] - usual["memory"]["allocated_gib"]["value"]
+    assert more > 9e9 / 2**30  # a bucket is of bf16, and two of them may be filled
+    assert done["step_time_s"]["value"] < usual["step_time_s"]["value"]
+    assert not any("counted as" in note for note in done["notes"])
+    answered = cli("suggest", "--from", str(path), *PLACE, "--fidelity", "predicted")
+    said = " ".join(answered.out.split())
+    assert "reduce_bucket_size: 5000000000: counted as 500000000" in said  # of other settings
     assert "overlap_comm: True: counted as False" in said
+    wrong = cli("check", str(mine(reduce_bucket_size=-1)), *PLACE)
+    assert "zero_optimization.reduce_bucket_size: got -1; must be a positive" in wrong.err
+    auto = cli("check", str(mine(reduce_bucket_size="auto")), *PLACE, "--json").json
+    assert auto["memory"] == usual["memory"]
 
 
 def test_secondary_shards_are_of_a_node(cli, mine):

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "38007288bef68d7105ed6596e182dc70c4943afc87834e69223513fe23d6ea2b"),
-    "verdict": (4, "998baaa1b69318e436c41a8c16635bd9399e6decfd694c61eb65cc867b1e8952"),
+    "dry run": (4, "0b00d01edc00a03926e1b8e91dda7febd6774c4cfe18556ad1243e68aba3626f"),
+    "verdict": (4, "91b158e53f2a5e9a773e795de9d435c2ebdf6bc020a64e8c58edf7e435782a7a"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

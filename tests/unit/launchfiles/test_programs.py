@@ -321,3 +321,16 @@ def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_pa
     assert "sharding" not in found.free
     with pytest.raises(UsageError, match=r"deepspeed: got 'mine.json'; is not here"):
         read_file(written(text.replace("ds/zero3", "mine")))
+
+
+def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(written: Any) -> None:
+    ring = FULL.replace("sample_packing: true", "context_parallel_size: 4")
+    asked = asked_of(read_file(written(ring)), PLACE)
+    assert asked.knobs["cp_size"] == 4
+    assert asked.arguments["global_batch_size"] == 1 * 2 * 2  # of two groups of four
+    told = {one.key: one.effect for one in asked.uncounted}
+    assert "counted as torch's" in told["context_parallel_size"]
+    for text in (f"{FULL}context_parallel_size: 4\n", f"{AXOLOTL}sequence_parallel_degree: 4\n"):
+        asked = asked_of(read_file(written(text)), PLACE)
+        assert "cp_size" not in asked.knobs or asked.knobs["cp_size"] == 1
+        assert any("predicted whole" in one.effect for one in asked.uncounted)

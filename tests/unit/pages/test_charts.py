@@ -1,7 +1,6 @@
 """Whatever is drawn lies within its plot, one mark for each thing that is known."""
 
 import re
-from dataclasses import replace
 from math import floor, isclose, log10
 
 from hypothesis import given
@@ -28,10 +27,10 @@ from tests.profiles import examples
 from tests.unit.pages.html import read_part
 from tests.unit.pages.made import question, study
 from tuner.core.configuration import Settings
-from tuner.core.evaluation import GIB
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.results import BestSoFar, Point, PointKind
+from tuner.results import BestSoFar
 
 numbers = st.floats(min_value=1e-3, max_value=1e9)
 
@@ -42,28 +41,24 @@ def known(value, provenance=Provenance.MEASURED):
     return Quantity(value=value, low=0.97 * value, high=1.03 * value, provenance=provenance)
 
 
-def point(number, gib, speed, kind=PointKind.FITS, outcome=Outcome.OK, **more):
-    made = Point(
+def point(number, gib, speed, over=None, outcome=Outcome.OK, provenance=Provenance.MEASURED):
+    """A configuration that was run; it fits unless it is over the limit, or crashed."""
+    return Evaluation(
         settings=Settings(micro_batch_size=number + 1),
-        words=f"micro_batch_size={number + 1}",
-        memory_gib=known(gib),
-        allocated_gib=known(gib),
-        tokens_per_s_per_gpu=known(speed),
-        step_time_s=UNKNOWN,
-        kind=kind,
-        provenance=Provenance.MEASURED,
-        probes=(number,),
+        fidelity=Fidelity.MEASURED,
         outcome=outcome,
-        on_front=False,
-        is_best=False,
-        overshoot_gib=None,
-        detail="",
+        fits=None if outcome is Outcome.CRASHED else over is None,
+        needed_bytes=known(gib, provenance).scaled(GIB),
+        over_bytes=over,
+        tokens_per_s_per_gpu=known(speed, provenance),
     )
-    return replace(made, **more)
 
 
-def placed(*points, limit_gib=76.0):
-    return scatter([Series(points, lambda one: f"#p{one.probes[0]}", limit_gib * GIB)], per="GPU")
+def placed(*points, limit_gib=76.0, best=None):
+    def href(one):
+        return f"#p{one.settings.micro_batch_size - 1}"
+
+    return scatter([Series(points, href, limit_gib * GIB, best)], per="GPU")
 
 
 def drawn(macro, chart):
@@ -75,9 +70,11 @@ def drawn(macro, chart):
 def points(draw):
     found = []
     for number in range(draw(st.integers(min_value=0, max_value=12))):
-        kind = draw(st.sampled_from(PointKind))
-        speed = None if kind in (PointKind.OOM, PointKind.OTHER) else draw(numbers)
-        found.append(point(number, draw(st.none() | numbers), speed, kind=kind))
+        outcome = draw(st.sampled_from((Outcome.OK, Outcome.OOM, Outcome.CRASHED)))
+        speed = draw(numbers) if outcome is Outcome.OK else None
+        over = draw(st.none() | numbers) if outcome is Outcome.OK else None
+        over = 1.0 if outcome is Outcome.OOM else over
+        found.append(point(number, draw(st.none() | numbers), speed, over, outcome))
     return found
 
 
@@ -85,7 +82,7 @@ def points(draw):
 @given(points(), numbers)
 def test_every_configuration_lies_within_the_plot(found, limit):
     made = placed(*found, limit_gib=limit)
-    shown = [p for p in found if p.memory_gib.value is not None or p.kind is PointKind.OOM]
+    shown = [p for p in found if p.needed_gib.value is not None or p.outcome is Outcome.OOM]
     assert len(made.marks) == len(shown)
     for mark in made.marks:
         assert 0 <= mark.across <= 100
@@ -98,14 +95,14 @@ def test_every_configuration_lies_within_the_plot(found, limit):
 def test_the_front_is_of_the_marks():
     """Also of one that was stopped early, and needs the least; no prediction is before what ran."""
     light = point(1, 10.0, 800.0, outcome=Outcome.STOPPED_EARLY)
-    middle, fast = point(2, 40.0, 900.0), point(3, 70.0, 1000.0, is_best=True)
-    beaten, large = point(4, 50.0, 850.0), point(5, 90.0, 2000.0, kind=PointKind.OVER_LIMIT)
+    middle, fast = point(2, 40.0, 900.0), point(3, 70.0, 1000.0)
+    beaten, large = point(4, 50.0, 850.0), point(5, 90.0, 2000.0, over=14.0 * GIB)
     hoped = point(6, 5.0, 3000.0, outcome=None, provenance=Provenance.PREDICTED)
-    made = placed(light, middle, fast, beaten, large, hoped)
+    made = placed(light, middle, fast, beaten, large, hoped, best=fast.settings)
     assert {mark.href for mark in made.marks if mark.front} == {"#p1", "#p2", "#p3"}
     shapes = {mark.href: mark.shape for mark in made.marks}
     assert (shapes["#p1"], shapes["#p2"], shapes["#p6"]) == (STOPPED, "measured", "predicted")
-    in_part = placed(replace(middle, provenance=Provenance.PREDICTED))
+    in_part = placed(point(2, 40.0, 900.0, provenance=Provenance.PREDICTED))
     assert in_part.marks[0].shape == EXTRAPOLATED, "it ran, and is not dressed as measured"
     assert [mark.best for mark in made.groups[-1][1]] == [True], "on top"
     assert "the answer makes 1,000 (970 to 1,030)" in made.said

@@ -113,8 +113,9 @@ def test_the_fastest_is_rehearsed_first_and_then_others_of_other_layouts(asked, 
     assert "nothing that may fit is predicted to be faster" in study.reason
     assert cost(study).device_s == 0
     shown = points(study, answer(study))
-    assert {one.provenance for one in shown} == {Provenance.PREDICTED}
-    assert all(one.memory_gib.provenance is Provenance.REHEARSED for one in shown if one.is_best)
+    assert {one.known_from for one in shown} == {Provenance.PREDICTED}
+    assert shown[0].settings == answer(study).best.settings
+    assert shown[0].needed_bytes.provenance is Provenance.REHEARSED
 
 
 def test_what_runs_out_of_memory_is_no_answer_nor_is_anything_heavier(asked, play):

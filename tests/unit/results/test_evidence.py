@@ -58,7 +58,7 @@ def test_settings_that_also_ran_out_do_not_fit_and_keep_what_was_timed():
     told = [(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_oom(900 * MIB, 800 * MIB))]
     found = seen(measured_study(told, limit_mib=800), FOUR)
     assert found.fits is False
-    assert found.overshoot_gib == 100 / 1024
+    assert found.over_bytes == 100 * MIB
     assert found.step_time_s.value == 1.0
     assert found.outcome is Outcome.OOM
 

@@ -1,4 +1,4 @@
-"""Points: one for each settings, with the answer's own figures, on the right side of the limit."""
+"""Points: one for each settings, with the answer's own figures."""
 
 from dataclasses import replace
 
@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study, play
 from tests.unit.planner.machines import Rough
-from tests.unit.results.studies import GIB, MIB, measured_study, predicted_study, with_dry_run
+from tests.unit.results.studies import MIB, measured_study, predicted_study, with_dry_run
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learned
-from tuner.results import Evidence, PointKind, points
+from tuner.results import Evidence, points
 
 FOUR = Settings(micro_batch_size=4)
 TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)
@@ -41,19 +41,16 @@ def check(study, suggestion, found):
         assert point.step_time_s == candidate.step_time_s
         assert point.allocated_gib == candidate.allocated_gib
         if candidate.step_time_s.value is not None:
-            assert point.provenance == candidate.provenance
-    assert {p.settings for p in found if p.on_front} == {c.settings for c in suggestion.pareto}
-    best = suggestion.best and suggestion.best.settings
-    assert [p.settings for p in found if p.is_best] == ([best] if best else [])
+            assert point.known_from == candidate.provenance
+        assert not point.too_large
+    if suggestion.best:
+        assert found[0].settings == suggestion.best.settings
     for point in found:
-        over = point.kind in (PointKind.OOM, PointKind.OVER_LIMIT)
-        assert over == (point.overshoot_gib is not None)
-        if point.kind is PointKind.FITS and point.probes and point.outcome is not None:
-            assert point.memory_gib.high * GIB <= known.limit_bytes + 1
-        if over:
-            assert not point.on_front
-            assert not point.is_best
-            assert point.overshoot_gib >= 0
+        if point.fits and point.probes and point.outcome is not None:
+            assert point.most_bytes <= known.limit_bytes + 1
+        if point.too_large:
+            assert point.fits is not True
+            assert point.over_bytes >= 0
 
 
 @given(
@@ -77,19 +74,17 @@ def test_the_answer_goes_first_then_the_fastest():
     study = measured_study(told, limit_mib=700)
     found = points(study, answer(study))
     assert [point.settings for point in found] == [SHARDED, SPLIT, TWO, FOUR]
-    assert [point.on_front for point in found] == [True, False, True, False]
-    assert [point.probes for point in found] == [(2,), (4,), (1,), (3,)]
-    assert found[0].words == "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=1"
+    assert [point.probe_ids for point in found] == [(2,), (4,), (1,), (3,)]
 
 
 def test_what_lies_outside_the_allocator_counts_against_the_limit():
     found = make_ok(1.0, 600 * MIB, overhead=200 * MIB)
     study = measured_study([(FOUR, found)], limit_mib=700)
     (point,) = [p for p in points(study, answer(study)) if p.settings == FOUR]
-    assert point.kind is PointKind.OVER_LIMIT
-    assert point.memory_gib.value == pytest.approx(800 / 1024)
+    assert point.fits is False
+    assert point.needed_gib.value == pytest.approx(800 / 1024)
     assert point.allocated_gib.value == pytest.approx(600 / 1024)
-    assert point.overshoot_gib == pytest.approx(100 / 1024)
+    assert point.over_bytes == pytest.approx(100 * MIB)
     assert point.tokens_per_s_per_gpu.value is not None
 
 
@@ -98,9 +93,9 @@ def test_a_smaller_limit_of_before_says_nothing_of_today():
     study = measured_study([(FOUR, make_oom(650 * MIB, 600 * MIB))], limit_mib=600)
     study = replace(study, limits=replace(study.limits, memory_limit_bytes=2000 * MIB))
     (point,) = points(study, None)
-    assert point.kind is PointKind.OTHER
+    assert point.fits is None
     assert point.outcome is Outcome.OOM
-    assert point.overshoot_gib is None
+    assert not point.too_large
 
 
 def test_what_was_stopped_early_has_its_memory_and_speed():
@@ -108,10 +103,9 @@ def test_what_was_stopped_early_has_its_memory_and_speed():
     one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (one, slow)])
     point = by_settings(points(study, answer(study)))[one]
-    assert point.kind is PointKind.FITS
+    assert point.fits
     assert point.outcome is Outcome.STOPPED_EARLY
     assert point.tokens_per_s_per_gpu.value == pytest.approx(128 * 8 / 2 / 9)
-    assert not point.on_front
 
 
 def test_a_predicted_study_has_its_dry_runs_and_what_it_names():
@@ -123,15 +117,13 @@ def test_a_predicted_study_has_its_dry_runs_and_what_it_names():
     study = with_dry_run(study, failed, error=error)
     suggestion = answer(study)
     mine = by_settings(points(study, suggestion))
-    assert mine[one].probes == (1,)
-    assert mine[one].provenance is Provenance.PREDICTED
-    assert mine[failed].kind is PointKind.OTHER
-    assert mine[failed].memory_gib == UNKNOWN
-    assert "aten::odd" in mine[failed].detail
+    assert mine[one].probe_ids == (1,)
+    assert mine[one].known_from is Provenance.PREDICTED
+    assert mine[failed].fits is None
+    assert mine[failed].needed_bytes == UNKNOWN
+    assert "aten::odd" in mine[failed].why
     best = mine[suggestion.best.settings]
-    assert best.is_best
     assert best.allocated_gib == suggestion.best.allocated_gib
-    assert {s for s, p in mine.items() if p.on_front} == {c.settings for c in suggestion.pareto}
 
 
 def test_of_two_fidelities_the_one_that_is_asked_for_is_shown():

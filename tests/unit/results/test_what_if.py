@@ -28,18 +28,19 @@ from tuner.space import enumerate_space
 NEVER = {Provenance.MEASURED, Provenance.EMULATED}
 
 
-def check(study, found):
+def check(study, made):
     """What holds of every what-if."""
+    found = made.predicted
     workload, cluster = study.question.workload, study.question.cluster
     chosen = found.settings
     sequences = chosen.micro_batch_size * chosen.gradient_accumulation_steps
     sequences *= chosen.data_parallel_size(cluster.world_size)
-    assert sequences == workload.global_batch_size == found.global_batch_size
-    figures = (found.memory_gib, found.allocated_gib, found.reserved_gib, found.device_gib,
+    assert sequences == workload.global_batch_size
+    figures = (found.needed_gib, found.allocated_gib, found.reserved_gib, found.device_gib,
                found.tokens_per_s_per_gpu, found.step_time_s)  # fmt: skip
     assert not NEVER & {figure.provenance for figure in figures}
-    assert found.provenance not in NEVER
-    if found.memory_gib.value is None:
+    assert made.provenance not in NEVER
+    if found.needed_gib.value is None:
         assert found.fits is None
         assert found.basis is None
         assert found.why
@@ -47,11 +48,11 @@ def check(study, found):
         assert found.tokens_per_s_per_gpu == found.step_time_s == UNKNOWN
         return
     assert found.basis is not None
-    assert found.notes
+    assert made.notes
     total = fsum(found.breakdown_gib.values())
     assert total == pytest.approx(found.allocated_gib.value, rel=1e-6)
     assert found.fits or found.why
-    assert not found.fits or found.memory_gib.value <= found.limit_gib
+    assert not found.fits or found.needed_gib.value <= found.limit_gib
     if found.step_time_s.value is None:
         assert found.why
     else:
@@ -64,7 +65,7 @@ def as_answered(study, predictor):
     """It tells the predicted answer's own figures."""
     said = answer(as_predicted(study))
     for one in filter(None, (said.best, *said.alternatives, *said.pareto)):
-        found = predictor.what_if(one.settings)
+        found = predictor.what_if(one.settings).predicted
         assert found.allocated_gib == one.allocated_gib
         assert found.reserved_gib == one.reserved_gib
         assert found.device_gib == one.device_gib
@@ -103,20 +104,20 @@ def test_memory_is_of_the_dry_run_of_its_class():
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
     study = with_dry_run(predicted_study(question), one, 1.0)
     found, plain = what_if(study, one), what_if(predicted_study(question), one)
-    assert (found.basis, plain.basis) == (Basis.DRY_RUN, Basis.ARITHMETIC)
+    assert (found.predicted.basis, plain.predicted.basis) == (Basis.DRY_RUN, Basis.ARITHMETIC)
     assert found.notes[0] == "The memory is from a dry run (probe #1)."
     assert plain.notes[0].startswith("The memory is by arithmetic")
-    assert found.allocated_gib.value > 1.0
-    assert found.step_time_s == plain.step_time_s
+    assert found.predicted.allocated_gib.value > 1.0
+    assert found.predicted.step_time_s == plain.predicted.step_time_s
     larger = replace(one, micro_batch_size=4, gradient_accumulation_steps=1)
-    assert what_if(study, larger).basis is Basis.DRY_RUN
-    assert what_if(study, replace(one, sync_each_batch=False)).basis is Basis.ARITHMETIC
+    assert what_if(study, larger).predicted.basis is Basis.DRY_RUN
+    assert what_if(study, replace(one, sync_each_batch=False)).predicted.basis is Basis.ARITHMETIC
 
 
 def test_what_was_measured_stands_beside_and_corrects():
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
-    predicted_s = what_if(predicted_study(question), one).step_time_s.value
+    predicted_s = what_if(predicted_study(question), one).predicted.step_time_s.value
     assert predicted_s is not None
     study = measured_study([(one, make_ok(2 * predicted_s, 3 * GIB))], question)
     found = what_if(study, one)
@@ -127,8 +128,8 @@ def test_what_was_measured_stands_beside_and_corrects():
     assert seen.provenance is Provenance.MEASURED
     assert seen.probe_ids == (1,)
     assert found.provenance is Provenance.PREDICTED
-    assert found.memory_gib.value != 3.0
-    assert found.step_time_s.value == pytest.approx(2 * predicted_s)
+    assert found.predicted.needed_gib.value != 3.0
+    assert found.predicted.step_time_s.value == pytest.approx(2 * predicted_s)
     assert "times 2.00: by so much the probes of this study found other steps" in found.notes[1]
 
 
@@ -138,10 +139,10 @@ def test_what_ran_out_of_memory_is_said_to():
     found = what_if(study, one)
     (seen,) = found.seen
     assert (seen.outcome, seen.fits) == (Outcome.OOM, False)
-    assert seen.overshoot_gib == pytest.approx(100 / 1024)
+    assert seen.over_bytes == pytest.approx(100 * MIB)
     assert seen.allocated_gib == UNKNOWN
-    assert found.fits is False
-    assert "did not fit when they, or smaller ones, were measured" in found.why
+    assert found.predicted.fits is False
+    assert "did not fit when they, or smaller ones, were measured" in found.predicted.why
 
 
 def test_where_no_rate_is_known_probes_tell_the_speed():
@@ -149,13 +150,13 @@ def test_where_no_rate_is_known_probes_tell_the_speed():
     study = make_study(question, memory_limit_bytes=600 * MIB, max_probes=8)
     unprobed = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
     before = what_if(study, unprobed)
-    assert before.step_time_s == UNKNOWN
-    assert "before tuner calibrate" in before.why
+    assert before.predicted.step_time_s == UNKNOWN
+    assert "before tuner calibrate" in before.predicted.why
     study, _ = Machine(question).play(study)
     assert unprobed not in {probe.request.settings for probe in study.probes}
     after = what_if(study, unprobed)
     assert after.provenance is Provenance.PREDICTED
-    assert after.why == ""
+    assert after.predicted.why == ""
     truth = Machine(question).seconds(unprobed, 4)
-    assert after.step_time_s.value == pytest.approx(truth, rel=0.3)
+    assert after.predicted.step_time_s.value == pytest.approx(truth, rel=0.3)
     assert "assumed rates and corrected by the probes" in " ".join(after.notes)

@@ -20,7 +20,7 @@ from tuner.cost.memory.attention import Backend
 from tuner.cost.memory.optimizers import paged_bytes, update_bytes, update_flops
 from tuner.cost.memory.shards import WEIGHT_BYTES, Axis, axis_sizes, host_inputs
 from tuner.cost.memory.tensors import trained_elements
-from tuner.cost.memory.zero import plain, stage_of
+from tuner.cost.memory.zero import DEFAULTS, Zero, plain, stage_of
 from tuner.cost.time.collectives import (
     Op,
     all_reducing_passes,
@@ -57,7 +57,7 @@ def sharded_step_s(
     *each: Costs,
     alone: bool = False,
     traced: TracedStep | None = None,
-    zero: bool = False,
+    zero: Zero | None = None,
 ) -> list[float]:
     """Seconds of a step with each of some constants that differ in computing alone; rates of GPU
     and links must be known.
@@ -76,7 +76,7 @@ def sharded_step_s(
     if traced is None:
         collectives = step_collectives(workload, settings, cluster)
         if zero:
-            collectives = zero_collectives(asked, settings, cluster)
+            collectives = zero_collectives(asked, settings, cluster, zero)
         trained: float = trained_elements(workload.model, workload.adapter)
         split = sizes.dp if zero and stage_of(settings, cluster) else sizes.shard
         updated = trained / sizes.tp / split
@@ -100,7 +100,7 @@ def sharded_step_s(
     traffic = sum(
         (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
         for item in collectives
-        if item.axis not in (Axis.TP, Axis.DP_REPLICATE)
+        if item.axis not in (Axis.TP, Axis.CP, Axis.DP_REPLICATE)
     )
     accumulated = 0.0  # shards are added, which is little
     if not (settings.sharding in FSDP and settings.sync_each_batch):
@@ -177,6 +177,7 @@ def step_time(
     *,
     fits: bool = True,
     traced: TracedStep | None = None,
+    zero: Zero = DEFAULTS,
 ) -> tuple[Quantity, str]:
     """Seconds of one optimizer step, and the reason where they are unknown.
 
@@ -194,6 +195,7 @@ def step_time(
     GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
+    workload = workload.part(settings.cp_size)
     if workload.is_traced and traced is None:
         return UNKNOWN, "time is unknown: its dry runs counted no operators"
     if workload.is_traced and workload.optimizer is Optimizer.MUON:
@@ -212,13 +214,14 @@ def step_time(
         if not fitted:
             width = Width(min(width.low, t.unfitted.low), max(width.high, t.unfitted.high))
     else:
-        zero = framework is FrameworkName.DEEPSPEED
+        own = zero if framework is FrameworkName.DEEPSPEED else None
         seconds, least = sharded_step_s(
-            workload, settings, cluster, costs, costs.quickest, traced=traced, zero=zero
+            workload, settings, cluster, costs, costs.quickest, traced=traced, zero=own
         )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
-        if cluster.gpu.device is Device.CPU or not known or traced is not None or zero:
+        unlike = zero or settings.cp_size > 1 or traced is not None
+        if cluster.gpu.device is Device.CPU or not known or unlike:
             width = t.unfitted
         elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
             width = t.torch
