@@ -77,6 +77,20 @@ def ring_s(
     return count * costs.time.collective_s + (1 + twice) * around
 
 
+def collective_s(
+    op: str, size_bytes: float, group: Group, cluster: Cluster, costs: Costs, *, count: int = 1
+) -> float:
+    """The same of one operation, as much longer than its ring as was measured of it."""
+    twice = op == Op.ALL_REDUCE
+    seconds = ring_s(size_bytes, count, group, cluster, costs, twice=twice)
+    if costs.ring_factors:
+        # of the links whose pace the ring goes at
+        within, between = _link_bytes_per_s(group, cluster, costs)
+        link = "intra" if within <= between else "inter"
+        seconds *= costs.ring_factors.get((link, op), 1.0)
+    return seconds
+
+
 def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[float, float]:
     """Rates at which one rank could send within a node and between nodes; infinite where the ring
     is not.
@@ -184,18 +198,11 @@ def link_seconds(
     found = dict.fromkeys(_BESIDE, 0.0)
     groups = {axis: axis_group(axis, sizes, cluster) for axis in Axis}
     for item in collectives:
-        group = groups[item.axis]
-        twice = item.op is Op.ALL_REDUCE
-        size = item.bytes
+        group, size = groups[item.axis], item.bytes
         if item.op is Op.PERMUTE:  # one port between nodes, one of a ring's steps
             group = Group(ranks=2, ranks_per_node=2 if group.nodes == 1 else 1)
             size *= 2
-        seconds = ring_s(size, item.count, group, cluster, costs, twice=twice)
-        if costs.ring_factors:
-            # of the links whose pace the ring goes at
-            within, between = _link_bytes_per_s(group, cluster, costs)
-            link = "intra" if within <= between else "inter"
-            seconds *= costs.ring_factors.get((link, item.op), 1.0)
+        seconds = collective_s(item.op, size, group, cluster, costs, count=item.count)
         backward = item.phase is Phase.BACKWARD
         if item.op is Op.PERMUTE:
             beside = "gathers_backward"
