@@ -122,7 +122,11 @@ def read(values: Mapping[str, Any]) -> Found:
         free["fused_loss"] = ()
     packing = _read_packing(fields)
     if is_sharded and packing is None and trained is None and "deepspeed" not in fields:
-        knobs["cp_size"] = _read_ring(uncounted)
+        for place, line in enumerate(uncounted):
+            if line.key in ("context_parallel_size", "sequence_parallel_degree"):
+                effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
+                uncounted[place] = replace(line, effect=effect)
+                knobs["cp_size"] = fields.whole(line.key)
     optimizer = _read_optimizer(fields, uncounted)
     on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
@@ -210,16 +214,6 @@ def _read_sharding(
     knobs["sharding"] = str(kind)
     knobs["cpu_offload"] = options.flag(named["offload_params"]) or "offload" in words
     return knobs, tuple(options.words(named["transformer_layer_cls_to_wrap"]))
-
-
-def _read_ring(uncounted: list[Uncounted]) -> int:
-    """Ranks that split a sequence, of a file in which that is predicted."""
-    for place, line in enumerate(uncounted):
-        if line.key in ("context_parallel_size", "sequence_parallel_degree"):
-            effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
-            uncounted[place] = replace(line, effect=effect)
-            return int(str(line.value))
-    return 1
 
 
 def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
