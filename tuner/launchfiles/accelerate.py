@@ -67,6 +67,7 @@ from tuner.launchfiles.model_code import (
     is_varlen,
     labels_text,
     loading_code,
+    loop_code,
     loss_code,
     mask_code,
     packing_needs,
@@ -363,8 +364,7 @@ OFF = (
     "activation_checkpointing is taken as none, for the file does not turn it on; where the script"
     " does, say --settings activation_checkpointing=full"
 )
-# Sizes that a script reads too, and how keys and values go around.
-RING = "cp_comm_strategy"
+RING = ("cp_size", "cp_backend", "cp_comm_strategy")  # of context parallelism
 # Number and size of the groups of ranks that shard.
 GROUPS = ("dp_replicate_size", "dp_shard_size")
 
@@ -398,7 +398,7 @@ def read(values: Mapping[str, Any]) -> Found:
         if kind is not None:
             raise parallel.error(ring, "must be 1 but with distributed_type FSDP")
         knobs["cp_size"] = cp
-        rotates = parallel.any_of(f"parallelism_config_{RING}", RING)
+        rotates = parallel.any_of("parallelism_config_cp_comm_strategy", "cp_comm_strategy")
         parallel.choice(rotates, {"allgather": True}, "allgather")
     split = parallel.any_of("parallelism_config_tp_size", "tp_size")
     if (tp := parallel.whole(split, 1) or 1) > 1:
@@ -433,9 +433,7 @@ def read(values: Mapping[str, Any]) -> Found:
         ranks=ranks,
         ranks_field="num_processes",
         nodes=None if fields.flag("use_cpu") else fields.whole("num_machines", 1),
-        groups=(groups[0], groups[1] * cp)
-        if groups is not None and knobs["sharding"] == Sharding.HYBRID_SHARD
-        else None,
+        groups=groups if knobs["sharding"] == Sharding.HYBRID_SHARD else None,
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
         fsdp_checkpointing="activation_checkpointing" in knobs,
@@ -447,13 +445,24 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     """Number and size of the groups of ranks that shard."""
     if not fields.values:
         return None
-    names = ("tp_size", "cp_size", "cp_backend", RING, "sp_size", "sp_backend", *GROUPS)
+    names = (
+        "tp_size",
+        "cp_size",
+        "cp_backend",
+        "cp_comm_strategy",
+        "sp_size",
+        "sp_backend",
+        *GROUPS,
+    )
     fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
     ulysses = fields.any_of("parallelism_config_sp_size", "sp_size")
     fields.refuse(ulysses, "must be 1: DeepSpeed's sequence parallelism is not predicted")
-    sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
-    replicas, shards = (size or 1 for size in sizes)
-    return replicas, shards
+    sizes = (
+        fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1)
+        for name in (*GROUPS, "cp_size")
+    )
+    replicas, shards, ring = (size or 1 for size in sizes)
+    return replicas, shards * ring
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -476,47 +485,6 @@ _CHECKPOINTING = """\
 model.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={"use_reentrant": False}
 )"""
-_DEFERS = """
-        # over replicas after the last micro-batch only; accelerate has no option for it
-        model.set_requires_all_reduce(accelerator.sync_gradients)"""
-_LOOP = """\
-
-for batch in batches:{masks}
-    with accelerator.accumulate(model):{defers}
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()"""
-
-
-# Labels are shifted before sequences are split, and each process's mean is weighed by its tokens.
-# Without a mask transformers would take a process's two parts for documents, and make a mask of all
-# pairs of tokens (``find_packed_sequence_indices`` in masking_utils.py, 5.23).
-# ``tests/process/probe/test_ring.py`` trains by it.
-_RING_LOOP = """\
-
-for batch in batches:
-    tokens, labels = batch["input_ids"], batch["labels"]
-    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    parts, count = [tokens, labels, positions], (labels >= 0).sum()
-    with accelerator.maybe_context_parallel(parts, [1, 1, 1], set(parts)):
-        with accelerator.accumulate(model):{defers}
-            loss = model(  # each process has its own parts now
-                input_ids=tokens, labels=labels, shift_labels=labels, position_ids=positions,
-                attention_mask=torch.ones_like(tokens),
-            ).loss
-            share = accelerator.parallelism_config.cp_size * (labels >= 0).sum() / count
-            accelerator.backward(loss * share)
-            optimizer.step()
-            optimizer.zero_grad()"""
-_STEP = """
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEPS = """
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()"""
 
 
 def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
@@ -548,13 +516,6 @@ def script(question: Question, settings: Settings) -> str:
     muon = work.optimizer is Optimizer.MUON
     call = optimizer_call(work.optimizer, "LEARNING_RATE")
     call = call.replace("model.parameters()", "list(groups.values())") if split else call
-    loop, step, steps = _LOOP, _STEP, _STEPS
-    defers = _DEFERS if settings.defer_all_reduce else ""
-    if settings.cp_size > 1:
-        loop, step, steps, defers = (
-            _RING_LOOP, *(one.replace("\n", "\n    ") for one in (step, steps, defers))
-        )  # fmt: skip
-    loop = loop.replace(step, steps) if muon else loop
     functions = [reduces, loss_code(question, settings), freeze, collate, mask]
     functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
     parts = (
@@ -583,10 +544,11 @@ def script(question: Question, settings: Settings) -> str:
         'assert accelerator.is_fsdp2, "accelerate shards with the file, and on GPUs only"'
         if sharded
         else None,
-        f"assert accelerator.parallelism_config.tp_size == {settings.tp_size}" if split else None,
-        f"assert accelerator.parallelism_config.cp_size == {settings.cp_size}"
-        if settings.cp_size > 1
-        else None,
+        *(
+            f"assert accelerator.parallelism_config.{name} == {ranks}"
+            for name, ranks in {"tp_size": settings.tp_size, "cp_size": settings.cp_size}.items()
+            if ranks > 1
+        ),
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         *loading_code(question, split),
@@ -607,6 +569,6 @@ def script(question: Question, settings: Settings) -> str:
         else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        loop.replace("{defers}", defers).replace("{masks}", masks and f"\n    {masks}"),
+        loop_code(question, settings, masks),
     )
     return "\n".join(part for part in parts if part is not None)

@@ -516,7 +516,14 @@ def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
             cluster = named.as_dict()
         parts = {**values, "workload": work, "cluster": cluster, "knobs": {}}
         return values["format"], Question.from_dict(parts), parse_settings(values["settings"])
-    except (TunerError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        TunerError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         why = " ".join(str(error).split())[:200]
         allowed = f"is not as tuner export wrote it ({why}): take it out, or export anew"
         raise UsageError("file", _MARK[2:-1], allowed) from error
@@ -529,6 +536,6 @@ def told_in_comment(text: str) -> tuple[str, Question, Settings] | None:
         return None
     try:
         values = json.loads("".join(line[4:] for line in found[1].splitlines()))
-    except ValueError:
+    except (ValueError, RecursionError):
         values = {}
     return told_in(values if isinstance(values, Mapping) else {})

@@ -9,7 +9,7 @@ in the command's comments, and printed beside the JSON.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -50,20 +50,20 @@ from tuner.launchfiles.fsdp import (
     options,
     read_fsdp,
     reshards,
+    ring_variables,
     weights,
 )
 from tuner.launchfiles.model_code import (
     adapter_code,
     adapter_needs,
     attention,
-    collated,
     distributed_config,
     freeze_code,
     head_arguments,
     imports,
     labels_text,
     loading_code,
-    packing_needs,
+    packing_text,
 )
 from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, exports, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
@@ -75,6 +75,12 @@ FLAGS_FILE_NAME = "trainer.sh"
 FSDP2_BY_TRAINER = ">=5.0"
 # Characters; Weights & Biases shows no more.
 LONGEST_RUN_NAME = 128
+
+# What of a sequence that ranks share no argument tells.
+RING = (
+    "Each process needs these variables: {}. Batches need an attention_mask, of ones: without it"
+    " transformers makes a mask of all pairs of a part's tokens."
+)
 
 # ``OptimizerNames`` in training_args.py (the wheels of 4.38.2 to 5.23.0, read): all the same, but
 # for torchao's.
@@ -328,62 +334,18 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
     command = " ".join(torchrun(question.cluster, "SCRIPT.py"))
+    ring = " ".join(f"{name}={value}" for name, value in ring_variables(question, settings).items())
     return (
         load if question.script is None else own,
-        *_packing(question),
+        *packing_text(question),
         *[f"Of its rows {said}." for said in [labels_text(question)] if said],
-        *_ring(question, settings),
+        *[RING.format(ring)] * bool(ring),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
         f" {'processes' if size > 1 else 'process'}: {command}",
     )
-
-
-def ring_variables(question: Question, settings: Settings) -> dict[str, str]:
-    """What the Trainer's Accelerator reads of context parallelism, of which no argument tells
-    (``Accelerator.__init__`` and parallelism_config.py, accelerate 1.15)."""
-    if settings.cp_size == 1:
-        return {}
-    sizes = {
-        "DP_SHARD_SIZE": settings.data_parallel_size(question.cluster.world_size),
-        "CP_SIZE": settings.cp_size,
-    }
-    told = {f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}
-    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **told}
-
-
-def _ring(question: Question, settings: Settings) -> Iterator[str]:
-    if told := ring_variables(question, settings):
-        said = " ".join(f"{name}={value}" for name, value in told.items())
-        yield (
-            f"Each process needs these variables: {said}. Batches need an attention_mask, of ones:"
-            " without it transformers makes a mask of all pairs of a part's tokens."
-        )
-
-
-def _packing(question: Question) -> Iterator[str]:
-    """Says how the Trainer is given packed or padded batches.
-
-    TRL's trainer masks first tokens, begins positions anew and makes one row of a micro-batch by
-    itself (``SFTTrainer.__init__`` and ``DataCollatorForLanguageModeling`` in
-    trl/trainer/sft_trainer.py, 1.14); its default strategy, bfd, packs whole documents.
-    """
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if question.script is not None or packing is None:
-        return
-    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
-    if packing.restarts:
-        rows = f"documents, lists of tokens, {tokens} in all"
-    needs = " and ".join(packing_needs(question))
-    needs = needs and f" This needs {needs}."
-    yield f"Give the Trainer data_collator=lambda rows: {collator}. Its rows have {rows}.{needs}"
-    if packing.variant is PackingVariant.VARLEN:
-        yield (
-            f"Or take TRL's SFTTrainer: its SFTConfig takes these arguments with packing=True and"
-            f" max_length={tokens}, and packs and collates by itself."
-        )
 
 
 def _hook(question: Question, settings: Settings) -> str:

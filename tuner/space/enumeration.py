@@ -16,7 +16,7 @@ from tuner.core.configuration import (
     Settings,
     Sharding,
 )
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Condition, Effect, FrameworkName, knob_effect
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (
@@ -27,15 +27,13 @@ from tuner.space.rules import (
     canonical_class,
     check_has,
     check_possible,
-    fixed_all_reduce,
     fixed_by_framework,
+    fixed_by_script,
     fixed_cp_size,
-    fixed_sync,
     fixed_tp_size,
     logits_matter,
     no_checkpointing,
     possible,
-    sentence,
     split_by,
 )
 from tuner.text import show, show_all
@@ -80,6 +78,73 @@ class Space:
     @cached_property
     def _groups(self) -> dict[str, dict[Any, dict[Any, int]]]:
         return {}
+
+
+def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
+    """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
+    knob = "sync_each_batch"
+    if found := fixed_by_framework(question, knob):
+        return found
+    if settings.sharing_size(question.cluster.world_size) == 1:
+        why = "one data-parallel rank has nobody to sync with"
+        return Fixed(knob=knob, value=True, why=why)
+    if settings.gradient_accumulation_steps == 1:
+        why = "with gradient_accumulation_steps 1 there is nothing to put off"
+        return Fixed(knob=knob, value=True, why=why)
+    replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
+    conditions = {question.framework.family(replicated=replicated)}
+    conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
+    conditions |= {Condition.TENSOR_PARALLEL} if settings.splits_layers else set()
+    effect = knob_effect(question.framework, knob, frozenset(conditions))
+    if effect.effect is Effect.LIVE:
+        return fixed_by_script(question, knob)
+    refused = effect.effect is Effect.REFUSED
+    left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
+    return Fixed(
+        knob=knob,
+        value=left[0] if left else None,
+        why=effect.why,
+        by_versions=True,
+        refused=refused,
+        when="gradient_accumulation_steps above 1",
+    )
+
+
+def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
+    """Tells whether ``defer_all_reduce`` is inactive; the other knobs are canonical."""
+    knob = "defer_all_reduce"
+    if settings.sharding is not Sharding.HYBRID_SHARD:
+        why = "only hybrid_shard, over several nodes, has replicas of shards to reduce over"
+        return Fixed(knob=knob, value=False, why=why)
+    if settings.gradient_accumulation_steps == 1:
+        why = "with gradient_accumulation_steps 1 there is nothing to put off"
+        return Fixed(knob=knob, value=False, why=why)
+    if not settings.sync_each_batch:
+        why = "with sync_each_batch false all reductions are put off"
+        return Fixed(knob=knob, value=False, why=why)
+    family = question.framework.family(replicated=False)
+    effect = knob_effect(question.framework, knob, frozenset({family}))
+    if effect.effect is Effect.LIVE:
+        return fixed_by_script(question, knob)
+    return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
+
+
+def sentence(
+    fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str] = (), apart: bool = False
+) -> str:
+    """Says to a user which knob is inactive, and why; ``asked`` are values that were asked for.
+
+    It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
+    knob is fixed at other values in other settings.
+    """
+    where = f" with {', '.join(only)}" if only else ""
+    if fixed.value is None:
+        return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
+    if apart and fixed.when:
+        where += f"{' and' if where else ' with'} {fixed.when}"
+    instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
+    comma = "," if instead and where else ""
+    return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
 class _SpaceKey:

@@ -1,7 +1,7 @@
 """Decides which knobs cannot act in a configuration, which values a knob can have, and which
 combinations are refused."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,6 @@ from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     NOT_PROBED,
-    Condition,
     Effect,
     FrameworkName,
     flag_differs,
@@ -24,7 +23,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
 from tuner.model.shape import SLIDING
-from tuner.text import show, show_all
+from tuner.text import show
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
 TENSOR_PARALLEL_MODEL_TYPES = frozenset(
@@ -120,32 +119,28 @@ def fixed_tp_size(question: Question) -> Fixed | None:
 
 
 def fixed_cp_size(question: Question) -> Fixed | None:
-    """Tells whether there is no context parallelism: by framework, device, or what is trained."""
-    found = fixed_by_framework(question, "cp_size")
-    if found is None and (why := _no_ring(question)):
-        found = Fixed(knob="cp_size", value=1, why=why)
-    return found
-
-
-def _no_ring(question: Question) -> str:
-    """Why torch's ring attention (``context_parallel`` in torch/distributed/tensor/experimental,
-    2.13) does not split the sequences; empty where it does."""
-    work, model = question.workload, question.workload.model
-    if question.cluster.gpu.device is not Device.CUDA:
-        return "ring attention has kernels for GPUs alone, so it is neither run nor priced on CPUs"
-    if work.is_traced or not model.is_causal_lm:
-        return f"its ring attention is arithmetic, which knows no {model.type_and_task}"
-    if work.packing is not None:
-        return "ring attention takes no documents of their own, and no mask of them"
-    if model.has_capped_scores or model.has_biased_scores:
-        return f"{model.model_type} computes attention by operators, which no ring splits"
-    if any(kind.attention == SLIDING for kind in model.layer_kinds):
-        return "ring attention takes no mask, and layers with a window need one"
-    if model.fields.get("attention_dropout") or model.fields.get("attn_pdrop"):
-        return "each rank would need a random stream of its own for dropout"
-    if model.fields.get("output_router_logits"):
-        return "the router's auxiliary loss is not linear in the tokens of a rank"
-    return ""
+    """Tells whether there is no context parallelism: by framework, device, or what is trained,
+    where torch's ring attention does not split it (``context_parallel`` of torch 2.13)."""
+    work, model, fields = question.workload, question.workload.model, question.workload.model.fields
+    by_framework = fixed_by_framework(question, "cp_size")
+    whys = {
+        "ring attention has kernels for GPUs alone, so it is neither run nor priced on CPUs":
+            question.cluster.gpu.device is not Device.CUDA,
+        f"its ring attention is arithmetic, which knows no {model.type_and_task}":
+            work.is_traced or not model.is_causal_lm,
+        "ring attention takes no documents of their own, and no mask of them":
+            work.packing is not None,
+        f"{model.model_type} computes attention by operators, which no ring splits":
+            model.has_capped_scores or model.has_biased_scores,
+        "ring attention takes no mask, and layers with a window need one":
+            any(kind.attention == SLIDING for kind in model.layer_kinds),
+        "each rank would need a random stream of its own for dropout":
+            fields.get("attention_dropout") or fields.get("attn_pdrop"),
+        "the router's auxiliary loss is not linear in the tokens of a rank":
+            fields.get("output_router_logits"),
+    }  # fmt: skip
+    why = next((why for why, holds in whys.items() if holds), "")
+    return by_framework or (Fixed(knob="cp_size", value=1, why=why) if why else None)
 
 
 def _not_split(work: Workload) -> str:
@@ -273,73 +268,6 @@ def no_liger(question: Question) -> str:
     if not meets(liger, needed):
         return f"{how}, and liger-kernel {liger} is not covered; {needed.strip('>=')} or newer is"
     return ""
-
-
-def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
-    """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
-    knob = "sync_each_batch"
-    if found := fixed_by_framework(question, knob):
-        return found
-    if settings.sharing_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to sync with"
-        return Fixed(knob=knob, value=True, why=why)
-    if settings.gradient_accumulation_steps == 1:
-        why = "with gradient_accumulation_steps 1 there is nothing to put off"
-        return Fixed(knob=knob, value=True, why=why)
-    replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
-    conditions = {question.framework.family(replicated=replicated)}
-    conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
-    conditions |= {Condition.TENSOR_PARALLEL} if settings.splits_layers else set()
-    effect = knob_effect(question.framework, knob, frozenset(conditions))
-    if effect.effect is Effect.LIVE:
-        return fixed_by_script(question, knob)
-    refused = effect.effect is Effect.REFUSED
-    left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
-    return Fixed(
-        knob=knob,
-        value=left[0] if left else None,
-        why=effect.why,
-        by_versions=True,
-        refused=refused,
-        when="gradient_accumulation_steps above 1",
-    )
-
-
-def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
-    """Tells whether ``defer_all_reduce`` is inactive; the other knobs are canonical."""
-    knob = "defer_all_reduce"
-    if settings.sharding is not Sharding.HYBRID_SHARD:
-        why = "only hybrid_shard, over several nodes, has replicas of shards to reduce over"
-        return Fixed(knob=knob, value=False, why=why)
-    if settings.gradient_accumulation_steps == 1:
-        why = "with gradient_accumulation_steps 1 there is nothing to put off"
-        return Fixed(knob=knob, value=False, why=why)
-    if not settings.sync_each_batch:
-        why = "with sync_each_batch false all reductions are put off"
-        return Fixed(knob=knob, value=False, why=why)
-    family = question.framework.family(replicated=False)
-    effect = knob_effect(question.framework, knob, frozenset({family}))
-    if effect.effect is Effect.LIVE:
-        return fixed_by_script(question, knob)
-    return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
-
-
-def sentence(
-    fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str] = (), apart: bool = False
-) -> str:
-    """Says to a user which knob is inactive, and why; ``asked`` are values that were asked for.
-
-    It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
-    knob is fixed at other values in other settings.
-    """
-    where = f" with {', '.join(only)}" if only else ""
-    if fixed.value is None:
-        return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
-    if apart and fixed.when:
-        where += f"{' and' if where else ' with'} {fixed.when}"
-    instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
-    comma = "," if instead and where else ""
-    return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
 # What each framework can split over the data-parallel ranks.

@@ -154,11 +154,23 @@ def test_what_was_changed_since_goes_before_the_header() -> None:
     assert changed != text
     case = case_of(read_text(changed, "tuned.env").found, {})
     assert case.settings == replace(settings, micro_batch_size=4)
+    for wrong in ("[", "9" * 5000, "'a"):
+        broken = text.replace("TUNED_MICRO_BATCH_SIZE=2", f"TUNED_MICRO_BATCH_SIZE={wrong}")
+        with pytest.raises(UsageError, match="micro_batch_size"):
+            case_of(read_text(broken, "tuned.env").found, {})
 
 
-@pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"format": "env", "settings": "", "workload": {"model": null}}']
+BROKEN = (
+    "{",
+    "[" * 10**5,
+    "[]",
+    "{}",
+    '{"format": "env", "settings": "", "workload": {"model": null}}',
+    '{"format": "env", "settings": "", "cluster": "local"}',
 )
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=range(len(BROKEN)))
 def test_a_header_that_was_broken_is_told(line: str) -> None:
     text = export("env", *EXAMPLES["env"].parts(), ABOUT)
     broken = re.sub("(?m)(?:^#   .*\n)+", lambda _: f"#   {line}\n", text)

@@ -220,7 +220,7 @@ def step_time(
         )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
-        unlike = zero or settings.cp_size > 1 or traced is not None
+        unlike = own is not None or settings.cp_size > 1 or traced is not None
         if cluster.gpu.device is Device.CPU or not known or unlike:
             width = t.unfitted
         elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
