@@ -247,6 +247,16 @@ class Question:
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
 
+    @property
+    def unprobed(self) -> str:
+        """What it asks for that no probe runs but a user's script; empty where all is probed."""
+        if self.script is not None:
+            return ""
+        if self.framework.name in NOT_PROBED:
+            return f"settings of {self.framework.name}"
+        rings = any(size > 1 for size in self.knobs.get("cp_size", ()))
+        return "settings of context parallelism" if rings else ""
+
     def as_dict(self) -> dict[str, Any]:
         workload = self.workload.as_dict()
         if self.workload.tensor_parallel is usual_tensor_parallel(self.framework.name):

@@ -63,8 +63,9 @@ def next_rehearsal(study: Study) -> ProbeRequest | Stop:
     """The configuration to rehearse next: times are predicted, so it is the fastest that may fit,
     until that was rehearsed; then the fastest of other layouts, as finalists."""
     name = study.question.framework.name
-    if name in NOT_PROBED:
-        return Stop(reason=f"settings of {name} cannot be rehearsed; ask for predictions")
+    if (what := study.question.unprobed) or name in NOT_PROBED:
+        what = what or f"settings of {name}"
+        return Stop(reason=f"{what} cannot be rehearsed; ask for predictions")
     known, seen = forecast(study), learned(study, Fidelity.REHEARSED)
     candidates, order = frozenset(seen.candidates()), known.timed or known.untimed
     left = [e for e in order if e.settings in candidates]

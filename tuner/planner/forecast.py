@@ -1,7 +1,7 @@
 """Predicts each configuration, and corrects that by what was seen of its like."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
@@ -431,7 +431,13 @@ def forecast(study: Study) -> Forecast:
     if any(probe.request.fidelity is Fidelity.REHEARSED for probe in whole.probes):
         of_ranks = learned(whole, Fidelity.REHEARSED)
         if whole.question.script is not None and whole.question.workload.has_arithmetic:
-            estimates |= _times_of_built_in(asked, (*of_ranks.findings, *of_ranks.too_large))
+            for one in (*of_ranks.findings, *of_ranks.too_large):  # times of the built-in step
+                built_in = estimate(asked, 2**62, one)
+                estimates[one] = Evaluation(
+                    settings=one,
+                    step_time_s=built_in.step_time_s,
+                    tokens_per_s_per_gpu=built_in.tokens_per_s_per_gpu,
+                )
         estimates = as_rehearsed(estimates, of_ranks)
     return Forecast(
         study=study,
@@ -454,19 +460,6 @@ def forecast(study: Study) -> Forecast:
     )
 
 
-def _times_of_built_in(asked: "Asked", tried: Iterable[Settings]) -> dict[Settings, Evaluation]:
-    """Settings of a user's script with the time that is predicted of the built-in step."""
-    found = (estimate(asked, 2**62, settings) for settings in tried)
-    return {
-        one.settings: Evaluation(
-            settings=one.settings,
-            step_time_s=one.step_time_s,
-            tokens_per_s_per_gpu=one.tokens_per_s_per_gpu,
-        )
-        for one in found
-    }
-
-
 def as_rehearsed(
     estimates: Mapping[Settings, Evaluation], seen: Knowledge
 ) -> dict[Settings, Evaluation]:
@@ -481,7 +474,7 @@ def as_rehearsed(
         mine = found.get(settings, Evaluation(settings=settings))
         if one.outcome is Outcome.OOM and mine.expected_bytes >= one.most_bytes:
             continue  # what it needs at least says less than what is predicted
-        needed, limit = one.needed_bytes, seen.limit_bytes
+        needed, limit, ran = one.needed_bytes, seen.limit_bytes, one.probes[-1].measurement
         found[settings] = replace(
             mine,
             outcome=None if settings in seen.findings else one.outcome,
@@ -495,7 +488,7 @@ def as_rehearsed(
             outside_bytes=one.outside_bytes,
             limit_bytes=limit,
             breakdown=one.breakdown,
-            by_phase=one.by_phase,
+            by_phase=ran.memory.by_phase if ran and ran.memory else {},
             basis=Basis.REHEARSED,
             probes=one.probes,
             notes=(),

@@ -60,7 +60,7 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
     settings, question = probe.request.settings, study.question
     if probe.request.fidelity in PROBED:
         return step_time([measurement], settings.gradient_accumulation_steps)
-    if measurement.memory is None:
+    if measurement.memory is None or not question.workload.has_arithmetic:
         return UNKNOWN
     found = predict(
         question.workload,

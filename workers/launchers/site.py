@@ -88,8 +88,13 @@ def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
         ProbeError: the stand-in cannot be built.
     """
     if of_script:
-        everything = {**without_secrets(os.environ), PASSED_BY_NAME: "*"}
-        return _on_cores(everything)
+        named = os.environ.get(PASSED_BY_NAME)
+        everything = {
+            name: value
+            for name, value in without_secrets(os.environ).items()
+            if not name.startswith("TUNER_")  # ours is the database's address
+        }
+        return _on_cores({**everything, PASSED_BY_NAME: f"{named},*" if named else "*"})
     gpu, kind = cluster.gpu, gpu_kinds().get(cluster.gpu.name)
     options = {
         "NAME": kind.driver_names[0] if kind else "NVIDIA GPU",

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from tuner.client.rehearse import order_of
+from tuner.client.rehearse import LONGEST_S, order_of
 from tuner.core.configuration import Settings
 from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.script import CONFIGURATION, RESERVED, Command, Launch, command_of
@@ -155,9 +155,8 @@ class ScriptRun:
             may = {"network": False, "writes": False, "even_here": True, "snapshot": ""}
             alone = {"NUMBER": "0", "HOST": "127.0.0.1"}  # of several nodes, this is the first
             words = [*(alone.get(word, word) for word in command.launcher), *command.script]
-            order = order_of(
-                words, question.cluster, (0,), steps=REHEARSED_STEPS, seconds=self.deadline_s
-            )
+            seconds = min(max(self.deadline_s, 1.0), LONGEST_S)
+            order = order_of(words, question.cluster, (0,), steps=REHEARSED_STEPS, seconds=seconds)
             order |= {**may, "where": script.folder, "environment": dict(command.environment)}
             write_json(asked, order)
             program = (sys.executable, "-P", "-m", "workers.rehearsal", "--order", str(asked))
