@@ -19,9 +19,9 @@ MODELS = {
         "rope_theta": 500_000.0,
     },
     "gpt2": {"model_type": "gpt2"},
-    "small": {
-        "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 2, "vocab_size": 4096,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 512,
+    "tinyllama-1.1b": {
+        "model_type": "llama", "hidden_size": 2048, "num_hidden_layers": 22, "vocab_size": 32_000,
+        "num_attention_heads": 32, "num_key_value_heads": 4, "intermediate_size": 5632,
     },
 }  # fmt: skip
 
