@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from api import EXAMPLES
-from tuner.core.configuration import KNOBS
+from tuner.core.configuration import KNOBS, UNSAID
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeState, StudyState
+from tuner.text import show
 
 STUDY_ID = r"^st-[0-9a-f]{12}$"
 
@@ -34,12 +35,15 @@ class Quantity(Answered):
 if TYPE_CHECKING:
     SettingsAnswered = Answered
 else:
-    LEFT_OUT = Field(default=False, description="Left out where it is false.")
+    LEFT_OUT = {
+        name: Field(default=default, description=f"Left out where it is {show(default)}.")
+        for name, default in UNSAID.items()
+    }
     SettingsAnswered = create_model(
         "SettingsAnswered",
         __base__=Answered,
         __doc__="One candidate.",
-        **{name: (one.kind, LEFT_OUT if one.added_later else ...) for name, one in KNOBS.items()},
+        **{name: (one.kind, LEFT_OUT.get(name, ...)) for name, one in KNOBS.items()},
     )
 
 
@@ -364,6 +368,8 @@ class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
     id: int
+    number: int
+    """Within its study, from 1: explanations, files and pages name it so."""
     settings: SettingsAnswered
     fidelity: Fidelity
     repetition: int

@@ -5,18 +5,20 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from threading import Lock
 
 from api.answers import OLDEST_S, Answers, Body
 from api.problems import ProblemCode, ProblemError, unknown_study
-from tuner.client.advance import closed_as_probed, conclude, foresee
+from tuner.client.advance import advance_from_cache, conclude
 from tuner.client.from_file import read_tune
 from tuner.client.place import Placed, place
 from tuner.client.request import TuneRequest
 from tuner.core.measurement import Fidelity
 from tuner.core.study import OPEN, Limits, StudyState
 from tuner.errors import OtherLimitsError, StoreError
+from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store, StudyStatus, study_id
 from tuner.store.access import LOCAL, Action, Audit, AuditNote
 from tuner.store.requests import RequestKey, Requests, body_hash
@@ -136,11 +138,12 @@ class Submissions:
         with self._answers.computing():
             study = self._store.study(asked_id)
             if study.state is StudyState.QUEUED and study.limits == placed.limits:
-                if placed.limits.fidelity is Fidelity.PREDICTED:
-                    study = foresee(self._store, study, placed.versions)
-                    conclude(self._store, study, here=False)
-                elif closed_as_probed(self._store, study) is None:
-                    foresee(self._store, study, placed.versions)
+                advance = partial(advance_from_cache, self._store, view=as_predicted)
+                is_predicted = placed.limits.fidelity is Fidelity.PREDICTED
+                if is_predicted:
+                    study = advance(study, placed.versions)
+                if conclude(self._store, study, here=False) is None and not is_predicted:
+                    advance(study, placed.versions)
         standing = self._store.status(asked_id)
         if standing is None:
             raise unknown_study(asked_id)  # it was deleted at this moment

@@ -5,6 +5,13 @@ from typing import Any
 
 import pytest
 
+from tuner.core.cluster import parse_cluster
+from tuner.core.configuration import parse_settings
+from tuner.core.framework import framework
+from tuner.core.workload import Precision, Workload
+from tuner.cost.prediction import predict
+from tuner.model import published_model
+
 PLAIN = """
 import os, sys
 from pathlib import Path
@@ -92,3 +99,28 @@ def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
     (rank,) = found["ranks"]
     assert (code, found["fits"], rank["world_size"]) == (0, None, 2), rank
     assert rank["memory"]["allocated_bytes"] > 80 * 2**30
+
+
+def test_a_steps_time_is_near_the_products_own_for_the_same_step(rehearse: Any) -> None:
+    text = (Path(__file__).parent / "scripts" / "plain.py").read_text()
+    launch = ["torchrun", "--nproc-per-node", "8"]
+    options = ["--cluster", "8xh100-80gb", "--steps", "1"]
+    code, found = rehearse(text, options, launch, "--checkpoint")
+    (rank,) = found["ranks"]
+    time = rank["time"]
+    assert (code, len(rank["steps"]), time["unknown"]) == (0, 1, ""), time
+    assert (time["uncounted"], time["tokens_per_step"]) == ([], 8 * 2 * 4096)
+    step, exposed = time["step_time_s"], time["exposed_s"]
+    assert (step["provenance"], exposed["provenance"]) == ("predicted", "predicted")
+    workload = Workload(
+        model=published_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=16,
+        precision=Precision.BF16,
+    )  # fmt: skip
+    of = "sharding=full_shard,micro_batch_size=2,activation_checkpointing=full"
+    settings = parse_settings(of + ",gradient_accumulation_steps=1")
+    cluster = parse_cluster("8xh100-80gb")
+    own = predict(workload, cluster, framework("torch"), settings).step_time_s.value or 0.0
+    assert own == pytest.approx(step["value"], rel=0.05)
+    assert 0 < exposed["value"] < 0.1 * own  # layers are gathered and reduced behind computing
+    kinds = {part["kind"] for part in time["parts"]}
+    assert kinds >= {"matrix products", "attention", "other kernels", "all_gather"}

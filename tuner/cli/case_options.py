@@ -174,11 +174,18 @@ class RehearseAsked:
         str, Option(metavar="RANK,...", help="Ranks to rehearse, one after another, as 0,last.")
     ] = "0"
     steps: Annotated[
-        int, Option(metavar="N", help="Optimizer steps, after which a rank is ended.")
+        int,
+        Option(
+            metavar="N", help="Optimizer steps; a rank is ended after one more, which is timed."
+        ),
     ] = 3
     seconds: Annotated[
         float, Option(metavar="N", help="Seconds, after which it is ended all the same.")
     ] = 600.0
+    tokens_per_step: Annotated[
+        int | None,
+        Option(metavar="N", help="Tokens of all ranks in a step. By default each has its own."),
+    ] = None
     snapshot: Annotated[
         str | None,
         Option(metavar="FOLDER", help="Write torch's memory snapshot of each rank there."),

@@ -291,7 +291,7 @@ class Asked(WorkloadAsked):
         option(
             "KNOB=VALUE,...",
             "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value; cpu_offload and activation_checkpointing=offload only where named"
+            " value; cpu_offload, cp_size and activation_checkpointing=offload only where named"
             " here, fused_loss also where logits are large. Repeatable.",
             SPACE,
         ),

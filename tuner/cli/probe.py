@@ -16,13 +16,13 @@ from tuner.cli.render import show_logs
 from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
 from tuner.client.local import follow, standing_text
-from tuner.client.place import Placed, place_here
+from tuner.client.place import NO_RING_PROBE, Placed, place_here
 from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.core.words import rank_word, rate_text
-from tuner.errors import NothingFitsError, ProbeError, StoreError
+from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
 from tuner.planner import speed_of
 from tuner.planner.probes import (
     at_todays_rates,
@@ -63,6 +63,8 @@ def run(asked: ProbeAsked) -> int:
     written = parse_settings(asked.settings)
     given = {part.partition("=")[0].strip() for part in asked.settings.split(",")}
     settings = check_settings(placed.question, written, given=given)
+    if settings.cp_size > 1 and placed.question.script is None:
+        raise UsageError("cp_size", settings.cp_size, NO_RING_PROBE)
     for inactive in settings_notes(placed.question, written, given=given):
         typer.echo(f"note: {inactive.why}", err=True)
     with open_store(asked.db) as store:

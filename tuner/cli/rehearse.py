@@ -1,4 +1,4 @@
-"""``tuner rehearse``: what the script's ranks would hold, and the lines that hold it."""
+"""``tuner rehearse``: what the script's ranks would hold, who holds it, and a step's time."""
 
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
@@ -9,13 +9,18 @@ from rich.console import Console
 from tuner.cli.case_options import RehearseAsked
 from tuner.cli.console import paragraphs, print_facts, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
+from tuner.cli.tables import seconds_text
 from tuner.client.rehearse import REHEARSED, Rehearsal, rehearse
 from tuner.client.worker_process import Signals
+from tuner.core.words import range_text, share_text, speed_text
+from tuner.cost.time.rehearsed import RehearsedTime
+from tuner.cost.time.step import TOLD_FROM
 from tuner.errors import NothingFitsError, ProbeError
-from tuner.text import count_text, duration_text, size_text
+from tuner.text import count_text, duration_text, size_text, time_text
 
-# Moments that are shown; all are in --json and in the snapshot.
+# Moments that are shown, and parts of the time; all are in --json.
 MOST_MOMENTS = 3
+MOST_PARTS = 6
 
 
 def run(asked: RehearseAsked) -> int:
@@ -28,6 +33,7 @@ def run(asked: RehearseAsked) -> int:
             ranks=asked.ranks.split(","),
             steps=asked.steps,
             seconds=asked.seconds,
+            tokens_per_step=asked.tokens_per_step,
             network=asked.allow_network,
             writes=asked.allow_writes,
             even_here=asked.even_here,
@@ -70,6 +76,14 @@ def show(console: Console, found: Rehearsal, rank: Mapping[str, Any]) -> None:
             for step in steps
         ]  # fmt: skip
         print_rows(titles, rows, ",".join(titles))
+    timed = RehearsedTime.from_dict(rank["time"])
+    if parts := timed.parts[:MOST_PARTS]:
+        console.print()
+        whole = timed.step_time_s.value or 1.0
+        titles = ("time of a step", "phase", "seconds", "of the step")
+        rows = [(part.kind, part.phase, time_text(part.seconds), share_text(part.seconds / whole))
+                for part in parts]  # fmt: skip
+        print_rows(titles, rows, "seconds,of the step")
     if rank["held"]:
         _show_lines(console, "Held when memory ran out", rank["held"])
     for moment in rank["moments"][:MOST_MOMENTS] if rank["steps"] or rank["held"] else ():
@@ -112,10 +126,29 @@ def _facts(found: Rehearsal, rank: Mapping[str, Any]) -> Iterator[tuple[str, str
             yield "GPU", f"{total} as CUDA offers them"
         if memory["allocation_retries"]:
             yield "near misses", f"{memory['allocation_retries']} allocations needed a second try"
+    yield from _time_facts(RehearsedTime.from_dict(rank["time"]))
     host = size_text(rank["host_bytes"])
     yield "cost", f"{duration_text(rank['wall_s'])}, {host} of this machine's memory"
     if rank.get("snapshot"):
         yield "snapshot", f"{rank['snapshot']}, for https://docs.pytorch.org/memory_viz"
+
+
+def _time_facts(found: RehearsedTime) -> Iterator[tuple[str, str]]:
+    step, exposed = found.step_time_s, found.exposed_s
+    if step.value is None:
+        yield "step time", f"unknown: {found.unknown}"
+        return
+    told = "what one step launched, each kernel and collective by arithmetic"
+    yield "step time", f"{seconds_text(step)}, {step.provenance}: {told}"
+    if found.tokens_per_step:
+        speed = found.tokens_per_s
+        words = f"{speed_text(speed.value)} tokens/s of all GPUs ({range_text(speed)})"
+        yield "speed", f"{words}, where a step has {found.tokens_per_step:,}"
+    yield "sending", f"{seconds_text(exposed)} of it is communication that nothing hides"
+    if found.host_s > TOLD_FROM * step.value:
+        yield "launching", f"for {time_text(found.host_s)} s of it the GPU waits for the host"
+    if found.uncounted:
+        yield "not counted", ", ".join(found.uncounted)
 
 
 def _show_lines(console: Console, title: str, lines: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Advances a predicted study without torch: enters kept dry runs, and ends it."""
+"""Advances a study without torch or devices: enters kept dry runs, and ends it."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,7 +10,6 @@ from tuner.core.study import OPEN, Limits, ProbeRequest, Question, Study, StudyS
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRun, DryRunPlan, NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.planner import Stop, next_probe, what_is_needed
-from tuner.planner.dry_runs import as_predicted
 from tuner.store import Store
 
 
@@ -22,7 +21,7 @@ def advance_from_cache(
 ) -> Study:
     """Enter the dry runs that the study wants and that are kept already; the study after that.
 
-    A measured study is left as it is.
+    A study that is to be probed wants some only in the ``view`` of one that is predicted.
     """
     limit_bytes = study.limits.limit_bytes(study.question.cluster)
     while study.state in OPEN:
@@ -39,13 +38,20 @@ def advance_from_cache(
 
 
 def conclude(store: Store, study: Study, *, here: bool = True) -> Study | None:
-    """End a predicted study that no worker is at, if nothing more can be dry-run for it here.
+    """End a study that no worker is at, if nothing more can be dry-run for it here, or nothing more
+    is worth probing.
 
     Returns:
-        The study at its end; ``None`` when a dry run is wanted, or it moved on meanwhile.
+        The study at its end; ``None`` when something is wanted, or it moved on meanwhile.
     """
-    end = end_of(study, here=here)
-    if study.state is not StudyState.QUEUED or end is None:
+    if study.state is not StudyState.QUEUED:
+        return None
+    end = None
+    if study.limits.fidelity is Fidelity.PREDICTED:
+        end = end_of(study, here=here)
+    elif study.probes and isinstance(plan := next_probe(study), Stop) and not plan.failure:
+        end = StudyState.DONE, plan.reason
+    if end is None:
         return None
     moved = store.move(study.id, *end, expect={study.state}, revision=study.revision)
     return store.study(study.id) if moved else None
@@ -171,25 +177,3 @@ def is_answered(study: Study, limits: Limits, *, here: bool = True) -> bool:
         # Where torch was not there, and is now, more can be said.
         return end_of(study, here=here) is not None and planner.is_answered(study)
     return planner.is_answered(study)
-
-
-def closed_as_probed(store: Store, study: Study) -> Study | None:
-    """The study at its end if nothing more is worth probing; it is not predicted. Else ``None``."""
-    if study.state is not StudyState.QUEUED or not study.probes:
-        return None
-    plan = next_probe(study)
-    if not isinstance(plan, Stop) or plan.failure:
-        return None
-    moved = store.move(
-        study.id, StudyState.DONE, plan.reason, expect={StudyState.QUEUED}, revision=study.revision
-    )
-    return store.study(study.id) if moved else None
-
-
-def foresee(store: Store, study: Study, installed: Mapping[str, str]) -> Study:
-    """Enter what dry runs that are kept say of a study, until something is measured.
-
-    Returns:
-        The study after that.
-    """
-    return advance_from_cache(store, study, installed, as_predicted)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from tuner import machine
 from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Cluster, Device, local_cluster, processor_of
-from tuner.core.framework import NOT_PROBED, not_installed
+from tuner.core.framework import not_installed
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Question, missing_beside
 from tuner.cost.calibration import Calibration, calibrated
@@ -191,8 +191,8 @@ def _missing_links(question: Question, cluster: Cluster) -> str:
 
 
 def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
-    if question.framework.name in NOT_PROBED:
-        return f"settings of {question.framework.name} are not probed {where}"
+    if unprobed := question.unprobed:
+        return f"{unprobed} are not probed {where}"
     for package, version, found in not_installed(question.framework, versions):
         return f"{package} {version} is asked about, and {found or 'none'} is {where}"
     if missing := missing_beside(question, versions):

@@ -176,9 +176,9 @@ def with_study(opened: Opened, store: Store) -> Found:
         question = store.study(named[0]).question
     except UsageError:
         return found
-    knobs: dict[str, Any] = {**found.knobs, "tp_size": named[1]}
-    if named[1] > 1:
-        shards = named[1] < question.cluster.world_size
+    knobs: dict[str, Any] = {**found.knobs, **named[1]}
+    if "tp_size" in named[1]:
+        shards = named[1]["tp_size"] < question.cluster.world_size
         knobs["sharding"] = str(Sharding.FULL_SHARD if shards else Sharding.DDP)
     return replace(found, told=(question, Settings.from_dict(knobs)))
 

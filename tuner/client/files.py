@@ -338,7 +338,7 @@ def _with_header(found: Found, beside: Mapping[str, Any]) -> dict[str, Any]:
         "framework_versions": dict(question.framework.versions) or None,
     }
     told = {n: one for n, one in told.items() if one in found.may.get(n, ()) or n not in found.may}
-    loaded = found.unsaid & {"sharding", "tp_size"}
+    loaded = found.unsaid & trainer.UNSAID
     knobs = {n: one for n, one in settings.as_dict().items() if n not in found.knobs or n in loaded}
     return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}
 
@@ -369,8 +369,7 @@ def _check_cluster(found: Found, cluster: Cluster) -> None:
 
 def _knobs(found: Found, given: Mapping[str, Any]) -> dict[str, Any]:
     """All knobs that are decided, with values as JSON has them."""
-    # of a model that is split and sharded as it is loaded arguments of the Trainer say nothing
-    loaded = found.unsaid & {"sharding", "tp_size"} & given.keys()
+    loaded = found.unsaid & trainer.UNSAID & given.keys()
     for name, value in given.items():
         if name in loaded:
             continue

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from tuner.client.advance import advance_from_cache, closed_as_probed, conclude, is_answered
+from tuner.client.advance import advance_from_cache, conclude, is_answered
 from tuner.client.answered import PlainLines, Progress
 from tuner.client.place import Placed
 from tuner.client.values import Say
@@ -142,10 +142,8 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
         caller.note("to probe further, ask with another --max-probes or --budget")
         return stored
     study = store.ask(placed.question, placed.limits, labels)
-    if study.limits.fidelity is Fidelity.PREDICTED:
-        closed = conclude(store, advance_from_cache(store, study))
-    else:
-        closed = closed_as_probed(store, study)
+    is_predicted = study.limits.fidelity is Fidelity.PREDICTED
+    closed = conclude(store, advance_from_cache(store, study) if is_predicted else study)
     if closed is not None:
         caller.note(standing_text(closed, answered=True))
         return closed

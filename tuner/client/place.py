@@ -39,7 +39,7 @@ from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
-from tuner.text import size_text
+from tuner.text import show_all, size_text
 
 if TYPE_CHECKING:
     from tuner.store.workers import RegisteredWorker
@@ -246,6 +246,14 @@ def kept_rates(db: str | None, question: Question) -> Calibration | None:
         return store.calibration(question.cluster, question.framework.versions)
 
 
+# torch's ring attention knows the kernels of GPUs alone (``call_maps`` in torch/distributed/tensor/
+# experimental/_context_parallel/_attention.py, 2.13), so no probe of it could be tried here.
+NO_RING_PROBE = (
+    "above 1 is not probed here: have a script that is told {cp_size} run on GPUs with --script, or"
+    " ask for predictions with --fidelity predicted"
+)
+
+
 def _check_software(question: Question) -> None:
     """Refuse a framework that is not probed, other versions, an optimizer without its library."""
     asked = question.framework
@@ -256,6 +264,8 @@ def _check_software(question: Question) -> None:
             "is not probed here: use torch, accelerate or trainer, have your own script of it run"
             " with --script, or ask for predictions with --fidelity predicted",
         )
+    if question.unprobed:
+        raise UsageError("cp_size", show_all(question.knobs["cp_size"]), NO_RING_PROBE)
     for package, version, found in not_installed(asked):
         state = f"{package} {found} is installed here" if found else "it is not installed here"
         raise UsageError(

@@ -15,6 +15,8 @@ from tuner.client.values import ClusterLike
 from tuner.client.worker_process import NoSignals, Signals, Worker
 from tuner.core.cluster import Cluster, Device
 from tuner.core.quantity import Provenance
+from tuner.cost.constants import default_costs
+from tuner.cost.time.rehearsed import Launches, RehearsedTime, rehearsed_time
 from tuner.errors import ProbeError, StoppedError, UsageError
 
 # What its figures are: torch's own allocator counted them for the script itself, on no GPU.
@@ -22,6 +24,7 @@ REHEARSED = Provenance.REHEARSED
 LAST = "last"
 MOST_STEPS = 1000
 LONGEST_S = 86_400.0
+MOST_TOKENS = 10**12
 POLL_S = 0.1
 
 
@@ -33,7 +36,8 @@ class Rehearsal:
     cluster: Cluster | None  # ``None`` where no GPU was named, and memory has no bound
     ranks: tuple[Mapping[str, Any], ...]
     """A record of each rank: ``outcome`` (``ok``, ``oom``, ``failed``, ``time``), ``steps`` and
-    ``memory`` in bytes, ``moments`` with the lines that held it, ``collectives``, ``not_run``."""
+    ``memory`` in bytes, ``moments`` with the lines that held it, ``collectives``, ``not_run``, and
+    ``time``: a :class:`RehearsedTime`, which is predicted."""
 
     @property
     def fits(self) -> bool | None:
@@ -61,6 +65,7 @@ def rehearse(
     ranks: Sequence[int | str] = (0,),
     steps: int = 3,
     seconds: float = 600.0,
+    tokens_per_step: int | None = None,
     network: bool = False,
     writes: bool = False,
     even_here: bool = False,
@@ -77,8 +82,9 @@ def rehearse(
         command: as it would be typed: torchrun, accelerate launch, deepspeed or python.
         cluster: whose GPUs it is for; left out, nothing runs out of memory.
         ranks: numbers, or ``last``.
-        steps: of the optimizer, after which a rank ends.
+        steps: of the optimizer; after one more, of which the time is predicted, a rank ends.
         seconds: after which it ends all the same.
+        tokens_per_step: of all ranks; left out, each is taken to have its own.
         network: lets it reach other machines.
         writes: lets it write where it wants, and save.
         even_here: also where this machine has a GPU, which is not used.
@@ -91,7 +97,11 @@ def rehearse(
     """
     found = None if cluster is None else read_cluster(cluster)
     order = order_of(command, found, ranks, steps=steps, seconds=seconds)
+    if tokens_per_step is not None and not 1 <= tokens_per_step <= MOST_TOKENS:
+        allowed = f"must be from 1 to {MOST_TOKENS}"
+        raise UsageError("tokens_per_step", tokens_per_step, allowed)
     order |= {"network": network, "writes": writes, "even_here": even_here}
+    order["timed"] = found is not None
     order["snapshot"] = "" if snapshot is None else str(Path(snapshot).absolute())
     with tempfile.TemporaryDirectory(prefix="tuner-rehearsal-") as folder:
         asked, out = Path(folder) / "order.json", Path(folder) / "out.json"
@@ -109,7 +119,20 @@ def rehearse(
         told = json.loads(out.read_text(encoding="utf-8"))
     if "error" in told:
         raise ProbeError(told["error"])
+    for rank in told["ranks"]:
+        rank["time"] = _time(rank, found, tokens_per_step or 0).as_dict()
     return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
+
+
+def _time(rank: dict[str, Any], cluster: Cluster | None, tokens: int) -> RehearsedTime:
+    """The step's time, of the launches in a rank's record, which are taken out of it."""
+    launches = rank.pop("launches", {"unknown": rank["detail"]})
+    if cluster is None:
+        return RehearsedTime(unknown="no GPU was named")
+    if "unknown" in launches:
+        return RehearsedTime(unknown=launches["unknown"])
+    told = Launches.from_dict(launches)
+    return rehearsed_time(told, cluster, default_costs(), tokens_per_step=tokens)
 
 
 def order_of(

@@ -75,6 +75,8 @@ class Settings(_Kept):
     tp_recompute_allgather: bool = False
     """Whether backward gathers activations again instead of keeping them gathered."""
     pp_size: int = 1  # pipeline stages
+    cp_size: int = 1
+    """Ranks that split each sequence (context parallelism), and the model's shards with it."""
     micro_batch_size: int = 1  # sequences that one data-parallel rank computes at once
     gradient_accumulation_steps: int = 1  # micro-batches of one rank in one optimizer step
     sync_each_batch: bool = True
@@ -90,7 +92,8 @@ class Settings(_Kept):
     """Whether logits and loss are computed part by part, without the whole logits in memory."""
 
     def __post_init__(self) -> None:
-        for name in ("tp_size", "pp_size", "micro_batch_size", "gradient_accumulation_steps"):
+        sizes = (*NO_MODEL_PARALLELISM, "micro_batch_size", "gradient_accumulation_steps")
+        for name in sizes:
             value = getattr(self, name)
             if value < 1:
                 raise UsageError(name, value, "must be a positive integer")
@@ -120,7 +123,7 @@ class Settings(_Kept):
         """Plain JSON values, in the order of the fields, as they are stored and hashed: knobs that
         are left out at their default (:attr:`Knob.added_later`) are not among them then."""
         values = self.all_values().items()
-        return {name: v for name, v in values if name not in _UNSAID or v != _UNSAID[name]}
+        return {name: v for name, v in values if name not in UNSAID or v != UNSAID[name]}
 
     def all_values(self) -> dict[str, Any]:
         """As :meth:`as_dict`, of every knob: for tables, and for who reads knobs by name."""
@@ -147,16 +150,21 @@ class Settings(_Kept):
 
     @property
     def model_parallel_size(self) -> int:
-        """Ranks that hold one copy of the model's layers together: ``tp_size * pp_size``."""
-        return self.tp_size * self.pp_size
+        """Ranks that compute the same sequences together: ``tp_size * pp_size * cp_size``."""
+        return self.tp_size * self.pp_size * self.cp_size
 
     def data_parallel_size(self, world_size: int) -> int:
-        """Ranks that see different data: ``world_size / (tp_size * pp_size)``."""
+        """Ranks that see different data: ``world_size / (tp_size * pp_size * cp_size)``."""
         return world_size // self.model_parallel_size
 
+    def sharing_size(self, world_size: int) -> int:
+        """Ranks that share a model's shards, and reduce its gradients together: those that see
+        different data, and under context parallelism those that see parts of one sequence."""
+        return self.data_parallel_size(world_size) * self.cp_size
 
-# What launchers without tensor parallelism and pipelines run.
-NO_MODEL_PARALLELISM: Mapping[str, int] = {"tp_size": 1, "pp_size": 1}
+
+# What launchers that split nothing but data run.
+NO_MODEL_PARALLELISM: Mapping[str, int] = {"tp_size": 1, "pp_size": 1, "cp_size": 1}
 
 
 def model_parallel_size(knobs: Mapping[str, int]) -> int:
@@ -221,6 +229,13 @@ KNOBS: Mapping[str, Knob] = {
         head="pp\nsize",
         live_when="the stack has pipelines (nanotron)",
     ),
+    "cp_size": Knob(
+        kind=int,
+        label="Context-parallel size",
+        head="cp\nsize",
+        live_when="the stack has ring attention, on GPUs; only where asked for",
+        added_later=True,
+    ),
     "micro_batch_size": Knob(
         kind=int,
         label="Micro-batch size",
@@ -275,7 +290,7 @@ KNOBS: Mapping[str, Knob] = {
 }
 
 # The defaults at which a knob is left out of text and JSON.
-_UNSAID: Mapping[str, Any] = {
+UNSAID: Mapping[str, Any] = {
     name: getattr(Settings(), name) for name, knob in KNOBS.items() if knob.added_later
 }
 # The values of all knobs.
@@ -354,7 +369,7 @@ def parse_settings(text: str) -> Settings:
 # Settings are put in order by their text, and the same values come again and again.
 @lru_cache(maxsize=4096)
 def _part(name: str, value: object) -> str:
-    if name in _UNSAID and value == _UNSAID[name]:
+    if name in UNSAID and value == UNSAID[name]:
         return ""
     return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
 

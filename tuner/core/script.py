@@ -308,9 +308,7 @@ def check_script(
 
 def is_sharded(question: "Question", settings: Settings) -> bool:
     """Says if FSDP2 wraps the model: as in the probe, not where no ranks see different data."""
-    return (
-        settings.sharding in FSDP and settings.data_parallel_size(question.cluster.world_size) > 1
-    )
+    return settings.sharding in FSDP and settings.sharing_size(question.cluster.world_size) > 1
 
 
 def checkpoints_in_script(question: "Question", settings: Settings) -> bool:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -208,6 +208,10 @@ class Workload:
             return self.reduce_dtype
         by_accelerate = self.splits_sequence or not split
         return ReduceDtype.BF16 if sharded and by_accelerate else ReduceDtype.FP32
+
+    def part(self, ranks: int) -> "Workload":
+        """The workload of one of so many ranks that split each sequence (``cp_size``)."""
+        return self if ranks == 1 else replace(self, sequence_length=self.sequence_length // ranks)
 
     @property
     def tokens_per_step(self) -> int:

@@ -308,6 +308,8 @@ def _refusal(cluster: Cluster, framework: Framework, settings: Settings) -> str:
         return "the dry-run program has no zero1: FSDP2 shards gradients too"
     if settings.pp_size > 1:
         return "the dry-run program runs one pipeline stage"
+    if settings.cp_size > 1:
+        return "the dry-run program splits no sequence over a ring"
     if settings.cpu_offload and cluster.gpu.device is Device.CPU:
         return "cpu_offload is not dry-run: on CPUs there is nothing to offload to"
     if settings.cpu_offload:

@@ -139,7 +139,7 @@ def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
     """Says what of a node's memory inputs of layers take; nothing where they stay on the device."""
     if workload.model.is_traced:  # of which no arithmetic says how wide they are
         return
-    if inputs := host_inputs(workload, settings, cluster):
+    if inputs := host_inputs(workload.part(settings.cp_size), settings, cluster):
         yield InputsOnHost(
             rank_bytes=sum(inputs),
             pinned_bytes=pinned_bytes(inputs),

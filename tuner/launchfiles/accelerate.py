@@ -67,6 +67,7 @@ from tuner.launchfiles.model_code import (
     is_varlen,
     labels_text,
     loading_code,
+    loop_code,
     loss_code,
     mask_code,
     packing_needs,
@@ -118,11 +119,16 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
             "parallelism_config_dp_shard_size": settings.data_parallel_size(cluster.world_size),
             "parallelism_config_tp_size": settings.tp_size,
         }
-    elif by_plugin and settings.sharding is Sharding.HYBRID_SHARD:
-        values["parallelism_config"] = {
-            "parallelism_config_dp_replicate_size": cluster.nodes,
-            "parallelism_config_dp_shard_size": cluster.gpus_per_node,
-        }
+        return values
+    replicas = cluster.nodes if by_plugin and settings.sharding is Sharding.HYBRID_SHARD else 1
+    sizes: dict[str, Any] = {
+        "dp_replicate_size": replicas,
+        "dp_shard_size": settings.data_parallel_size(cluster.world_size) // replicas,
+    }
+    if settings.cp_size > 1:
+        sizes |= {"cp_size": settings.cp_size, "cp_comm_strategy": "allgather"}
+    if settings.cp_size > 1 or replicas > 1:
+        values["parallelism_config"] = {f"parallelism_config_{n}": s for n, s in sizes.items()}
     return values
 
 
@@ -191,7 +197,7 @@ def _oldest_accelerate(question: Question, settings: Settings) -> str:
         return FROZEN_STAYS_NARROW.strip(">=")
     if settings.gradient_accumulation_steps > 1 and not settings.sync_each_batch:
         return "1.11"  # before, FSDP2 synchronized each micro-batch
-    if settings.sharding is Sharding.HYBRID_SHARD:
+    if settings.sharding is Sharding.HYBRID_SHARD or settings.cp_size > 1:
         return "1.10"  # the first with parallelism_config
     return "1.6"  # the first with FSDP2
 
@@ -358,8 +364,7 @@ OFF = (
     "activation_checkpointing is taken as none, for the file does not turn it on; where the script"
     " does, say --settings activation_checkpointing=full"
 )
-# Kinds of parallelism of accelerate's that are not those that are predicted.
-NOT_PREDICTED = ("cp_size", "sp_size")
+RING = ("cp_size", "cp_backend", "cp_comm_strategy")  # of context parallelism
 # Number and size of the groups of ranks that shard.
 GROUPS = ("dp_replicate_size", "dp_shard_size")
 
@@ -388,6 +393,13 @@ def read(values: Mapping[str, Any]) -> Found:
     knobs: dict[str, Any] = {**NO_MODEL_PARALLELISM}
     classes: tuple[str, ...] = ()
     groups = _groups(parallel := fields.part("parallelism_config"))
+    ring = parallel.any_of("parallelism_config_cp_size", "cp_size")
+    if (cp := parallel.whole(ring, 1) or 1) > 1:
+        if kind is not None:
+            raise parallel.error(ring, "must be 1 but with distributed_type FSDP")
+        knobs["cp_size"] = cp
+        rotates = parallel.any_of("parallelism_config_cp_comm_strategy", "cp_comm_strategy")
+        parallel.choice(rotates, {"allgather": True}, "allgather")
     split = parallel.any_of("parallelism_config_tp_size", "tp_size")
     if (tp := parallel.whole(split, 1) or 1) > 1:
         if kind is None:
@@ -433,14 +445,24 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     """Number and size of the groups of ranks that shard."""
     if not fields.values:
         return None
-    names = ("tp_size", *NOT_PREDICTED, *GROUPS)
+    names = (
+        "tp_size",
+        "cp_size",
+        "cp_backend",
+        "cp_comm_strategy",
+        "sp_size",
+        "sp_backend",
+        *GROUPS,
+    )
     fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
-    for name in NOT_PREDICTED:
-        spelled = fields.any_of(f"parallelism_config_{name}", name)
-        fields.refuse(spelled, "must be 1: accelerate's is not predicted")
-    sizes = (fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1) for name in GROUPS)
-    replicas, shards = (size or 1 for size in sizes)
-    return replicas, shards
+    ulysses = fields.any_of("parallelism_config_sp_size", "sp_size")
+    fields.refuse(ulysses, "must be 1: DeepSpeed's sequence parallelism is not predicted")
+    sizes = (
+        fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1)
+        for name in (*GROUPS, "cp_size")
+    )
+    replicas, shards, ring = (size or 1 for size in sizes)
+    return replicas, shards * ring
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -463,26 +485,6 @@ _CHECKPOINTING = """\
 model.gradient_checkpointing_enable(
     gradient_checkpointing_kwargs={"use_reentrant": False}
 )"""
-_DEFERS = """
-        # over replicas after the last micro-batch only; accelerate has no option for it
-        model.set_requires_all_reduce(accelerator.sync_gradients)"""
-_LOOP = """\
-
-for batch in batches:{masks}
-    with accelerator.accumulate(model):{defers}
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()"""
-
-
-_STEP = """
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEPS = """
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()"""
 
 
 def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
@@ -514,7 +516,6 @@ def script(question: Question, settings: Settings) -> str:
     muon = work.optimizer is Optimizer.MUON
     call = optimizer_call(work.optimizer, "LEARNING_RATE")
     call = call.replace("model.parameters()", "list(groups.values())") if split else call
-    loop = _LOOP.replace(_STEP, _STEPS) if muon else _LOOP
     functions = [reduces, loss_code(question, settings), freeze, collate, mask]
     functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
     parts = (
@@ -543,7 +544,11 @@ def script(question: Question, settings: Settings) -> str:
         'assert accelerator.is_fsdp2, "accelerate shards with the file, and on GPUs only"'
         if sharded
         else None,
-        f"assert accelerator.parallelism_config.tp_size == {settings.tp_size}" if split else None,
+        *(
+            f"assert accelerator.parallelism_config.{name} == {ranks}"
+            for name, ranks in {"tp_size": settings.tp_size, "cp_size": settings.cp_size}.items()
+            if ranks > 1
+        ),
         f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
         "",
         *loading_code(question, split),
@@ -564,8 +569,6 @@ def script(question: Question, settings: Settings) -> str:
         else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
         # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
         "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        loop.replace("{defers}", _DEFERS if settings.defer_all_reduce else "").replace(
-            "{masks}", masks and f"\n    {masks}"
-        ),
+        loop_code(question, settings, masks),
     )
     return "\n".join(part for part in parts if part is not None)

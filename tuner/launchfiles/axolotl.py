@@ -6,6 +6,7 @@ Trainer, and shards by accelerate: ``core/builders/base.py``, ``utils/trainer.py
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
@@ -15,8 +16,7 @@ from tuner.core.workload import Optimizer
 from tuner.launchfiles.fields import Fields, Found, Uncounted
 from tuner.launchfiles.fsdp import layer_class, reshards
 from tuner.launchfiles.trained import (
-    FEWER_GRADIENTS,
-    KERNELS,
+    UNCOUNTED,
     adapter,
     deepspeed,
     other_optimizer,
@@ -26,52 +26,11 @@ from tuner.launchfiles.trainer import OPTIMIZERS
 NAME = "axolotl"
 MARKS = frozenset({"base_model", "sequence_len"})
 
-# What a figure does not take into account, and what that may change.
-_UNCOUNTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
-         "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope",
-         "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
-         "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
-         "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp"), KERNELS,
-    ),
-    **dict.fromkeys(
-        ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
-         "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
-        "experts are computed by other kernels, mostly faster",
-    ),
-    "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
-    "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
-    "unfrozen_parameters": FEWER_GRADIENTS,
-    "freeze_mm_modules": FEWER_GRADIENTS,
-    "lisa_n_layers": FEWER_GRADIENTS,
-    "relora": "adapters are merged now and then, and begin anew",
-    "peft_use_dora": "weights are decomposed: more memory and time than predicted",
-    "torch_compile": "compiled models are not predicted: mostly faster, with less memory",
-    "fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
-    "qat": "weights are quantized in forward: slower than predicted",
-    "context_parallel_size": "sequences are split over GPUs, and are predicted whole",
-    "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
-    "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
-    "model_quantization_config": "the model is loaded in another number format",
-    "ddp_find_unused_parameters": "DDP looks for unused parameters in each step: slower",
-    "resize_token_embeddings_to_32x": "the vocabulary becomes a little larger",
-    "use_onebitllms": "weights of few bits are not predicted",
-    "neftune_noise_alpha": "",
-    "processor_type": "images and sounds are not counted: figures are of the language model alone",
-    "model_config": "", "overrides_of_model_config": "the model's shape may be another",
-    "lora_on_cpu": "",
-    "relora_cpu_offload": "",
-    "use_ray": "",
-}  # fmt: skip
 # What asks for another training step than is predicted.
 _OTHER_STEP: Mapping[str, str] = {
     "rl": "other training than on given answers is not predicted",
     "ebft": "answers are generated in training, which is not predicted",
     "diffusion": "diffusion models of language are not predicted",
-    "trl": "",
-    "vllm": "",
-    "use_eaft": "",
 }
 # Values of ``rl``, and what their steps have beside (trl's trainers, which axolotl runs).
 _REFERENCE = (
@@ -104,7 +63,7 @@ _NO_EFFECT = re.compile(
     r"|lora_dropout|lora_alpha|lora_r|full_finetune|type_of_model|unsloth_\w+|test_value"
     r"|llama4_linearized|nvfp4_merge_aware|merge_lora|process_reward_model|num_labels|xformers_\w+"
     r"|sdp_attention|flex_attention|s2_attention|noisy_embedding_alpha|neftune_noise_alpha"
-    r"|model_config|lora_on_cpu|use_ray"
+    r"|model_config|lora_on_cpu|use_ray|trl|vllm|use_eaft"
 )
 # Looked at by :func:`read`.
 _READ = frozenset({
@@ -161,6 +120,13 @@ def read(values: Mapping[str, Any]) -> Found:
         free["sharding"] += () if trained is None else ("ddp",)
     if trained is None and _CCE not in fields.words("plugins"):
         free["fused_loss"] = ()
+    packing = _read_packing(fields)
+    if is_sharded and packing is None and trained is None and "deepspeed" not in fields:
+        for place, line in enumerate(uncounted):
+            if line.key in ("context_parallel_size", "sequence_parallel_degree"):
+                effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
+                uncounted[place] = replace(line, effect=effect)
+                knobs["cp_size"] = fields.whole(line.key)
     optimizer = _read_optimizer(fields, uncounted)
     on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
@@ -170,7 +136,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "precision": (precision,),
         "optimizer": (optimizer,),
         "adapter": (trained,),
-        "packing": (_read_packing(fields),),
+        "packing": (packing,),
     }
     if (length := fields.whole("sequence_len")) is not None:
         may["sequence_length"] = (length,)
@@ -196,17 +162,19 @@ def _passed_over(fields: Fields) -> Iterator[Uncounted]:
     for name, value in fields.values.items():
         if name not in fields or value is False or (value == 1 and value is not True):
             continue
+        if name in _READ and name != "plugins":
+            continue
         if why := _OTHER_STEP.get(name):
             why = _RL.get(str(value), why) if name == "rl" else why
             yield Uncounted(key=name, value=value, effect=why, rules_out=True)
-        elif why := _UNCOUNTED.get(name, ""):
+        elif why := UNCOUNTED.get(name, ""):
             yield Uncounted(key=name, value=value, effect=why)
         elif name == "plugins":
             for plugin in fields.words(name):
                 if plugin.endswith("DiffusionPlugin"):
                     why = _OTHER_STEP["diffusion"]
                     yield Uncounted(key=name, value=plugin, effect=why, rules_out=True)
-        elif name not in (*_READ, *_UNCOUNTED, *_OTHER_STEP) and not _NO_EFFECT.fullmatch(name):
+        elif not _NO_EFFECT.fullmatch(name):
             yield Uncounted(key=name, value=value, effect="is not known here, and may change both")
 
 

@@ -117,8 +117,8 @@ class Format:
 
 
 def has_data_parallel_ranks(question: Question, settings: Settings) -> bool:
-    """Tells whether ranks see different data."""
-    return settings.data_parallel_size(question.cluster.world_size) > 1
+    """Tells whether ranks see different data, or other parts of it."""
+    return settings.sharing_size(question.cluster.world_size) > 1
 
 
 def reduced_in(question: Question, settings: Settings) -> ReduceDtype:
@@ -137,7 +137,8 @@ def batch_text(question: Question, settings: Settings) -> str:
     ranks = settings.data_parallel_size(question.cluster.world_size)
     return (
         f"an optimizer step: {settings.micro_batch_size} (micro-batch)"
-        f" x {settings.gradient_accumulation_steps} (accumulation) x {ranks} (processes)"
+        f" x {settings.gradient_accumulation_steps} (accumulation) x {ranks} (processes"
+        f"{f' / cp_size {settings.cp_size}' if settings.cp_size > 1 else ''})"
         f" = {question.workload.global_batch_size} sequences"
     )
 
@@ -196,6 +197,17 @@ def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
     return (
         f"{launcher} runs no pipeline stages, and these settings have"
         f" pp_size={settings.pp_size}; ask again with --framework {framework}"
+    )
+
+
+def rings(launcher: str, settings: Settings) -> str | None:
+    """Refuses context parallelism for launchers of which none is written."""
+    if settings.cp_size == 1:
+        return None
+    return (
+        f"no context parallelism is written for {launcher}, and these settings have"
+        f" cp_size={settings.cp_size}; take the format accelerate or torchtitan, or ask again with"
+        " --knob cp_size=1"
     )
 
 
@@ -504,7 +516,14 @@ def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
             cluster = named.as_dict()
         parts = {**values, "workload": work, "cluster": cluster, "knobs": {}}
         return values["format"], Question.from_dict(parts), parse_settings(values["settings"])
-    except (TunerError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        TunerError,
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        ArithmeticError,
+    ) as error:
         why = " ".join(str(error).split())[:200]
         allowed = f"is not as tuner export wrote it ({why}): take it out, or export anew"
         raise UsageError("file", _MARK[2:-1], allowed) from error
@@ -517,6 +536,6 @@ def told_in_comment(text: str) -> tuple[str, Question, Settings] | None:
         return None
     try:
         values = json.loads("".join(line[4:] for line in found[1].splitlines()))
-    except ValueError:
+    except (ValueError, RecursionError):
         values = {}
     return told_in(values if isinstance(values, Mapping) else {})

@@ -91,6 +91,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
         refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
+        refusals.rings("DeepSpeed's ZeRO", settings),
         refusals.fused("DeepSpeed's file", settings),
         refusals.adapters("DeepSpeed", question),
         refusals.packing("DeepSpeed", question),

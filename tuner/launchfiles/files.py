@@ -318,8 +318,9 @@ def _exported(text: str, format_name: str, question: Question, settings: Setting
     knobs = settings.as_dict()
     for found in _VARIABLE.finditer(text):
         if (name := found["name"].lower()) in KNOBS:
-            value = yaml.safe_load(found["value"])
-            knobs[name] = value if not isinstance(value, str) else yaml.safe_load(value)
+            word = found["value"].strip().strip("'\"")
+            number = int(word) if word.isdecimal() and len(word) < 10 else word
+            knobs[name] = {"true": True, "false": False}.get(word, number)
     code = "what it was written for is taken from its first lines: changes of its code are not seen"
     notes = (code,) if format_name == torch_module.FORMAT.name else ()
     return Found(format_name=format_name, knobs=knobs, notes=notes, told=(question, settings))

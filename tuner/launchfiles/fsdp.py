@@ -235,6 +235,19 @@ def checkpointing(settings: Settings, *, varlen: bool = False) -> tuple[str, ...
     return (plain,) if how is Checkpointing.FULL else ()
 
 
+def ring_variables(question: Question, settings: Settings) -> dict[str, str]:
+    """What the Trainer's Accelerator reads of context parallelism, of which no argument tells
+    (``Accelerator.__init__`` and parallelism_config.py, accelerate 1.15)."""
+    if settings.cp_size == 1:
+        return {}
+    sizes = {
+        "DP_SHARD_SIZE": settings.data_parallel_size(question.cluster.world_size),
+        "CP_SIZE": settings.cp_size,
+    }
+    told = {f"PARALLELISM_CONFIG_{name}": str(size) for name, size in sizes.items()}
+    return {"ACCELERATE_USE_PARALLELISM_CONFIG": "true", **told}
+
+
 def is_passed_over(question: Question, settings: Settings) -> bool:
     """Tells whether accelerate would not do it at all: on a CPU it ignores FSDP, and refuses
     ``ParallelismConfig`` (``_validate_accelerator`` in parallelism_config.py, 1.15)."""

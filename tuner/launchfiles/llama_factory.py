@@ -18,20 +18,6 @@ NAME = "llama-factory"
 MARKS = frozenset({"finetuning_type", "cutoff_len"})
 
 _STAGES = {"sft": True, "pt": True}
-_UNCOUNTED: Mapping[str, str] = {
-    "use_unsloth": trained.KERNELS,
-    "enable_liger_kernel": trained.KERNELS,
-    "use_dora": "weights are decomposed: more memory and time than predicted",
-    "freeze_vision_tower": "images are not counted: figures are of the language model alone",
-    "use_galore": "this optimizer is not predicted",
-    "use_apollo": "this optimizer is not predicted",
-    "use_badam": trained.FEWER_GRADIENTS,
-    "use_adam_mini": "this optimizer is not predicted",
-    "mixture_of_depths": "layers are passed over: less memory and time than predicted",
-    "shift_attn": "attention is shorter than predicted",
-    "fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
-    "enable_fp8": "products in 8 bits are not predicted: faster on GPUs that have them",
-}
 
 
 def read(values: Mapping[str, Any]) -> Found:
@@ -41,7 +27,7 @@ def read(values: Mapping[str, Any]) -> Found:
         UsageError: a field is wrong.
     """
     fields = Fields(values)
-    uncounted = trained.passed_over(fields, _UNCOUNTED)
+    uncounted = trained.passed_over(fields)
     stage = str(fields.values.get("stage") or "sft")
     if stage not in _STAGES:
         uncounted.append(

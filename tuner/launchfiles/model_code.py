@@ -2,6 +2,8 @@
 batches, as the probe program does."""
 
 import ast
+import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import indent
@@ -13,7 +15,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import ADAPTER_PACKAGE, FOUR_BIT_PACKAGE, FrameworkName
 from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
-from tuner.core.workload import Loss, Precision
+from tuner.core.workload import Loss, Optimizer, Precision
 from tuner.launchfiles.fsdp import DTYPES, dtype_argument, loaded
 
 # The first whose kernels are operators that torch knows by name (catalog/versions.toml).
@@ -46,17 +48,26 @@ def use_loss(question: Question, settings: Settings) -> str:
 def loss_code(question: Question, settings: Settings) -> str:
     """What :func:`use_loss` needs: ``fuse_loss``, or ``cross_entropy`` of a model's logits."""
     if settings.fused_loss:
-        return _fused_code()
+        return _targets(_fused_code(), settings)
     # whose parallelize makes the loss
-    if settings.model_parallel_size > 1 and not question.workload.gathers_logits:
+    if settings.splits_layers and not question.workload.gathers_logits:
         return ""
     if question.workload.loss is Loss.HF:
         return ""
     wide = question.workload.loss is Loss.FP32
-    return _CROSS_ENTROPY.format(
+    code = _CROSS_ENTROPY.format(
         what="of an fp32 copy of the logits" if wide else "of the logits as they are",
         widened=".float()" if wide else "",
     )
+    return _targets(code, settings)
+
+
+def _targets(code: str, settings: Settings) -> str:
+    """The same of labels that are shifted already: a part of a sequence has not all of them."""
+    if settings.cp_size == 1:
+        return code
+    shifted = r"torch\.nn\.functional\.pad\((\S+), \(0, 1\), value=-100\)\[\.\.\., 1:\]"
+    return re.sub(shifted, r"\1", code)
 
 
 # What makes a micro-batch of rows, as ``batch_of`` in workers/probe/batches.py does.
@@ -236,6 +247,29 @@ def packing_needs(question: Question) -> tuple[str, ...]:
     return tuple(needs)
 
 
+def packing_text(question: Question) -> Iterator[str]:
+    """Says how the Trainer is given packed or padded batches.
+
+    TRL's trainer masks first tokens, begins positions anew and makes one row of a micro-batch by
+    itself (``SFTTrainer.__init__`` and ``DataCollatorForLanguageModeling`` in
+    trl/trainer/sft_trainer.py, 1.14); its default strategy, bfd, packs whole documents.
+    """
+    packing, tokens = question.workload.packing, question.workload.sequence_length
+    if question.script is not None or packing is None:
+        return
+    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
+    if packing.restarts:
+        rows = f"documents, lists of tokens, {tokens} in all"
+    needs = " and ".join(packing_needs(question))
+    needs = needs and f" This needs {needs}."
+    yield f"Give the Trainer data_collator=lambda rows: {collator}. Its rows have {rows}.{needs}"
+    if packing.variant is PackingVariant.VARLEN:
+        yield (
+            f"Or take TRL's SFTTrainer: its SFTConfig takes these arguments with packing=True and"
+            f" max_length={tokens}, and packs and collates by itself."
+        )
+
+
 def adapter_needs(question: Question) -> str:
     """The releases of peft and bitsandbytes that the adapter's code needs; empty without one."""
     oldest = version_table().frameworks[FrameworkName.ACCELERATE].oldest
@@ -289,3 +323,53 @@ def _quoted(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_quoted, value))}]"
     return f'"{value}"' if isinstance(value, str) else repr(value)
+
+
+_DEFERS = """
+        # over replicas after the last micro-batch only; accelerate has no option for it
+        model.set_requires_all_reduce(accelerator.sync_gradients)"""
+_LOOP = """\
+
+for batch in batches:{masks}
+    with accelerator.accumulate(model):{defers}
+        loss = model(**batch).loss
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()"""
+
+
+# Labels are shifted before they are split, and means weighed by tokens. Without a mask transformers
+# would take two parts for documents, and make one (``find_packed_sequence_indices``, 5.23).
+_RING_LOOP = """\
+
+for batch in batches:
+    tokens, labels = batch["input_ids"], batch["labels"]
+    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
+    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+    parts, count = [tokens, labels, positions], (labels >= 0).sum()
+    ring = accelerator.maybe_context_parallel(parts, [1, 1, 1], set(parts))
+    with ring, accelerator.accumulate(model):{defers}
+        loss = model(  # each process has its own parts now
+            input_ids=tokens, labels=labels, shift_labels=labels, position_ids=positions,
+            attention_mask=torch.ones_like(tokens),
+        ).loss
+        share = accelerator.parallelism_config.cp_size * (labels >= 0).sum() / count
+        accelerator.backward(loss * share)
+        optimizer.step()
+        optimizer.zero_grad()"""
+_STEP = """
+        optimizer.step()
+        optimizer.zero_grad()"""
+_STEPS = """
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()"""
+
+
+def loop_code(question: Question, settings: Settings, masks: str) -> str:
+    """The loop of a script with accelerate; ``masks`` is :func:`mask_code`'s line."""
+    loop = _RING_LOOP if settings.cp_size > 1 else _LOOP
+    if question.workload.optimizer is Optimizer.MUON:
+        loop = loop.replace(_STEP, _STEPS)
+    loop = loop.replace("{defers}", _DEFERS * settings.defer_all_reduce)
+    return loop.replace("{masks}", masks and f"\n    {masks}")

@@ -288,6 +288,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
         refusals.pipelines("torch's own loop", settings, "torch"),
+        refusals.rings("torch's own loop", settings),
         refusals.adapters("torch's own loop", question),
         refusals.packing("torch's own loop", question),
         refusals.fsdp2("torch's FSDP2", question, settings, "torch"),

@@ -86,7 +86,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
             "fsdp_reshard_after_forward": "always" if reshards(settings) else "never",
             "tensor_parallel_degree": settings.tp_size,
             "pipeline_parallel_degree": 1,
-            "context_parallel_degree": 1,
+            "context_parallel_degree": settings.cp_size,
         },
         "activation_checkpoint": _checkpointing(settings),
         "optimizer": {"name": "AdamW", "implementation": kernels},
@@ -314,7 +314,7 @@ def read(values: Mapping[str, Any]) -> Found:
     fields = Fields(values)
     training, parallel = fields.part("training"), fields.part("parallelism")
     uncounted = []
-    for name in ("pipeline_parallel_degree", "context_parallel_degree", "expert_parallel_degree"):
+    for name in ("pipeline_parallel_degree", "expert_parallel_degree"):
         if (size := parallel.whole(name, 1) or 1) > 1:
             effect = "this parallelism of torchtitan's is not predicted"
             uncounted.append(Uncounted(key=name, value=size, effect=effect, rules_out=True))
@@ -339,6 +339,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "sharding": str(kind),
         "tp_size": parallel.whole("tensor_parallel_degree", 1),
         "pp_size": 1,
+        "cp_size": parallel.whole("context_parallel_degree", 1),
         "micro_batch_size": micro,
         "sync_each_batch": True,
         "activation_checkpointing": str(_read_checkpointing(fields, uncounted)),
@@ -374,7 +375,9 @@ def read(values: Mapping[str, Any]) -> Found:
         may=may,
         free=_FREE,
         strict=False,
-        groups=(copies, shards * knobs["tp_size"]) if in_groups and shards != -1 else None,
+        groups=(copies, shards * knobs["tp_size"] * knobs["cp_size"])
+        if in_groups and shards != -1
+        else None,
         uncounted=tuple(uncounted),
     )
 

@@ -18,14 +18,58 @@ FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and tim
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
 OTHER_STEP = "other training than on given answers, which is not predicted"
-# Arguments of the Trainer's that no figure takes into account.
-NOT_PREDICTED: Mapping[str, str] = {
+_DORA = "weights are decomposed: more memory and time than predicted"
+_COMPILED = "compiled models are not predicted: mostly faster, with less memory"
+_EIGHT_BITS = "products in 8 bits are not predicted: faster on GPUs that have them"
+# Fields of such programs, and of the Trainer, that no figure takes into account, and what each may
+# change; a program of which one is read passes over it.
+UNCOUNTED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
+         "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope",
+         "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
+         "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
+         "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp", "use_unsloth",
+         "enable_liger_kernel"), KERNELS,
+    ),
+    **dict.fromkeys(
+        ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
+         "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
+        "experts are computed by other kernels, mostly faster",
+    ),
+    "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
+    "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
+    **dict.fromkeys(
+        ("unfrozen_parameters", "freeze_mm_modules", "lisa_n_layers", "use_badam"),
+        FEWER_GRADIENTS,
+    ),
+    "relora": "adapters are merged now and then, and begin anew",
+    "qat": "weights are quantized in forward: slower than predicted",
+    **dict.fromkeys(
+        ("context_parallel_size", "sequence_parallel_degree"),
+        "sequences are split over GPUs, and are predicted whole",
+    ),
+    "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
+    "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
+    "model_quantization_config": "the model is loaded in another number format",
+    "ddp_find_unused_parameters": "DDP looks for unused parameters in each step: slower",
+    "resize_token_embeddings_to_32x": "the vocabulary becomes a little larger",
+    "use_onebitllms": "weights of few bits are not predicted",
+    "processor_type": "images and sounds are not counted: figures are of the language model alone",
+    "overrides_of_model_config": "the model's shape may be another",
+    "peft_use_dora": _DORA, "use_dora": _DORA,
+    "fp8": _EIGHT_BITS, "enable_fp8": _EIGHT_BITS,
+    "torch_compile": _COMPILED, "torch_compile_backend": _COMPILED,
+    "freeze_vision_tower": "images are not counted: figures are of the language model alone",
+    **dict.fromkeys(("use_galore", "use_apollo", "use_adam_mini"),
+                    "this optimizer is not predicted"),
+    "mixture_of_depths": "layers are passed over: less memory and time than predicted",
+    "shift_attn": "attention is shorter than predicted",
+    "activation_offloading": "kept activations wait on the host: less memory, mostly slower",
     "fp16": "fp16 is not predicted: the figures are of bf16, whose numbers are as large",
-    "torch_compile": "compiled models are not predicted: mostly faster, with less memory",
-    "torch_compile_backend": "compiled models are not predicted: mostly faster, with less memory",
     "auto_find_batch_size": "the Trainer makes the batch smaller where memory runs out",
     "parallelism_config": "is not predicted: each model is on one GPU, or sharded",
-}
+}  # fmt: skip
 
 # Optimizers that are not predicted, with what they are counted as.
 _LIKE = (
@@ -87,12 +131,12 @@ def adapter(
     return found
 
 
-def passed_over(fields: Fields, known: Mapping[str, str]) -> list[Uncounted]:
-    """Fields that no figure takes into account, of those known by what they may change."""
+def passed_over(fields: Fields) -> list[Uncounted]:
+    """Fields that no figure takes into account."""
     return [
         Uncounted(key=name, value=fields.values[name], effect=effect)
-        for name, effect in known.items()
-        if effect and name in fields and fields.values[name] not in (False, "false", "none", 0)
+        for name, effect in UNCOUNTED.items()
+        if name in fields and fields.values[name] not in (False, "false", "none", 0)
     ]
 
 
@@ -134,9 +178,7 @@ def of_trainer(
         by_engine, lines = deepspeed(fields.values["deepspeed"])
         uncounted += lines
     for name in trainer.REFUSED:
-        if own.pop(name, None) and name in NOT_PREDICTED:
-            line = Uncounted(key=name, value=fields.values[name], effect=NOT_PREDICTED[name])
-            uncounted.append(line)
+        own.pop(name, None)
     liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
     found = trainer.read({**own, "use_liger_kernel": liger})
     values = {**found.knobs, **knobs, **by_engine}
@@ -171,10 +213,19 @@ def of_trainer(
     )
 
 
+# A pattern over all layers of a language model that ends with names of their linears, such as
+# ``model.layers.[\d]+.(mlp|self_attn).(up|down|q|v)_proj``.
+_OF_ALL_LAYERS = re.compile(
+    r"[\w.\\]*layers\\?\.(\[\\d\]|\\d)\+[A-Za-z_|().?\\]*?\((?P<names>[a-z]+(\|[a-z]+)*)\)_proj"
+)
+
+
 def _targets(fields: Fields, name: str, uncounted: list[Uncounted]) -> list[str]:
     value = fields.values.get(name) if name else None
     if value in ABSENT or value in ("all", "all-linear"):
         return [ALL_LINEAR]
+    if isinstance(value, str) and (every := _OF_ALL_LAYERS.fullmatch(value)):
+        return [f"{one}_proj" for one in every["names"].split("|")]
     if isinstance(value, str) and not re.fullmatch(r"[\w\-, ]+", value):
         effect = "a pattern is counted as all linear layers: an upper bound"
         uncounted.append(Uncounted(key=name, value=value, effect=effect))

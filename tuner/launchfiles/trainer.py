@@ -9,7 +9,7 @@ in the command's comments, and printed beside the JSON.
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from packaging.version import Version
@@ -50,22 +50,22 @@ from tuner.launchfiles.fsdp import (
     options,
     read_fsdp,
     reshards,
+    ring_variables,
     weights,
 )
 from tuner.launchfiles.model_code import (
     adapter_code,
     adapter_needs,
     attention,
-    collated,
     distributed_config,
     freeze_code,
     head_arguments,
     imports,
     labels_text,
     loading_code,
-    packing_needs,
+    packing_text,
 )
-from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, usage
+from tuner.launchfiles.shell import MEDIA_TYPE, argv, checks, command, exports, usage
 from tuner.space.rules import EVERY_2_BY_TRAINER, OFFLOAD_BY_MODEL
 
 FILE_NAME = "training_args.json"
@@ -75,6 +75,12 @@ FLAGS_FILE_NAME = "trainer.sh"
 FSDP2_BY_TRAINER = ">=5.0"
 # Characters; Weights & Biases shows no more.
 LONGEST_RUN_NAME = 128
+
+# What of a sequence that ranks share no argument tells.
+RING = (
+    "Each process needs these variables: {}. Batches need an attention_mask, of ones: without it"
+    " transformers makes a mask of all pairs of a part's tokens."
+)
 
 # ``OptimizerNames`` in training_args.py (the wheels of 4.38.2 to 5.23.0, read): all the same, but
 # for torchao's.
@@ -109,8 +115,9 @@ def arguments(question: Question, settings: Settings, about: About) -> dict[str,
     work, stated = question.workload, question.framework.versions.get("transformers")
     release = None if stated is None else Version(stated)
     # in a file without comments the name alone says which study it is of (:func:`told_by_name`)
-    tensors = f" tp_size={settings.tp_size}" if settings.splits_layers else ""
-    name = f"tuner {about.study_id} {about.date} {about.provenance}{tensors}"
+    sizes = {"tp_size": settings.tp_size, "cp_size": settings.cp_size}
+    ways = "".join(f" {knob}={size}" for knob, size in sizes.items() if size > 1)
+    name = f"tuner {about.study_id} {about.date} {about.provenance}{ways}"
     name = f"{name}; {versions_text(about)}"
     values: dict[str, Any] = {
         "run_name": printable(name)[:LONGEST_RUN_NAME].rstrip("; ,"),
@@ -327,39 +334,18 @@ def _by_hand(question: Question, settings: Settings) -> tuple[str, ...]:
     own = "The optimizer, number formats and all else are your script's own."
     hook, loss = _hook(question, settings), _loss(question, settings)
     command = " ".join(torchrun(question.cluster, "SCRIPT.py"))
+    ring = " ".join(f"{name}={value}" for name, value in ring_variables(question, settings).items())
     return (
         load if question.script is None else own,
-        *_packing(question),
+        *packing_text(question),
         *[f"Of its rows {said}." for said in [labels_text(question)] if said],
+        *[RING.format(ring)] * bool(ring),
         *([hook] if hook else []),
         *([loss] if loss else []),
         f"Sequences are of {work.sequence_length} tokens;"
         f" {batch_text(question, settings)}, so start {size}"
         f" {'processes' if size > 1 else 'process'}: {command}",
     )
-
-
-def _packing(question: Question) -> Iterator[str]:
-    """Says how the Trainer is given packed or padded batches.
-
-    TRL's trainer masks first tokens, begins positions anew and makes one row of a micro-batch by
-    itself (``SFTTrainer.__init__`` and ``DataCollatorForLanguageModeling`` in
-    trl/trainer/sft_trainer.py, 1.14); its default strategy, bfd, packs whole documents.
-    """
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if question.script is not None or packing is None:
-        return
-    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
-    if packing.restarts:
-        rows = f"documents, lists of tokens, {tokens} in all"
-    needs = " and ".join(packing_needs(question))
-    needs = needs and f" This needs {needs}."
-    yield f"Give the Trainer data_collator=lambda rows: {collator}. Its rows have {rows}.{needs}"
-    if packing.variant is PackingVariant.VARLEN:
-        yield (
-            f"Or take TRL's SFTTrainer: its SFTConfig takes these arguments with packing=True and"
-            f" max_length={tokens}, and packs and collates by itself."
-        )
 
 
 def _hook(question: Question, settings: Settings) -> str:
@@ -413,7 +399,8 @@ def _render_flags(question: Question, settings: Settings, about: About) -> str:
         # with a value fsdp would be words, as before 5.17
         bare = name == "fsdp" and value is True
         flags.append("--fsdp" if bare else f"--{name} {shlex.quote(text)}")
-    lines = ["#!/bin/sh", top, "set -eu", *checks(question, FLAGS_FILE_NAME)]
+    told = exports(ring_variables(question, settings))
+    lines = ["#!/bin/sh", top, "set -eu", *told, *checks(question, FLAGS_FILE_NAME)]
     return "\n".join([*lines, f"exec {command(question, flags)}", ""])
 
 
@@ -526,9 +513,9 @@ def read(values: Mapping[str, Any]) -> Found:
     return Found(
         format_name=NAME,
         knobs=knobs,
-        # a model may be split, and then sharded, as it is loaded
+        # a model may be split, and then sharded, as it is loaded; a ring is told by variables
         unsaid=frozenset(knob for knob, name in sizes.items() if name not in fields)
-        | (frozenset() if words else {"sharding", "tp_size"}),
+        | ({"cp_size"} if words else UNSAID),
         may={
             "framework": ("trainer",) if fused else ("trainer", "accelerate", "torch"),
             "precision": ("bf16_mixed",) if fields.flag("bf16") else ("bf16", "fp32"),
@@ -571,11 +558,19 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     return found, classes
 
 
-def told_by_name(values: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The study that exported arguments say they are of, and how many GPUs split a layer."""
+# Of a model that is split and sharded as it is loaded arguments say nothing, nor of a ring.
+UNSAID = frozenset({"sharding", "tp_size", "cp_size"})
+
+
+def told_by_name(values: Mapping[str, Any]) -> tuple[str, dict[str, int]] | None:
+    """The study that exported arguments say they are of, and how many GPUs split a layer, or a
+    sequence, where several do."""
     name = str(values.get("run_name"))
-    found = re.match(r"tuner (\S+) \S+ \w+(?: tp_size=(\d+))?;", name)
-    return None if found is None else (found[1], int(found[2] or 1))
+    found = re.match(r"tuner (\S+) \S+ \w+((?: [tc]p_size=\d+)*);", name)
+    if found is None:
+        return None
+    pairs = (one.split("=") for one in found[2].split())
+    return found[1], {knob: int(size) for knob, size in pairs}
 
 
 # What an answer says of them.

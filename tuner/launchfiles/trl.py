@@ -19,10 +19,6 @@ MARKS = frozenset({
     "completion_only_loss",
 })  # fmt: skip
 
-_UNCOUNTED: Mapping[str, str] = {
-    "use_dora": "weights are decomposed: more memory and time than predicted",
-    "activation_offloading": "kept activations wait on the host: less memory, mostly slower",
-}
 # Arguments that only other trainers of TRL's have.
 _OTHERS = ("beta", "num_generations", "max_prompt_length", "reward_model_path", "loss_type")
 
@@ -34,7 +30,7 @@ def read(values: Mapping[str, Any]) -> Found:
         UsageError: a field is wrong.
     """
     fields = Fields(values)
-    uncounted = trained.passed_over(fields, _UNCOUNTED)
+    uncounted = trained.passed_over(fields)
     for name in _OTHERS:
         if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
             value = fields.values[name]

@@ -4,7 +4,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from tuner.core.configuration import Settings
-from tuner.core.framework import NOT_PROBED
 from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.core.words import need_text
@@ -53,9 +52,8 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
         if not beside or is_over or any(is_final(study, probe.request) for probe in pending):
             return Wait()
         return _company(learned(whole), pending) or Wait()
-    name = study.question.framework.name
-    if name in NOT_PROBED and not study.question.script:
-        return Stop(reason=f"settings of {name} cannot be probed here; ask for predictions")
+    if unprobed := study.question.unprobed:
+        return Stop(reason=f"{unprobed} cannot be probed here; ask for predictions")
     if why := study.limits.sampler.why_not_here:
         return Stop(reason=f"sampler {study.limits.sampler} {why}")
     known = learned(whole)

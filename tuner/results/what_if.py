@@ -160,7 +160,7 @@ def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
         why = f"{only}: it was asked for {show_all(question.knobs[knob])} only"
     elif knob == "fused_loss":
         why = f"{only}: logits are small beside the GPU's memory, and it was not asked for"
-    elif knob == "cpu_offload":
+    elif knob in ("cpu_offload", "cp_size"):
         why = f"{only}: other values are looked at only when they are asked for"
     else:
         why = f"{only} in all legal settings"

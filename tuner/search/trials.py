@@ -167,7 +167,8 @@ def settings_features(settings: Sequence[Settings], workload: Workload, cluster:
 def _row(settings: Settings, workload: Workload, cluster: Cluster) -> list[float]:
     axes, pp = axis_sizes(settings, cluster), settings.pp_size
     tp, dp = axes.tp, axes.dp
-    sizes = (tp, pp, settings.micro_batch_size, settings.gradient_accumulation_steps, max(dp, 1))
+    batch = settings.micro_batch_size, settings.gradient_accumulation_steps
+    sizes = (tp, pp, axes.cp, *batch, max(dp, 1))
     choices = (
         tp > 1,
         pp > 1,

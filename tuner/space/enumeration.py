@@ -16,7 +16,7 @@ from tuner.core.configuration import (
     Settings,
     Sharding,
 )
-from tuner.core.framework import FrameworkName
+from tuner.core.framework import Condition, Effect, FrameworkName, knob_effect
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (
@@ -27,20 +27,20 @@ from tuner.space.rules import (
     canonical_class,
     check_has,
     check_possible,
-    fixed_all_reduce,
     fixed_by_framework,
-    fixed_sync,
+    fixed_by_script,
+    fixed_cp_size,
     fixed_tp_size,
     logits_matter,
     no_checkpointing,
     possible,
-    sentence,
     split_by,
 )
 from tuner.text import show, show_all
 
 _CLASS_KNOBS = (
     "pp_size",
+    "cp_size",
     "tp_size",
     "sharding",
     "tp_recompute_allgather",
@@ -78,6 +78,73 @@ class Space:
     @cached_property
     def _groups(self) -> dict[str, dict[Any, dict[Any, int]]]:
         return {}
+
+
+def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
+    """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
+    knob = "sync_each_batch"
+    if found := fixed_by_framework(question, knob):
+        return found
+    if settings.sharing_size(question.cluster.world_size) == 1:
+        why = "one data-parallel rank has nobody to sync with"
+        return Fixed(knob=knob, value=True, why=why)
+    if settings.gradient_accumulation_steps == 1:
+        why = "with gradient_accumulation_steps 1 there is nothing to put off"
+        return Fixed(knob=knob, value=True, why=why)
+    replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
+    conditions = {question.framework.family(replicated=replicated)}
+    conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
+    conditions |= {Condition.TENSOR_PARALLEL} if settings.splits_layers else set()
+    effect = knob_effect(question.framework, knob, frozenset(conditions))
+    if effect.effect is Effect.LIVE:
+        return fixed_by_script(question, knob)
+    refused = effect.effect is Effect.REFUSED
+    left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
+    return Fixed(
+        knob=knob,
+        value=left[0] if left else None,
+        why=effect.why,
+        by_versions=True,
+        refused=refused,
+        when="gradient_accumulation_steps above 1",
+    )
+
+
+def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
+    """Tells whether ``defer_all_reduce`` is inactive; the other knobs are canonical."""
+    knob = "defer_all_reduce"
+    if settings.sharding is not Sharding.HYBRID_SHARD:
+        why = "only hybrid_shard, over several nodes, has replicas of shards to reduce over"
+        return Fixed(knob=knob, value=False, why=why)
+    if settings.gradient_accumulation_steps == 1:
+        why = "with gradient_accumulation_steps 1 there is nothing to put off"
+        return Fixed(knob=knob, value=False, why=why)
+    if not settings.sync_each_batch:
+        why = "with sync_each_batch false all reductions are put off"
+        return Fixed(knob=knob, value=False, why=why)
+    family = question.framework.family(replicated=False)
+    effect = knob_effect(question.framework, knob, frozenset({family}))
+    if effect.effect is Effect.LIVE:
+        return fixed_by_script(question, knob)
+    return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
+
+
+def sentence(
+    fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str] = (), apart: bool = False
+) -> str:
+    """Says to a user which knob is inactive, and why; ``asked`` are values that were asked for.
+
+    It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
+    knob is fixed at other values in other settings.
+    """
+    where = f" with {', '.join(only)}" if only else ""
+    if fixed.value is None:
+        return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
+    if apart and fixed.when:
+        where += f"{' and' if where else ' with'} {fixed.when}"
+    instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
+    comma = "," if instead and where else ""
+    return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
 class _SpaceKey:
@@ -175,7 +242,8 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
     """Canonical classes with their inactive knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
-    fixed_sizes = fixed_by_framework(question, "pp_size"), fixed_tp_size(question)
+    fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
+    fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
     sizes = {one.knob: (one.value,) for one in fixed_sizes if one}  # whatever else is combined
     options = [sizes.get(knob) or _options(question, knob) for knob in _CLASS_KNOBS]
     for values in product(*options):
@@ -191,6 +259,7 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
     cluster = question.cluster
     defaults: Mapping[str, tuple[Any, ...]] = {
         "pp_size": divisors(cluster.world_size),
+        "cp_size": (1,),  # only when asked for: it is for sequences that do not fit whole
         "tp_size": divisors(cluster.gpus_per_node),
         "sharding": SHARDINGS[question.framework.name],
         "tp_recompute_allgather": (False, True),
@@ -278,6 +347,7 @@ def _nothing_legal(question: Question) -> UsageError:
     sizes = {
         one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
         + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
+        + (f", cp_size {one_class.cp_size}" if one_class.cp_size > 1 else "")
         for one_class in _classes(replace(question, knobs={}))
     }
     multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
@@ -286,7 +356,7 @@ def _nothing_legal(question: Question) -> UsageError:
 
 
 # Knobs that are refused where they are inactive: without them these are other settings.
-SIZES = ("tp_size", "pp_size")
+SIZES = ("tp_size", "pp_size", "cp_size")
 
 
 def check_settings(
@@ -335,7 +405,7 @@ def _checked(
         wanted = getattr(settings, one.knob)
         if one.knob in SIZES and wanted != one.value:
             raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
-    for knob in ("sharding", "tp_size", "pp_size", "activation_checkpointing", "cpu_offload"):
+    for knob in ("sharding", *SIZES, "activation_checkpointing", "cpu_offload"):
         check_possible(question, knob, getattr(checked, knob))
     if broken := broken_rule(question, checked):
         raise broken

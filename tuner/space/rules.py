@@ -1,7 +1,7 @@
 """Decides which knobs cannot act in a configuration, which values a knob can have, and which
 combinations are refused."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +11,6 @@ from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     NOT_PROBED,
-    Condition,
     Effect,
     FrameworkName,
     flag_differs,
@@ -23,7 +22,8 @@ from tuner.core.script import IN_FILE, Launch, checkpoints_in_script
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
-from tuner.text import show, show_all
+from tuner.model.shape import SLIDING
+from tuner.text import show
 
 # Model types with a tensor-parallel plan that was seen to train like one process.
 TENSOR_PARALLEL_MODEL_TYPES = frozenset(
@@ -118,6 +118,31 @@ def fixed_tp_size(question: Question) -> Fixed | None:
     return replace(found, why=f"{found.why}; tensor_parallel {work.tensor_parallel} has no effect")
 
 
+def fixed_cp_size(question: Question) -> Fixed | None:
+    """Tells whether there is no context parallelism: by framework, device, or what is trained,
+    where torch's ring attention does not split it (``context_parallel`` of torch 2.13)."""
+    work, model, fields = question.workload, question.workload.model, question.workload.model.fields
+    by_framework = fixed_by_framework(question, "cp_size")
+    whys = {
+        "ring attention has kernels for GPUs alone, so it is neither run nor priced on CPUs":
+            question.cluster.gpu.device is not Device.CUDA,
+        f"its ring attention is arithmetic, which knows no {model.type_and_task}":
+            work.is_traced or not model.is_causal_lm,
+        "ring attention takes no documents of their own, and no mask of them":
+            work.packing is not None,
+        f"{model.model_type} computes attention by operators, which no ring splits":
+            model.has_capped_scores or model.has_biased_scores,
+        "ring attention takes no mask, and layers with a window need one":
+            any(kind.attention == SLIDING for kind in model.layer_kinds),
+        "each rank would need a random stream of its own for dropout":
+            fields.get("attention_dropout") or fields.get("attn_pdrop"),
+        "the router's auxiliary loss is not linear in the tokens of a rank":
+            fields.get("output_router_logits"),
+    }  # fmt: skip
+    why = next((why for why, holds in whys.items() if holds), "")
+    return by_framework or (Fixed(knob="cp_size", value=1, why=why) if why else None)
+
+
 def _not_split(work: Workload) -> str:
     """Why no tensor parallelism splits what is trained; empty where it can."""
     model = work.model
@@ -145,9 +170,11 @@ def canonical_class(question: Question, settings: Settings) -> tuple[Settings, l
     """Settings with each inactive knob at its value, and these knobs; ``sync_each_batch`` and
     ``defer_all_reduce``, which depend on accumulation, are left as they are."""
     sizes = [f for f in (fixed_by_framework(question, "pp_size"), fixed_tp_size(question)) if f]
+    if settings.cp_size > 1 or "cp_size" in question.knobs:  # else it is not spoken of
+        sizes += [f for f in [fixed_cp_size(question)] if f]
     settings = replace(settings, **{f.knob: f.value for f in sizes})
     later = []
-    if settings.data_parallel_size(question.cluster.world_size) == 1:
+    if settings.sharing_size(question.cluster.world_size) == 1:
         why = "one data-parallel rank has nobody to share with"
         later.append(Fixed(knob="sharding", value=Sharding.DDP, why=why))
     if not settings.splits_layers or not question.workload.splits_sequence:
@@ -189,7 +216,7 @@ def logits_matter(question: Question) -> bool:
 
 def _no_fused_loss(question: Question, settings: Settings) -> str:
     """Why the loss is not computed part by part in these settings; empty where it can be."""
-    if settings.model_parallel_size > 1:
+    if settings.splits_layers or settings.pp_size > 1:
         return "with model parallelism a rank has a part of the logits, whose loss is another"
     if question.workload.adapter is not None:
         return "it makes a gradient of the output head, which is frozen beside an adapter"
@@ -241,73 +268,6 @@ def no_liger(question: Question) -> str:
     if not meets(liger, needed):
         return f"{how}, and liger-kernel {liger} is not covered; {needed.strip('>=')} or newer is"
     return ""
-
-
-def fixed_sync(question: Question, settings: Settings) -> Fixed | None:
-    """Tells whether ``sync_each_batch`` is inactive or refused in these settings."""
-    knob = "sync_each_batch"
-    if found := fixed_by_framework(question, knob):
-        return found
-    if settings.data_parallel_size(question.cluster.world_size) == 1:
-        why = "one data-parallel rank has nobody to sync with"
-        return Fixed(knob=knob, value=True, why=why)
-    if settings.gradient_accumulation_steps == 1:
-        why = "with gradient_accumulation_steps 1 there is nothing to put off"
-        return Fixed(knob=knob, value=True, why=why)
-    replicated = settings.sharding in (Sharding.DDP, Sharding.ZERO1)
-    conditions = {question.framework.family(replicated=replicated)}
-    conditions |= {Condition.CPU_OFFLOAD} if settings.cpu_offload else set()
-    conditions |= {Condition.TENSOR_PARALLEL} if settings.splits_layers else set()
-    effect = knob_effect(question.framework, knob, frozenset(conditions))
-    if effect.effect is Effect.LIVE:
-        return fixed_by_script(question, knob)
-    refused = effect.effect is Effect.REFUSED
-    left = [v for v in (True, False) if v not in effect.values] if refused else effect.values
-    return Fixed(
-        knob=knob,
-        value=left[0] if left else None,
-        why=effect.why,
-        by_versions=True,
-        refused=refused,
-        when="gradient_accumulation_steps above 1",
-    )
-
-
-def fixed_all_reduce(question: Question, settings: Settings) -> Fixed | None:
-    """Tells whether ``defer_all_reduce`` is inactive; the other knobs are canonical."""
-    knob = "defer_all_reduce"
-    if settings.sharding is not Sharding.HYBRID_SHARD:
-        why = "only hybrid_shard, over several nodes, has replicas of shards to reduce over"
-        return Fixed(knob=knob, value=False, why=why)
-    if settings.gradient_accumulation_steps == 1:
-        why = "with gradient_accumulation_steps 1 there is nothing to put off"
-        return Fixed(knob=knob, value=False, why=why)
-    if not settings.sync_each_batch:
-        why = "with sync_each_batch false all reductions are put off"
-        return Fixed(knob=knob, value=False, why=why)
-    family = question.framework.family(replicated=False)
-    effect = knob_effect(question.framework, knob, frozenset({family}))
-    if effect.effect is Effect.LIVE:
-        return fixed_by_script(question, knob)
-    return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
-
-
-def sentence(
-    fixed: Fixed, *, asked: Collection[Any] = (), only: Collection[str] = (), apart: bool = False
-) -> str:
-    """Says to a user which knob is inactive, and why; ``asked`` are values that were asked for.
-
-    It is about ``only`` these shardings, or all where there are none; ``apart`` says whether the
-    knob is fixed at other values in other settings.
-    """
-    where = f" with {', '.join(only)}" if only else ""
-    if fixed.value is None:
-        return f"gradient_accumulation_steps is 1{where}: {fixed.why}"
-    if apart and fixed.when:
-        where += f"{' and' if where else ' with'} {fixed.when}"
-    instead = f", not {show_all(asked)} as asked" if asked and fixed.value not in asked else ""
-    comma = "," if instead and where else ""
-    return f"{fixed.knob} is {show(fixed.value)}{instead}{comma}{where}: {fixed.why}"
 
 
 # What each framework can split over the data-parallel ranks.
@@ -428,6 +388,17 @@ def check_possible(question: Question, knob: str, value: Any) -> None:
         wrong = [f"{what} ({size})" for what, size in split_by(question, knob) if size % value]
         if wrong:
             raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
+    if knob == "cp_size" and fixed_cp_size(question) is None:
+        # a rank has a part from the head and one from the tail (``_create_default_load_balancer``)
+        tokens = question.workload.sequence_length
+        halves = (("half of the sequence_length", tokens // 2 if tokens % 2 == 0 else 1),)
+        wrong = [
+            f"{what} ({size})"
+            for what, size in (*halves, ("GPUs", question.cluster.world_size))
+            if value > 1 and size % value
+        ]
+        if wrong:
+            raise UsageError(knob, value, f"must divide {' and '.join(wrong)}")
     if knob == "cpu_offload" and value and question.cluster.gpu.device is Device.CPU:
         raise UsageError(knob, "true", "refused on CPUs, where device and host memory are one")
 
@@ -478,6 +449,8 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
     if cluster.world_size % (tp * settings.pp_size):
         given = f"{tp} x {settings.pp_size}"
         return UsageError("tp_size x pp_size", given, f"must divide {cluster.world_size} GPUs")
+    if settings.cp_size > 1 and (broken := _no_ring_with(question, settings)):
+        return broken
     if why := _no_sharded_adapter(question, settings):
         return UsageError("sharding", settings.sharding, f"must be ddp with an adapter{why}")
     sharded, work = settings.sharding in FSDP, question.workload
@@ -514,6 +487,25 @@ def broken_rule(question: Question, settings: Settings) -> UsageError | None:
             f" {', '.join(FSDP)}: DistributedDataParallel takes no DTensor parameters"
         )
         return UsageError("sharding", settings.sharding, allowed)
+    return None
+
+
+def _no_ring_with(question: Question, settings: Settings) -> UsageError | None:
+    """What is not predicted, or cannot be had, beside context parallelism: the model is sharded
+    over its ranks too (``dp_shard_cp`` in accelerate's parallelism_config.py, 1.15)."""
+    cp, within = settings.cp_size, question.cluster.gpus_per_node
+    beside = f"with cp_size {cp} it must be"
+    if settings.splits_layers:
+        return UsageError("tp_size", settings.tp_size, f"{beside} 1: both are not predicted")
+    if settings.sharding not in FSDP:
+        allowed = f"{beside} one of {', '.join(FSDP)}: DistributedDataParallel has no such mesh"
+        return UsageError("sharding", settings.sharding, allowed)
+    if settings.sharding is Sharding.HYBRID_SHARD and (cp >= within or within % cp):
+        allowed = f"{beside} another: cp_size must divide the {within} GPUs of a node, and be less"
+        return UsageError("sharding", settings.sharding, allowed)
+    if settings.activation_checkpointing is Checkpointing.SELECTIVE:
+        allowed = f"{beside} one of none, every_2, full, offload: its ring is not what is kept"
+        return UsageError("activation_checkpointing", "selective", allowed)
     return None
 
 

@@ -46,7 +46,7 @@ class DdpAlone(nn.Module):
     gradient is there, and all are copied back at the end of backward.
     """
 
-    def __init__(self, module: nn.Module, reduce_dtype: torch.dtype) -> None:
+    def __init__(self, module: nn.Module, reduce_dtype: torch.dtype | None) -> None:
         super().__init__()
         self.module = module
         self._syncs = self._syncs_buffers = True
@@ -99,7 +99,7 @@ class DdpAlone(nn.Module):
 class _Bucket:
     """One buffer, and the gradients that are copied into it and out of it again."""
 
-    def __init__(self, parameters: list[torch.Tensor], reduce_dtype: torch.dtype) -> None:
+    def __init__(self, parameters: list[torch.Tensor], reduce_dtype: torch.dtype | None) -> None:
         self.parameters = parameters
         sizes = [parameter.numel() for parameter in parameters]
         self._buffer = torch.empty(
@@ -115,14 +115,14 @@ class _Bucket:
         """Copy a gradient in; true if it was the last one, and the bucket is reduced now."""
         grad = self.parameters[index].grad
         assert grad is not None
-        casts = self._reduce_dtype != self._buffer.dtype
+        casts = self._reduce_dtype is not None
         share = 1.0 if casts else 1 / dist.get_world_size()
         torch.mul(grad.reshape(-1), share, out=self._parts[index])
         self._missing -= 1
         if self._missing:
             return False
         self._missing = len(self.parameters)
-        if casts:
+        if self._reduce_dtype is not None:
             self._cast = self._buffer.to(self._reduce_dtype).div_(dist.get_world_size())
             dist.all_reduce(self._cast)
             self._buffer.copy_(self._cast)

@@ -310,7 +310,7 @@ def _replicated(
         _set_distributed_type(accelerator, before)
     if place.is_fake or spec.data_parallel_size == 1:
         return wrapped
-    return DdpAlone(wrapped, _DTYPES[spec.reduce_dtype])
+    return DdpAlone(wrapped, _cast_of_gradients(spec))
 
 
 def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> None:
@@ -318,12 +318,16 @@ def _set_distributed_type(accelerator: Accelerator, kind: DistributedType) -> No
     accelerator.state.distributed_type = kind
 
 
+def _cast_of_gradients(spec: Spec) -> torch.dtype | None:
+    """The dtype that DDP's gradients are cast to for their reduction, or ``None``."""
+    reduce_dtype = _DTYPES[spec.reduce_dtype]
+    return None if reduce_dtype == _WEIGHTS[spec.precision] else reduce_dtype
+
+
 def _set_reduce_dtype(spec: Spec, model: nn.Module) -> None:
     """Reduce DDP's gradients in ``reduce_dtype`` where it is not their own."""
-    reduce_dtype = _DTYPES[spec.reduce_dtype]
-    if reduce_dtype == _WEIGHTS[spec.precision]:
-        return
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
+    reduce_dtype = _cast_of_gradients(spec)
+    if reduce_dtype is None or not isinstance(model, nn.parallel.DistributedDataParallel):
         return
     works: list[dist.Work] = []
 

@@ -31,6 +31,7 @@ from tuner.integrations import reporting
 from workers.measuring.records import write_json
 from workers.rehearsal import RECORD, SNAPSHOT, integers
 from workers.rehearsal.files import Redirected
+from workers.rehearsal.launches import Launches
 from workers.rehearsal.moments import Mark, is_installed, line_text, moments, out_of_memory
 from workers.standin.python import sitecustomize as changes
 
@@ -111,6 +112,8 @@ class Rank:
         self._counts: dict[int, int] = {}
         self._depth = 0
         self._reports = False
+        self._done: dict[str, Any] | None = None  # of the steps that were asked for
+        self._launches: Launches | None = None
         self._began = time.monotonic()
         self._lock = threading.Lock()
         self.patched = dict(PATCHED)
@@ -196,6 +199,9 @@ class Rank:
         if not torch.cuda.is_initialized():
             self._end("failed", "the script steps an optimizer without any use of a GPU")
         self._enter("forward")
+        if self._done is not None and self._launches is not None:
+            self._done["launches"] = self._launches.found()
+            self._end("ok", "one step more")
         peak = max(self._peaks.values())
         self._steps.append(
             {
@@ -208,13 +214,26 @@ class Rank:
         )
         self._peaks, self._reserved = {}, 0
         self._marks.append(Mark(_now_us(), len(self._steps) + 1, "forward"))
-        if len(self._steps) >= self._order["steps"]:
+        if len(self._steps) < self._order["steps"]:
+            return
+        if not self._order.get("timed"):
             self._end("ok", f"{len(self._steps)} steps")
+        self._follow_launches()
+
+    def _follow_launches(self) -> None:
+        """Has one step more tell what it launches: memory is that of steps that nothing followed.
+
+        Whatever becomes of it, the record is made.
+        """
+        self._done = self._record("ok", f"{len(self._steps)} steps", "") | self._history()
+        torch.cuda.memory._record_memory_history(None)
+        self._launches = Launches(lambda: self._marks[-1].phase)
+        self._launches.start()
 
     # Ends
 
     def _out_of_time(self) -> None:
-        self._end("time", f"{self._order['seconds']:g} s were over", in_thread=True)
+        self._end("time", f"{self._order['seconds']:g} s were over")
 
     def failed(self, error: BaseException) -> NoReturn:
         """Ends with what the script raised."""
@@ -239,13 +258,13 @@ class Rank:
         outcome = "ok" if self._steps else "failed"
         self._end(outcome, f"{why} after {len(self._steps)} steps")
 
-    def _end(
-        self, outcome: str, words: str, where: str = "", *, in_thread: bool = False
-    ) -> NoReturn:
+    def _end(self, outcome: str, words: str, where: str = "") -> NoReturn:
         with self._lock:
-            record = self._record(outcome, words, where)
-            if not in_thread or torch.cuda.is_initialized():
-                record |= self._history()
+            if self._done is None:
+                record = self._record(outcome, words, where) | self._history()
+            else:  # of the step that was for its launches alone
+                record = self._done | {"wall_s": time.monotonic() - self._began}
+                record.setdefault("launches", {"unknown": f"{words}, in the step that is timed"})
             write_json(self._folder / RECORD, record)
             sys.stdout.flush()
             sys.stderr.flush()

@@ -4,7 +4,7 @@ import pytest
 
 from tests.unit.api.studies import PREDICTED, classes_of, question_of
 from tuner.client import advance
-from tuner.client.advance import advance_from_cache, conclude, foresee, is_answered
+from tuner.client.advance import advance_from_cache, conclude, is_answered
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, StudyState
 from tuner.dryrun import dry_run_versions
@@ -40,15 +40,15 @@ def test_dry_runs_of_the_workers_versions_are_looked_up(store, keep, monkeypatch
     theirs = {**dry_run_versions(), "torch": "2.12.0"}
     keep(theirs)
     study = store.ask(question_of(PREDICTED), TERMS)
-    assert foresee(store, study, dry_run_versions()).probes == ()
+    assert advance_from_cache(store, study, dry_run_versions(), as_predicted).probes == ()
     monkeypatch.setattr(advance, "dry_run_versions", dict)
-    assert len(foresee(store, study, theirs).probes) >= 1
+    assert len(advance_from_cache(store, study, theirs, as_predicted).probes) >= 1
 
 
 def test_a_measured_study_keeps_its_terms_while_dry_runs_are_entered(store, keep):
     keep()
     study = store.ask(question_of(PREDICTED), Limits(max_probes=7))
-    foreseen = foresee(store, study, dry_run_versions())
+    foreseen = advance_from_cache(store, study, dry_run_versions(), as_predicted)
     assert foreseen.limits == study.limits
     assert {p.request.fidelity for p in foreseen.probes} == {Fidelity.PREDICTED}
     assert as_predicted(foreseen).limits.fidelity is Fidelity.PREDICTED

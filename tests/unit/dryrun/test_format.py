@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "38007288bef68d7105ed6596e182dc70c4943afc87834e69223513fe23d6ea2b"),
-    "verdict": (4, "998baaa1b69318e436c41a8c16635bd9399e6decfd694c61eb65cc867b1e8952"),
+    "dry run": (4, "637e20f3092fe83ac8664d47dc2c41590f33c8548ac82869fab5eda266d3cae3"),
+    "verdict": (4, "d51a8da255f3a9977b826eaff31c6afafbb76d117efafcf7165ee8f6177d6ea1"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

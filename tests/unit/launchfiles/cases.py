@@ -84,6 +84,10 @@ CASES = {
     "hybrid_shard": Case(
         model="mixtral-8x7b", cluster="2x8xh100-80gb", sequence_length=4096, workload=FP32,
         settings="sharding=hybrid_shard,gradient_accumulation_steps=4,sync_each_batch=false"),
+    "ring": Case(
+        cluster="2x8xh100-80gb", sequence_length=65536, workload=FP32,
+        settings="sharding=hybrid_shard,cp_size=4,gradient_accumulation_steps=2"
+        ",defer_all_reduce=true,activation_checkpointing=full"),
     "bf16_mixed": Case(
         sequence_length=4096, settings="sharding=shard_grad_op", workload=MIXED),
     "checkpointing": Case(

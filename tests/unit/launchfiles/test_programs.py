@@ -11,7 +11,9 @@ from tuner.client.values import NotCoveredError
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
+from tuner.launchfiles.fields import Fields, Uncounted
 from tuner.launchfiles.files import read_file
+from tuner.launchfiles.trained import _targets
 
 AXOLOTL = """\
 base_model: NousResearch/Meta-Llama-3.1-8B  # the model
@@ -309,6 +311,26 @@ def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(wri
     assert set(wanted) == {"micro_batch_size", "gradient_accumulation_steps"}
 
 
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        (r"model.language_model.layers.[\d]+.(mlp|self_attn).(up|down|q)_proj",
+         ["up_proj", "down_proj", "q_proj"]),
+        (r"model.layers.[\d]+.(_checkpoint_wrapped_module.)?(self_attn).(q|k|v|o)_proj",
+         ["q_proj", "k_proj", "v_proj", "o_proj"]),
+        (r"model\.layers\.\d+\.self_attn\.(q|v)_proj", ["q_proj", "v_proj"]),
+        (r"model.layers.(3|7).self_attn.(q|v)_proj", None),
+        (r"model.layers.[\d]+.(q|v)_proj|lm_head", None),
+    ],
+)  # fmt: skip
+def test_a_pattern_over_all_layers_is_read_by_its_names(pattern, names) -> None:
+    fields = Fields({"lora_target_modules": pattern})
+    uncounted: list[Uncounted] = []
+    found = _targets(fields, "lora_target_modules", uncounted)
+    assert found == (names or ["all-linear"])
+    assert [one.key for one in uncounted] == ([] if names else ["lora_target_modules"])
+
+
 def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
     text = FULL.partition("fsdp_version")[0] + "deepspeed: ds/zero3.json\n"
     found = read_file(written(text))
@@ -321,3 +343,16 @@ def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_pa
     assert "sharding" not in found.free
     with pytest.raises(UsageError, match=r"deepspeed: got 'mine.json'; is not here"):
         read_file(written(text.replace("ds/zero3", "mine")))
+
+
+def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(written: Any) -> None:
+    ring = FULL.replace("sample_packing: true", "context_parallel_size: 4")
+    asked = asked_of(read_file(written(ring)), PLACE)
+    assert asked.knobs["cp_size"] == 4
+    assert asked.arguments["global_batch_size"] == 1 * 2 * 2  # of two groups of four
+    told = {one.key: one.effect for one in asked.uncounted}
+    assert "counted as torch's" in told["context_parallel_size"]
+    for text in (f"{FULL}context_parallel_size: 4\n", f"{AXOLOTL}sequence_parallel_degree: 4\n"):
+        asked = asked_of(read_file(written(text)), PLACE)
+        assert "cp_size" not in asked.knobs or asked.knobs["cp_size"] == 1
+        assert any("predicted whole" in one.effect for one in asked.uncounted)

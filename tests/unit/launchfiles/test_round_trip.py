@@ -11,7 +11,7 @@ from tests.unit.launchfiles.cases import CASES, EXAMPLES
 from tests.unit.launchfiles.test_contract import canonical
 from tuner.client.files import case_of
 from tuner.core.cluster import parse_cluster
-from tuner.core.configuration import KNOBS, Settings
+from tuner.core.configuration import KNOBS, Settings, parse_settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
@@ -154,14 +154,50 @@ def test_what_was_changed_since_goes_before_the_header() -> None:
     assert changed != text
     case = case_of(read_text(changed, "tuned.env").found, {})
     assert case.settings == replace(settings, micro_batch_size=4)
+    for wrong in ("[", "9" * 5000, "'a"):
+        broken = text.replace("TUNED_MICRO_BATCH_SIZE=2", f"TUNED_MICRO_BATCH_SIZE={wrong}")
+        with pytest.raises(UsageError, match="micro_batch_size"):
+            case_of(read_text(broken, "tuned.env").found, {})
 
 
-@pytest.mark.parametrize(
-    "line", ["{", "[]", "{}", '{"format": "env", "settings": "", "workload": {"model": null}}']
+BROKEN = (
+    "{",
+    "[" * 10**5,
+    "[]",
+    "{}",
+    '{"format": "env", "settings": "", "workload": {"model": null}}',
+    '{"format": "env", "settings": "", "cluster": "local"}',
 )
+
+
+@pytest.mark.parametrize("line", BROKEN, ids=range(len(BROKEN)))
 def test_a_header_that_was_broken_is_told(line: str) -> None:
     text = export("env", *EXAMPLES["env"].parts(), ABOUT)
     broken = re.sub("(?m)(?:^#   .*\n)+", lambda _: f"#   {line}\n", text)
     assert broken != text
     with pytest.raises(UsageError, match="is not as tuner export wrote it"):
         read_text(broken, "tuned.env")
+
+
+@pytest.mark.parametrize("format_name", ["accelerate", "torchtitan", "trainer-flags"])
+def test_context_parallelism_is_written_and_read(format_name: str) -> None:
+    """Of the Trainer's arguments the shell's variables say it, and its header."""
+    chosen = parse_settings(
+        "sharding=full_shard,cp_size=4,gradient_accumulation_steps=2,activation_checkpointing=full"
+    )
+    workload = Workload(
+        model=load_model("llama-3.1-8b"), sequence_length=65536, global_batch_size=4,
+        **SHARDED_IN_FP32 if format_name == "torchtitan" else {"precision": Precision.BF16},
+    )  # fmt: skip
+    stack = "torch" if format_name == "torchtitan" else format_name.partition("-")[0]
+    question = Question(
+        workload=workload, cluster=parse_cluster("8xh100-80gb"), framework=framework(stack)
+    )
+    text = export(format_name, question, chosen, ABOUT)
+    found = read_text(text, FORMATS[format_name].file_name).found
+    assert case_of(found, {}).settings == chosen
+    if format_name == "trainer-flags":
+        for line in ("DP_SHARD_SIZE=2", "CP_SIZE=4"):
+            assert f"export PARALLELISM_CONFIG_{line}\n" in text
+    for other in ("torch", "deepspeed"):
+        assert "no context parallelism is written" in (why_not(other, question, chosen) or "")

@@ -162,6 +162,13 @@ def test_a_text_that_is_no_configuration_is_refused(
 
 
 def test_other_parallelism_of_torchtitans_is_not_predicted(written: Any) -> None:
-    path = written("a.toml", TOML.replace("-1", "-1\ncontext_parallel_degree = 2"))
-    with pytest.raises(NotCoveredError, match=r"context_parallel_degree: .*not predicted"):
+    path = written("a.toml", TOML.replace("-1", "-1\nexpert_parallel_degree = 2"))
+    with pytest.raises(NotCoveredError, match=r"expert_parallel_degree: .*not predicted"):
         asked_of(read_file(path), PLACE)
+
+
+def test_torchtitans_context_parallelism_is_read(written: Any) -> None:
+    path = written("a.toml", TOML.replace("-1", "-1\ncontext_parallel_degree = 2"))
+    asked = asked_of(read_file(path), PLACE)
+    assert asked.knobs["cp_size"] == 2
+    assert asked.arguments["global_batch_size"] == 64

@@ -74,6 +74,7 @@ WRONG = {
     "knobs.tp_size": "1, two",
     "knobs.tp_recompute_allgather": "perhaps",
     "knobs.pp_size": "0",
+    "knobs.cp_size": "0",
     "knobs.micro_batch_size": "1.5",
     "knobs.gradient_accumulation_steps": "-1",
     "knobs.sync_each_batch": "yes",

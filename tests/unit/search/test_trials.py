@@ -18,6 +18,7 @@ OTHER = {
     "tp_size": 2,
     "tp_recompute_allgather": True,
     "pp_size": 2,
+    "cp_size": 2,
     "micro_batch_size": 4,
     "gradient_accumulation_steps": 8,
     "sync_each_batch": False,

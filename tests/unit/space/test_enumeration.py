@@ -196,6 +196,73 @@ def test_settings_are_counted_up_to_a_number(ask: Ask) -> None:
             assert count_settings(impossible, 5) == 0
 
 
+def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ranks(
+    ask: Ask,
+) -> None:
+    assert values(enumerate_space(ask(batch=8)), "cp_size") == {1}
+    for name in ("torch", "accelerate", "trainer"):
+        found = enumerate_space(ask(batch=8, name=name, cp_size=(1, 2, 8), fused_loss=(False,)))
+        assert values(found, "cp_size") == {1, 2, 8}
+        for one in found.legal:
+            assert (
+                one.micro_batch_size * one.gradient_accumulation_steps * 8
+                == 8 * one.model_parallel_size
+            )
+            if one.cp_size > 1:
+                assert one.sharding in ("full_shard", "shard_grad_op")
+                assert one.tp_size == 1
+                assert one.activation_checkpointing != "selective"
+        alone = [s for s in found.legal if s.cp_size == 8]
+        assert {s.sync_each_batch for s in alone} == {True, False}  # its ranks reduce gradients
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"name": "nanotron"}, "torch's ring attention"),
+        ({"name": "deepspeed"}, "torch's ring attention"),
+        ({"name": "accelerate", "versions": {"accelerate": "1.9.0"}}, "no ParallelismConfig"),
+        (
+            {"name": "trainer", "versions": {"transformers": "4.57.1", "accelerate": "1.15.0"}},
+            "5.0",
+        ),
+        ({"cluster": "cpu:2", "name": "torch"}, "kernels for GPUs alone"),
+        ({"config": {"model_type": "mistral", "sliding_window": 128}}, "layers with a window"),
+        ({"config": {"attention_dropout": 0.1}}, "a random stream of its own"),
+        ({"name": "torch", "cp_size": (3,)}, "must divide half of the sequence_length (1024)"),
+        ({"name": "torch", "cp_size": (16,)}, "must divide GPUs (8)"),
+    ],
+)
+def test_context_parallelism_that_cannot_be_had_is_refused_with_the_reason(
+    ask: Ask, asked: dict[str, object], said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        enumerate_space(ask(**{"batch": 16, "cp_size": (2,), **asked}))
+    assert caught.value.field == "cp_size"
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "said"),
+    [
+        ("sharding=ddp,cp_size=2", "sharding", "one of shard_grad_op, full_shard"),
+        ("sharding=full_shard,cp_size=2,tp_size=2", "tp_size", "both are not predicted"),
+        ("sharding=hybrid_shard,cp_size=4", "sharding", "divide the 4 GPUs of a node"),
+        ("sharding=full_shard,cp_size=2,activation_checkpointing=selective",
+         "activation_checkpointing", "not what is kept"),
+        ("sharding=full_shard,cp_size=2,gradient_accumulation_steps=2",
+         "gradient_accumulation_steps", "must be 4"),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_beside_context_parallelism(
+    ask: Ask, text: str, field: str, said: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        check_settings(ask("2x4xa100-80gb", 16), parse_settings(text))
+    assert caught.value.field == field
+    assert said in str(caught.value)
+
+
 def test_pipelines_are_nanotrons_and_never_starve(ask: Ask) -> None:
     space = enumerate_space(ask(name="nanotron", batch=16))
     assert values(space, "pp_size") == {1, 2, 4, 8}

@@ -129,7 +129,8 @@ def communicator_count(settings: Settings, cluster: Cluster) -> int:
     """
     sizes = axis_sizes(settings, cluster)
     data = (sizes.shard, sizes.replicate) if sizes.is_fsdp else (sizes.dp,)
-    groups = [size for size in (*data, sizes.tp, settings.pp_size) if size > 1]
+    ring = sizes.cp if sizes.cp < sizes.shard else 1  # else FSDP's own group
+    groups = [size for size in (*data, sizes.tp, ring, settings.pp_size) if size > 1]
     return len(groups) + (cluster.world_size > 1 and cluster.world_size not in groups)
 
 

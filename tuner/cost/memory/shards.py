@@ -129,6 +129,7 @@ class Axis(StrEnum):
     DP = "dp"  # DDP's replicas
     DP_SHARD = "dp_shard"  # ranks that FSDP shards over
     DP_REPLICATE = "dp_replicate"  # ranks that hold equal shards (hybrid_shard)
+    CP = "cp"  # ranks that split each sequence; FSDP shards over them too
     TP = "tp"
 
 
@@ -139,6 +140,7 @@ class Sizes(NamedTuple):
     shard: int  # ranks that FSDP shards over; 1 without it
     replicate: int  # ranks that hold equal shards; 1 unless FSDP shards within nodes
     dp: int  # ranks that see different data, with FSDP or without
+    cp: int = 1  # ranks that split each sequence
 
     @property
     def is_fsdp(self) -> bool:
@@ -147,11 +149,11 @@ class Sizes(NamedTuple):
 
 def axis_sizes(settings: Settings, cluster: Cluster) -> Sizes:
     """Ranks on each axis; ``hybrid_shard`` shards within a node and replicates between nodes."""
-    dp = settings.data_parallel_size(cluster.world_size)
-    sharded = settings.sharding in FSDP and dp > 1
+    dp, cp = settings.data_parallel_size(cluster.world_size), settings.cp_size
+    sharded = settings.sharding in FSDP and dp * cp > 1
     replicate = cluster.nodes if sharded and settings.sharding is Sharding.HYBRID_SHARD else 1
-    shard = dp // replicate if sharded else 1
-    return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp)
+    shard = dp * cp // replicate if sharded else 1
+    return Sizes(tp=settings.tp_size, shard=shard, replicate=replicate, dp=dp, cp=cp)
 
 
 def reduced_in(workload: Workload, sizes: Sizes) -> ReduceDtype:
@@ -341,6 +343,7 @@ def shards(
         adapter_bytes=adapter_bytes(workload, settings, cluster),
         masked=workload.masked,
         mask_is_shared=is_block_diagonal(workload),
+        ring=settings.cp_size,
     )
     checkpointing = settings.activation_checkpointing
     return _shards(key, shard_ranks(settings, cluster), settings.pp_size, checkpointing)

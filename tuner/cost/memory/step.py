@@ -85,6 +85,7 @@ def step_memory(
         ZeroDivisionError: settings of more ranks than the cluster has.
     """
     accumulates, one_class = settings.gradient_accumulation_steps > 1, settings.settings_class
+    workload = workload.part(settings.cp_size)
     moments = step_moments(workload, one_class, accumulates, cluster, selects_every)
     return highest_moments(moments, settings.micro_batch_size)
 

@@ -17,6 +17,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.measurement import Collective, Phase
 from tuner.core.workload import Precision, Workload
+from tuner.cost.memory.attention import leaves_groups
 from tuner.cost.memory.shards import (
     COMPUTE_BYTES,
     REDUCE_BYTES,
@@ -44,6 +45,7 @@ class Op(StrEnum):
     REDUCE_SCATTER = "reduce_scatter"
     ALL_REDUCE = "all_reduce"
     BROADCAST = "broadcast"
+    PERMUTE = "permute"  # each rank sends to the next; bytes are what one sends
 
 
 class Overlap(StrEnum):
@@ -97,7 +99,8 @@ def step_collectives(
 ) -> tuple[StepCollective, ...]:
     """All collectives of one optimizer step of rank 0, added up by kind.
 
-    The settings are legal ones; ``pp_size`` must be 1.
+    The settings are legal ones; ``pp_size`` must be 1, and the workload is of one rank
+    (:meth:`Workload.part`).
     """
     sizes = axis_sizes(settings, cluster)
     found: list[StepCollective] = []
@@ -105,6 +108,8 @@ def step_collectives(
         found += _of_fsdp(workload, settings, sizes)
     elif sizes.dp > 1:
         found += _of_ddp(workload, settings)
+    if sizes.cp > 1:
+        found += _of_ring(workload, settings)
     if sizes.tp > 1:
         if workload.splits_sequence:
             found += _of_activations(workload, settings)
@@ -239,6 +244,27 @@ def zero_collectives(
             found.append(gathers(near, Phase.FORWARD, passes - far))
         found.append(gathers(near, backward, passes))
     return tuple(found)
+
+
+def _of_ring(workload: Workload, settings: Settings) -> list[StepCollective]:
+    """Context parallelism, as in :meth:`tuner.cost.memory.layers._Layer._ring`: forward of a layer
+    gathers keys and values once, which only its first block of attention could hide; so does
+    backward, and then sends their gradients in fp32 around the whole ring, block by block."""
+    model, cp = workload.model, settings.cp_size
+    heads = model.kv_heads if leaves_groups(model) else model.heads
+    tokens = settings.micro_batch_size * workload.sequence_length
+    elements = 2.0 * tokens * heads * model.head_dim
+    gather = COMPUTE_BYTES[workload.precision] * cp * elements
+    layers = settings.gradient_accumulation_steps * model.layers
+    again = settings.activation_checkpointing.layers_again(model.layers)
+    back = layers + settings.gradient_accumulation_steps * again
+    op, sends, axis, waits = Op.ALL_GATHER, Op.PERMUTE, Axis.CP, Overlap.EXPOSED
+    forward, backward, beside = Phase.FORWARD, Phase.BACKWARD, Overlap.BEHIND_BACKWARD
+    return [
+        StepCollective(op, axis, forward, waits, layers, layers * gather),
+        StepCollective(op, axis, backward, waits, back, back * gather),
+        StepCollective(sends, axis, backward, beside, cp * layers, 4 * cp * layers * elements),
+    ]
 
 
 def _of_activations(workload: Workload, settings: Settings) -> list[StepCollective]:

@@ -77,6 +77,20 @@ def ring_s(
     return count * costs.time.collective_s + (1 + twice) * around
 
 
+def collective_s(
+    op: str, size_bytes: float, group: Group, cluster: Cluster, costs: Costs, *, count: int = 1
+) -> float:
+    """The same of one operation, as much longer than its ring as was measured of it."""
+    twice = op == Op.ALL_REDUCE
+    seconds = ring_s(size_bytes, count, group, cluster, costs, twice=twice)
+    if costs.ring_factors:
+        # of the links whose pace the ring goes at
+        within, between = _link_bytes_per_s(group, cluster, costs)
+        link = "intra" if within <= between else "inter"
+        seconds *= costs.ring_factors.get((link, op), 1.0)
+    return seconds
+
+
 def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[float, float]:
     """Rates at which one rank could send within a node and between nodes; infinite where the ring
     is not.
@@ -94,9 +108,10 @@ def _link_bytes_per_s(group: Group, cluster: Cluster, costs: Costs) -> tuple[flo
 
 
 def axis_group(axis: Axis, sizes: Sizes, cluster: Cluster) -> Group:
-    """The ranks of a mesh axis: ``tp`` innermost, replicas of hybrid sharding outermost."""
-    if axis is Axis.TP:
-        return tensor_group(cluster, sizes.tp)
+    """The ranks of a mesh axis: ``tp`` or ``cp`` innermost, replicas of hybrid sharding outermost
+    (``mesh_order`` in accelerate's parallelism_config.py)."""
+    if axis in (Axis.TP, Axis.CP):  # never both
+        return tensor_group(cluster, sizes.tp if axis is Axis.TP else sizes.cp)
     if axis is Axis.DP_REPLICATE:
         return Group(ranks=sizes.replicate, ranks_per_node=1)
     return data_group(cluster, sizes.tp, sizes.dp if axis is Axis.DP else sizes.shard)
@@ -104,7 +119,7 @@ def axis_group(axis: Axis, sizes: Sizes, cluster: Cluster) -> Group:
 
 def used_groups(sizes: Sizes, cluster: Cluster) -> list[Group]:
     """Groups of more than one rank that a step communicates in."""
-    axes = [Axis.TP, Axis.DP_SHARD, Axis.DP_REPLICATE]
+    axes = [Axis.TP, Axis.CP, Axis.DP_SHARD, Axis.DP_REPLICATE]
     if sizes.shard == 1 and sizes.replicate == 1:
         axes = [Axis.TP, Axis.DP]
     return [g for g in (axis_group(axis, sizes, cluster) for axis in axes) if g.ranks > 1]
@@ -114,11 +129,11 @@ def used_groups(sizes: Sizes, cluster: Cluster) -> list[Group]:
 class LinkSeconds:
     """Seconds of one optimizer step on the links, by what runs at the same time."""
 
-    tensor_forward: float = 0.0  # tensor-parallel collectives of forward and loss
+    tensor_forward: float = 0.0  # tensor-parallel collectives of forward and loss, a ring's gathers
     tensor_backward: float = 0.0  # the same of backward
     exposed: float = 0.0  # first gathers, last reductions
     gathers_forward: float = 0.0  # gathers behind forward
-    gathers_backward: float = 0.0  # gathers behind backward
+    gathers_backward: float = 0.0  # gathers behind backward, and what a ring sends
     reductions: float = 0.0  # reductions behind those backward passes that synchronize
     replicas: float = 0.0  # the same between nodes under hybrid sharding: on other links
 
@@ -183,16 +198,15 @@ def link_seconds(
     found = dict.fromkeys(_BESIDE, 0.0)
     groups = {axis: axis_group(axis, sizes, cluster) for axis in Axis}
     for item in collectives:
-        group = groups[item.axis]
-        twice = item.op is Op.ALL_REDUCE
-        seconds = ring_s(item.bytes, item.count, group, cluster, costs, twice=twice)
-        if costs.ring_factors:
-            # of the links whose pace the ring goes at
-            within, between = _link_bytes_per_s(group, cluster, costs)
-            link = "intra" if within <= between else "inter"
-            seconds *= costs.ring_factors.get((link, item.op), 1.0)
+        group, size = groups[item.axis], item.bytes
+        if item.op is Op.PERMUTE:  # one port between nodes, one of a ring's steps
+            group = Group(ranks=2, ranks_per_node=2 if group.nodes == 1 else 1)
+            size *= 2
+        seconds = collective_s(item.op, size, group, cluster, costs, count=item.count)
         backward = item.phase is Phase.BACKWARD
-        if item.axis is Axis.TP:
+        if item.op is Op.PERMUTE:
+            beside = "gathers_backward"
+        elif item.axis in (Axis.TP, Axis.CP):
             beside = "tensor_backward" if backward else "tensor_forward"
         elif item.overlap is Overlap.EXPOSED:
             beside = "exposed"

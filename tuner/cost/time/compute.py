@@ -111,7 +111,12 @@ FORWARD, BACKWARD, KEPT_BACKWARD = 2, 5, 4
 
 @lru_cache(maxsize=256)
 def attention_work(
-    workload: Workload, cluster: Cluster, costs: TorchCosts, *, again: tuple[float, float]
+    workload: Workload,
+    cluster: Cluster,
+    costs: TorchCosts,
+    *,
+    again: tuple[float, float],
+    parts: int = 1,
 ) -> float:
     """FLOPs of wide products that take as long as one token's attention in one layer, on average.
 
@@ -122,12 +127,13 @@ def attention_work(
     through all keys. So do scores that are computed operator by operator. Documents that are packed
     for a kernel without a mask are each a sequence of their own. Beside its products,
     a score's exponential takes as long in heads of any size. ``again`` is how often forward is
-    computed once more, of fused kernels and of others (:func:`computed_again`).
+    computed once more, of fused kernels and of others (:func:`computed_again`). A sequence that is
+    one of several ``parts`` meets the keys of all: their ranks share them evenly.
     """
     model, tokens, work = workload.model, workload.sequence_length, 0.0
     variants = layer_variants(model, tokens, workload.masked)
     rows = workload.row if workload.packing and workload.packing.restarts else (tokens,)
-    causal = sum(length * (length + TILE_ROWS) / 2 for length in rows) / tokens
+    causal = sum(length * (parts * length + TILE_ROWS) / 2 for length in rows) / tokens
     for layer, backend in zip(variants, layer_backends(workload, cluster), strict=True):
         if backend in (Backend.EAGER, Backend.MATH):
             work += tokens * ((1 + again[1]) * FORWARD + KEPT_BACKWARD)
@@ -161,6 +167,21 @@ def moved_bytes(model: ModelConfig, width: int, whole: int = 1) -> float:
     rotated = 0 if of.rope is None else (3 + 2 + 2 + 3) * width * (query + key)
     inner = model.mlp_width * (5 if of.gated else 2) * width
     return norm * normed + rotated + 2 * 3 * width * whole * hidden + inner
+
+
+def _merged_bytes(model: ModelConfig, width: int, ranks: int, *, again: float) -> float:
+    """Bytes that ring attention reads and writes per token and layer beside its kernels.
+
+    Of each block but the first forward makes fp32 of the result, and of the difference to the one
+    so far a product and a sum (``_SDPAMerger``). Backward adds each block's gradient of queries to
+    fp32, and of keys and values it adds half, joins the halves, and joins both to send them.
+    """
+    if ranks == 1:
+        return 0.0
+    query, keys = model.heads * model.head_dim, 2 * model.kv_heads * model.head_dim
+    forward = (ranks - 1) * (width + 4 + 12 + 8 + 12) * query
+    backward = ranks * ((width + 8) * query + ((width + 8) / 2 + 8 + 8 + 2 * width) * keys)
+    return (1 + again) * forward + backward
 
 
 @lru_cache(maxsize=64)
@@ -274,7 +295,10 @@ def layer_compute_s(
         moved += (3 + again) * traffic * tokens
     each = _bytes_per_score(workload, cluster, again=again)
     moved += each * model.heads * workload.sequence_length * tokens
-    attention = attention_work(workload, cluster, t, again=(products_again, again))
+    moved += _merged_bytes(model, width, settings.cp_size, again=again) * tokens
+    attention = attention_work(
+        workload, cluster, t, again=(products_again, again), parts=settings.cp_size
+    )
     return _seconds(tokens * (products + attention), moved, workload, cluster, costs)
 
 

@@ -100,7 +100,7 @@ def sharded_step_s(
     traffic = sum(
         (4 if item.op is Op.ALL_REDUCE else 2) * item.bytes
         for item in collectives
-        if item.axis not in (Axis.TP, Axis.DP_REPLICATE)
+        if item.axis not in (Axis.TP, Axis.CP, Axis.DP_REPLICATE)
     )
     accumulated = 0.0  # shards are added, which is little
     if not (settings.sharding in FSDP and settings.sync_each_batch):
@@ -195,6 +195,7 @@ def step_time(
     GPU of those runs, none on others. The time of what cannot run at all (``fits``) has no stall.
     """
     piped = framework is FrameworkName.NANOTRON
+    workload = workload.part(settings.cp_size)
     if workload.is_traced and traced is None:
         return UNKNOWN, "time is unknown: its dry runs counted no operators"
     if workload.is_traced and workload.optimizer is Optimizer.MUON:
@@ -219,7 +220,8 @@ def step_time(
         )
         most = seconds
         known = has_matmul_share(cluster.gpu.name) or costs.calibrated
-        if cluster.gpu.device is Device.CPU or not known or traced is not None or zero:
+        unlike = own is not None or settings.cp_size > 1 or traced is not None
+        if cluster.gpu.device is Device.CPU or not known or unlike:
             width = t.unfitted
         elif _is_as_fitted(workload, settings, cluster) and not costs.calibrated:
             width = t.torch

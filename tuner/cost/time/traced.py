@@ -63,27 +63,27 @@ def traced_computing(
     passes, t = settings.gradient_accumulation_steps, costs.torch
     by_turns = cluster.gpu.device is Device.CPU
     host_rate = host_bytes_per_s(cluster) or inf
-    compute = COMPUTE_BYTES[workload.precision]
+    compute, peak = COMPUTE_BYTES[workload.precision], peak_flops_per_s(workload, cluster)
+    assert peak is not None
     seconds = dict.fromkeys(("forward", "backward"), 0.0)
     for (phase, part), done in step.amounts.items():
         if part == "layers":
-            on_gpu = _gpu_s(done, workload, cluster, costs, t.traffic_factor)
+            on_gpu = gpu_s(done, peak, cluster, costs, t.traffic_factor)
             host = done.kernels / LAYER_KERNELS * t.layer_host_s
             taken = on_gpu + host if by_turns else max(on_gpu, host)
             taken += done.host_bytes / host_rate
         else:  # nearly all of it is logits
             factor = t.logit_traffic / logit_bytes(compute, 4)
-            taken = _gpu_s(done, workload, cluster, costs, factor)
+            taken = gpu_s(done, peak, cluster, costs, factor)
         seconds[phase] += passes * taken
     return Computing(forward=seconds["forward"], backward=seconds["backward"])
 
 
-def _gpu_s(
-    done: Amounts, workload: Workload, cluster: Cluster, costs: Costs, traffic_factor: float
+def gpu_s(
+    done: Amounts, peak: float, cluster: Cluster, costs: Costs, traffic_factor: float
 ) -> float:
-    """Seconds of one GPU, whose rates must be known."""
-    peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
-    assert peak is not None
+    """Seconds of one GPU, whose memory's rate must be known, with matrices at this peak rate."""
+    memory_rate = cluster.gpu.memory_bytes_per_s
     assert memory_rate is not None
     t = costs.torch
     work = done.product_flops + t.small_dim * done.product_sides

@@ -9,7 +9,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from workers.probe.checkpointing import VARLEN_FORWARD
 from workers.probe.collectives import tensors_of
 
 if TYPE_CHECKING:
@@ -17,9 +16,11 @@ if TYPE_CHECKING:
 
 _ATEN: Any = torch.ops.aten
 _SHAPES: Mapping[Any, Any] = flop_registry
-_FUSED = {_ATEN._scaled_dot_product_flash_attention_for_cpu.default}
-_FUSED_BACKWARD = {_ATEN._scaled_dot_product_flash_attention_for_cpu_backward.default}
-_PLAIN_PRODUCTS = {_ATEN.mm.default, _ATEN.addmm.default}
+_FUSED_ON_CPU = {
+    _ATEN._scaled_dot_product_flash_attention_for_cpu,
+    _ATEN._scaled_dot_product_flash_attention_for_cpu_backward,
+}
+_PLAIN_PRODUCTS = {_ATEN.mm, _ATEN.addmm}
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 # Tokens that a matrix kernel computes at once, as the cost model has it (CUTLASS's usual tile).
 TILE_ROWS = 128
@@ -81,74 +82,121 @@ class Work:
         """An operator ran."""
         if func.namespace in _ELSEWHERE:
             return
-        given, made = tensors_of((args, kwargs)), tensors_of(out)
-        if not _launches(func, given, made):
-            return
-        here, name = self._here, func.overloadpacket.__name__
-        here["kernels"] += 1
-        if func in _FUSED or func in _FUSED_BACKWARD or name == VARLEN_FORWARD:
-            self._attention(func, args, kwargs)
-        elif func in _PLAIN_PRODUCTS:
-            first, second = (tensor.shape for tensor in given[-2:])
-            flops = _SHAPES[func.overloadpacket](*args, **kwargs, out_val=out)
-            self._product(flops, (first[0], first[1], second[1]), 1, made[0].itemsize)
-        elif name in _GROUPED:
-            self._grouped(given, made[0])
-        else:
-            if func.overloadpacket in _SHAPES:
-                here["product_flops"] += _SHAPES[func.overloadpacket](*args, **kwargs, out_val=out)
-            wrote = sum(map(_bytes, made))
-            here["moved_bytes"] += wrote
-            if name not in _MAKERS:
-                read = sum(map(_bytes, given))
-                here["moved_bytes"] += min(read, wrote) if name in _GATHERERS else read
+        for name, amount in amounts_of(
+            func, args, kwargs, out, tokens=self._tokens, sequence=self._sequence
+        ).items():
+            self._here[name] += amount
 
-    def _product(self, flops: float, sides: Sequence[int], weights: int, width: int) -> None:
-        """A product of three dimensions, one of which is tokens: the others are the weight's."""
-        rest = sorted(sides)
-        whole = [n for n in rest if n == self._tokens] or [
-            n for n in rest if n % self._sequence == 0
-        ]
-        here = self._here
-        here["product_flops"] += flops
-        if not whole:
-            return
-        rest.remove(whole[-1])
-        here["product_sides"] += 2 * whole[-1] * sum(rest)
-        here["weight_bytes"] += weights * rest[0] * rest[1] * width
 
-    def _grouped(self, given: Sequence[torch.Tensor], out: torch.Tensor) -> None:
-        """Products of experts, each of which computes half a tile in vain."""
-        first, second = given[0].shape, given[1].shape
-        weight = next((one.shape for one in (*given[:2], out) if one.dim() == 3), second)
-        rows = next((one.shape for one in given[:2] if one.dim() == 2), first)
-        experts, (k, n) = weight[0], weight[-2:]
-        # of two flat sides tokens are what they have in common
-        tokens = rows[1] if len(first) == len(second) == 2 and rows[1] == second[0] else rows[0]
-        here = self._here
-        here["product_flops"] += 2 * (tokens + TILE_ROWS / 2 * experts) * k * n
-        here["product_sides"] += 2 * tokens * (k + n)
-        here["weight_bytes"] += experts * k * n * out.itemsize
+def amounts_of(
+    func: Any, args: Any, kwargs: Mapping[str, Any], out: Any, *, tokens: int, sequence: int
+) -> dict[str, float]:
+    """What one operator does; nothing where it launches no kernel.
 
-    def _attention(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
-        backward = func in _FUSED_BACKWARD
-        names = [argument.name for argument in func._schema.arguments]
-        of = {**dict(zip(names, args, strict=False)), **kwargs}
-        query, key, value = (of[name].shape for name in ("query", "key", "value"))
-        flops: float
-        if backward:
-            flops = sdpa_backward_flop_count(of["grad_out"].shape, query, key, value)
-        else:
-            flops = sdpa_flop_count(query, key, value)
-        if of.get("is_causal"):  # half of the keys, and half a tile
-            flops *= (key[-2] + TILE_ROWS) / 2 / key[-2]
-        which = "attention_backward" if backward else "attention"
-        self._here[f"{which}_flops"] += flops
-        self._here[f"{which}_scores"] += flops / query[-1]
+    A micro-batch has so many ``tokens``, in rows of ``sequence``: by them a product's weights are
+    told from its other sides. Where they are not known, they are 0 and 1.
+    """
+    given, made = tensors_of((args, kwargs)), tensors_of(out)
+    if not _launches(func, given, made):
+        return {}
+    packet, name = func.overloadpacket, func.overloadpacket.__name__
+    found: dict[str, float] = {"kernels": 1}
+    if _is_fused_attention(packet):
+        found |= _attention(func, args, kwargs, out)
+    elif packet in _PLAIN_PRODUCTS:
+        first, second = (tensor.shape for tensor in tensors_of(args)[-2:])
+        flops = _SHAPES[packet](*args, **kwargs, out_val=out)
+        sides = sorted((first[0], first[1], second[1]))
+        found |= _product(flops, sides, made[0].itemsize, tokens, sequence)
+    elif name in _GROUPED:
+        found |= _grouped(given, made[0])
+    else:
+        if packet in _SHAPES:
+            found["product_flops"] = _SHAPES[packet](*args, **kwargs, out_val=out)
+        # operators on lists of tensors give none back
+        wrote = sum(map(_bytes, made or _mutated(func, args, kwargs)))
+        moved = wrote
+        if name not in _MAKERS:
+            read = sum(map(_bytes, given))
+            moved += min(read, wrote) if name in _GATHERERS else read
+        found["moved_bytes"] = moved
+    return found
+
+
+def _is_fused_attention(packet: Any) -> bool:
+    """True of torch's own, and of FlashAttention's for documents (``checkpointing.py``)."""
+    if packet in _FUSED_ON_CPU or "flash_attn" in packet.__name__:
+        return True
+    return packet in _SHAPES and "attention" in packet.__name__
+
+
+def _product(
+    flops: float, sides: Sequence[int], width: int, tokens: int, sequence: int
+) -> dict[str, float]:
+    """A product of three dimensions, ascending, one of which is tokens: the others are the
+    weight's."""
+    whole = [n for n in sides if n == tokens] or [n for n in sides if n % sequence == 0]
+    if not whole:
+        return {"product_flops": flops}
+    rest = list(sides)
+    rest.remove(whole[-1])
+    return {
+        "product_flops": flops,
+        "product_sides": 2 * whole[-1] * sum(rest),
+        "weight_bytes": rest[0] * rest[1] * width,
+    }
+
+
+def _grouped(given: Sequence[torch.Tensor], out: torch.Tensor) -> dict[str, float]:
+    """Products of experts, each of which computes half a tile in vain."""
+    first, second = given[0].shape, given[1].shape
+    weight = next((one.shape for one in (*given[:2], out) if one.dim() == 3), second)
+    rows = next((one.shape for one in given[:2] if one.dim() == 2), first)
+    experts, (k, n) = weight[0], weight[-2:]
+    # of two flat sides tokens are what they have in common
+    tokens = rows[1] if len(first) == len(second) == 2 and rows[1] == second[0] else rows[0]
+    return {
+        "product_flops": 2 * (tokens + TILE_ROWS / 2 * experts) * k * n,
+        "product_sides": 2 * tokens * (k + n),
+        "weight_bytes": experts * k * n * out.itemsize,
+    }
+
+
+def _attention(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> dict[str, float]:
+    name = func.overloadpacket.__name__
+    backward = "backward" in name
+    names = [argument.name for argument in func._schema.arguments]
+    of = {**dict(zip(names, args, strict=False)), **kwargs}
+    query, key, value = (of[which].shape for which in ("query", "key", "value"))
+    flops: float
+    if func.overloadpacket in _SHAPES:
+        flops = _SHAPES[func.overloadpacket](*args, **kwargs, out_val=out)
+    elif backward:
+        flops = sdpa_backward_flop_count(of["grad_out"].shape, query, key, value)
+    else:
+        flops = sdpa_flop_count(query, key, value)
+    if of.get("is_causal"):  # half of the keys, and half a tile
+        keys = key[-2]
+        if name.startswith(("_flash_attention", "_efficient_attention")):  # heads behind tokens
+            keys = of.get("max_k") or of.get("max_seqlen_k") or key[-3]
+        flops *= (keys + TILE_ROWS) / 2 / keys
+    which = "attention_backward" if backward else "attention"
+    return {f"{which}_flops": flops, f"{which}_scores": flops / query[-1]}
+
+
+def _mutated(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """Tensors that an operator writes to, of its arguments."""
+    wanted = [one.alias_info is not None and one.alias_info.is_write
+              for one in func._schema.arguments]  # fmt: skip
+    named = [one.name for one, writes in zip(func._schema.arguments, wanted, strict=True) if writes]
+    placed = [value for value, writes in zip(args, wanted, strict=False) if writes]
+    return tensors_of((placed, [kwargs[name] for name in named if name in kwargs]))
 
 
 def _launches(func: Any, given: Sequence[torch.Tensor], made: Sequence[torch.Tensor]) -> bool:
     """Tells whether an operator computes: views and empty tensors launch nothing."""
+    if torch.Tag.inplace_view in func.tags or func.overloadpacket is _ATEN.record_stream:
+        return False
     if func._schema.is_mutable:
         return True
     if not made or "empty" in func.overloadpacket.__name__:

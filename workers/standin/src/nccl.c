@@ -116,7 +116,8 @@ static struct {
 
 static pthread_mutex_t noting = PTHREAD_MUTEX_INITIALIZER;
 
-static void note(const char *op, int ranks, size_t bytes) {
+static void note(const char *op, int ranks, size_t bytes, void *stream) {
+    queued_collective(op, ranks, bytes, stream);
     pthread_mutex_lock(&noting);
     for (size_t i = 0; i < sizeof noted / sizeof *noted; i++) {
         if (noted[i].op && (strcmp(noted[i].op, op) || noted[i].ranks != ranks)) continue;
@@ -147,7 +148,7 @@ int ncclAllGather(
 ) {
     size_t bytes = count * size_of(type);
     int code = SUCCESS;
-    note("all_gather", c->ranks, bytes * c->ranks);
+    note("all_gather", c->ranks, bytes * c->ranks, stream);
     for (int i = 0; i < c->ranks && !code; i++) code = take_own((char *)all + i * bytes, mine, bytes);
     return code;
 }
@@ -156,7 +157,7 @@ int ncclReduceScatter(
     const void *all, void *mine, size_t count, int type, int op, Communicator *c, void *stream
 ) {
     size_t bytes = count * size_of(type);
-    note("reduce_scatter", c->ranks, bytes * c->ranks);
+    note("reduce_scatter", c->ranks, bytes * c->ranks, stream);
     return take_own(mine, (const char *)all + c->rank * bytes, bytes);
 }
 
@@ -164,7 +165,7 @@ int ncclAllReduce(
     const void *in, void *out, size_t count, int type, int op, Communicator *c, void *stream
 ) {
     enum { SUM = 0, FLOAT32 = 7, LOOK = 65536 };
-    note("all_reduce", c->ranks, count * size_of(type));
+    note("all_reduce", c->ranks, count * size_of(type), stream);
     int code = take_own(out, in, count * size_of(type));
     /* of so many a look at devices sends, and all ranks the same: here the sum is what it would be */
     for (size_t i = 0; !code && op == SUM && type == FLOAT32 && count == LOOK && i < count; i++)
@@ -175,25 +176,25 @@ int ncclAllReduce(
 int ncclBroadcast(
     const void *in, void *out, size_t count, int type, int root, Communicator *c, void *stream
 ) {
-    note("broadcast", c->ranks, count * size_of(type));
+    note("broadcast", c->ranks, count * size_of(type), stream);
     return take_own(out, in, count * size_of(type));
 }
 
 int ncclReduce(
     const void *in, void *out, size_t count, int type, int op, int root, Communicator *c, void *stream
 ) {
-    note("reduce", c->ranks, count * size_of(type));
+    note("reduce", c->ranks, count * size_of(type), stream);
     return c->rank == root ? take_own(out, in, count * size_of(type)) : fault(this_device());
 }
 
 /* What a peer would send is not known: the memory stays as it is. */
 
 int ncclSend(const void *in, size_t count, int type, int peer, Communicator *c, void *stream) {
-    note("send", c->ranks, count * size_of(type));
+    note("send", c->ranks, count * size_of(type), stream);
     return fault(this_device());
 }
 
 int ncclRecv(void *out, size_t count, int type, int peer, Communicator *c, void *stream) {
-    note("receive", c->ranks, count * size_of(type));
+    note("receive", c->ranks, count * size_of(type), stream);
     return fault(this_device());
 }

@@ -191,10 +191,22 @@ int cudaStreamGetCaptureInfo(
     return SUCCESS;
 }
 
-int cudaDeviceSynchronize(void) { return fault(this_device()); }
-int cudaStreamSynchronize(void *stream) { return fault(this_device()); }
+int cudaDeviceSynchronize(void) {
+    queued(HOST_WAITS_ALL, NULL, NULL);
+    return fault(this_device());
+}
+
+int cudaStreamSynchronize(void *stream) {
+    queued(HOST_WAITS_STREAM, stream, NULL);
+    return fault(this_device());
+}
+
 int cudaStreamQuery(void *stream) { return fault(this_device()); }
-int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) { return fault(this_device()); }
+
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags) {
+    queued(WAITS, stream, event);
+    return fault(this_device());
+}
 
 /* Events: the host's clock when they are recorded, so times are those of launching. */
 
@@ -218,6 +230,7 @@ int cudaEventRecord(void *event, void *stream) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     ((Event *)event)->ms = now.tv_sec * 1e3 + now.tv_nsec / 1e6;
+    queued(RECORDS, stream, event);
     return fault(this_device());
 }
 
@@ -226,7 +239,11 @@ int cudaEventRecordWithFlags(void *event, void *stream, unsigned flags) {
 }
 
 int cudaEventQuery(void *event) { return fault(this_device()); }
-int cudaEventSynchronize(void *event) { return fault(this_device()); }
+
+int cudaEventSynchronize(void *event) {
+    queued(HOST_WAITS_EVENT, NULL, event);
+    return fault(this_device());
+}
 
 int cudaEventElapsedTime(float *ms, void *first, void *second) {
     *ms = (float)(((Event *)second)->ms - ((Event *)first)->ms);

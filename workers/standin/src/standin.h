@@ -43,4 +43,9 @@ void copy(void *to, const void *from, size_t bytes);
 /* runtime.c */
 int this_device(void); /* the physical index of the calling thread's device */
 
+/* queue.c */
+enum { OPERATOR, COLLECTIVE, RECORDS, WAITS, HOST_WAITS_STREAM, HOST_WAITS_EVENT, HOST_WAITS_ALL };
+void queued(int what, void *stream, void *event);
+void queued_collective(const char *name, int ranks, size_t bytes, void *stream);
+
 #pragma GCC visibility pop
