@@ -89,7 +89,7 @@ class Launches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TimePart:
     """Seconds that one kind of work takes of a step, beside whatever else goes on."""
 
     kind: str
@@ -106,7 +106,7 @@ class RehearsedTime(Plain):
     tokens_per_step: int = 0  # of all ranks; 0 where it is not known
     exposed_s: Quantity = UNKNOWN  # what a step would be shorter by if nothing were sent
     host_s: float = 0.0  # in which the GPU waits for the host, of a step that sends nothing
-    parts: tuple[Part, ...] = ()  # the longest first
+    parts: tuple[TimePart, ...] = ()  # the longest first
     unknown: str = ""  # the reason where the time is unknown
     uncounted: tuple[str, ...] = ()  # operators that were taken to take no time
 
@@ -293,7 +293,7 @@ def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, flo
 
 def _parts(
     launches: Launches, computing_s: Sequence[float], sending_s: Sequence[float]
-) -> tuple[Part, ...]:
+) -> tuple[TimePart, ...]:
     seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
     for what, _, of in launches.queue:
         if what is What.OPERATOR:
@@ -302,7 +302,7 @@ def _parts(
         elif what is What.COLLECTIVE:
             seconds[launches.collectives[of].op, ""] += sending_s[of]
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    return tuple(Part(kind=kind, phase=phase, seconds=took)
+    return tuple(TimePart(kind=kind, phase=phase, seconds=took)
                  for (kind, phase), took in ordered if took)  # fmt: skip
 
 
