@@ -336,7 +336,9 @@ class Executor:
     def give_back(self, claim: Claim, why: str) -> None:
         """Queues a probe again that was not run, or not to its end."""
         given = retried(partial(self._store.give_back, claim, why), self._stop)
-        log.info("probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)")
+        log.info(
+            "probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)"
+        )
 
     def _run(self, workplace: Workplace, task: Task) -> None:
         claim = task.claim
