@@ -368,6 +368,8 @@ class Probe(Answered):
     """Settings that were tried, or will be, with what was measured."""
 
     id: int
+    number: int
+    """Within its study, from 1: explanations, files and pages name it so."""
     settings: SettingsAnswered
     fidelity: Fidelity
     repetition: int

@@ -183,7 +183,7 @@ def _claim_of(store: Store, study_id: str, worker: WorkerIdentity, taken: Taken)
         if claim is None:
             return
         taken.claim_s.append(time.perf_counter() - began)
-        taken.probes.append(claim.probe.id)
+        taken.probes.append(claim.probe.row_id)
 
 
 def _wrong(url: str, taken: Sequence[Taken]) -> dict[str, int]:

@@ -201,7 +201,7 @@ def _hold(
     if over.is_set():
         store.give_back(claim, "it is over")
     elif seen.time("record", lambda: store.record(claim, found_measurement())):
-        seen.probes.append(claim.probe.id)
+        seen.probes.append(claim.probe.row_id)
     else:
         seen.lost += 1
 

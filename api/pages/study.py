@@ -440,7 +440,7 @@ def status_of(
     is_open = study.state in OPEN
     ends = [event.at for event in events if event.kind is EventKind.STUDY]
     began = {
-        event.data["probe"]: event.at
+        event.data["number"]: event.at
         for event in events
         if event.kind is EventKind.PROBE and event.data.get("state") == ProbeState.RUNNING
     }

@@ -1,8 +1,5 @@
 """Scripts that know nothing of a rehearsal, run as one rank of many without a GPU."""
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +39,6 @@ for _ in range(9):
     optimizer.zero_grad()
     torch.save(model.state_dict(), "checkpoint.pt")
 """
-
-
-@pytest.fixture
-def rehearse(standin: Path, tmp_path: Path) -> Any:
-    """Runs ``tuner rehearse --json`` on a text; its exit code, and its answer."""
-
-    def run(text: str, options: list[str], launch: list[str], *arguments: str) -> Any:
-        (tmp_path / "train.py").write_text(text)
-        program = "import sys; from tuner.cli import main; sys.exit(main())"
-        command = [sys.executable, "-P", "-c", program, "rehearse", "--json", *options, "--"]
-        done = subprocess.run(
-            [*command, *launch, "train.py", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
-    return run
 
 
 def test_ranks_of_two_nodes_hold_their_shards(rehearse: Any, tmp_path: Path) -> None:
@@ -148,42 +124,3 @@ def test_a_steps_time_is_near_the_products_own_for_the_same_step(rehearse: Any) 
     assert 0 < exposed["value"] < 0.1 * own  # layers are gathered and reduced behind computing
     kinds = {part["kind"] for part in time["parts"]}
     assert kinds >= {"matrix products", "attention", "other kernels", "all_gather"}
-
-
-FSDP = [
-    "accelerate", "launch", "--num_processes", "8", "--use_fsdp", "--mixed_precision", "no",
-    "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
-    "--fsdp_transformer_layer_cls_to_wrap", "MistralDecoderLayer",
-]  # fmt: skip
-SMALL = ["--layers", "2", "--hidden", "512", "--sequence", "256", "--save-steps", "2"]
-
-
-@pytest.mark.parametrize(
-    ("script", "launch", "arguments"),
-    [
-        ("trainer.py", [*FSDP, "--fsdp_version", "1"], SMALL),
-        ("trainer.py", [*FSDP, "--fsdp_version", "2"], SMALL),
-        (
-            "trainer.py",
-            [*FSDP, "--fsdp_version", "1", "--fsdp_use_orig_params", "true"],
-            [*SMALL, "--lora"],
-        ),
-        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], SMALL),
-        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], [*SMALL, "--compile"]),
-        ("loop.py", [*FSDP[:4], "--multi_gpu", "--mixed_precision", "bf16"], []),
-    ],
-    ids=["fsdp1", "fsdp2", "fsdp1-lora", "ddp", "ddp-compiled", "accelerate-loop"],
-)
-def test_frameworks_run_unmodified(
-    rehearse: Any, tmp_path: Path, script: str, launch: list[str], arguments: list[str]
-) -> None:
-    text = (Path(__file__).parent / "scripts" / script).read_text()
-    code, found = rehearse(text, ["--cluster", "8xa100-80gb"], launch, *arguments)
-    (rank,) = found["ranks"]
-    assert (code, rank["outcome"], rank["world_size"]) == (0, "ok", 8), rank
-    assert rank["time"]["step_time_s"]["value"], rank["time"]
-    first, _, last = rank["steps"]
-    assert first["allocated_bytes"] < last["allocated_bytes"] * 1.01  # with the optimizer's states
-    assert any(one["op"] in ("all_reduce", "reduce_scatter") for one in rank["collectives"])
-    assert any("safetensors" in one or "state_dict_saver" in one for one in rank["not_run"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

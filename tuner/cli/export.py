@@ -136,6 +136,9 @@ def _export_optuna(
         raise UsageError("write", path_text, "is not applied with optuna: name a storage as --into")
     if into_text is None:
         raise UsageError("into", "nothing", "must name the storage, such as --into study.db")
+    if "://" in into_text:
+        allowed = "is an address: name the SQLite file alone, such as --into study.db"
+        raise UsageError("into", into_text, allowed)
     from tuner.results.optuna_storage import write_storage  # imports Optuna, which takes a second
 
     path = read_path("into", into_text)

@@ -397,17 +397,20 @@ class ProbeRequest:
 class Probe:
     """A probe of a study as the store knows it."""
 
-    id: int  # its row
+    id: int
+    """Its number within its study, from 1, as people know it."""
     request: ProbeRequest  # what is tried
     state: ProbeState  # where it stands
     memory_limit_bytes: int | None = None
     """The limit it was run under, for it decides whether ``oom`` still holds."""
     measurement: Measurement | None = None  # what it found, when it is done
     finished_at: str | None = None  # when it was done, UTC in ISO 8601
+    row_id: int = 0  # its row in the database, which no other study's probe has
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "id": self.id,
+            "id": self.row_id,
+            "number": self.id,
             "settings": self.request.settings.as_dict(),
             "fidelity": str(self.request.fidelity),
             "repetition": self.request.repetition,

@@ -46,8 +46,11 @@ def next_dry_run(study: Study) -> ProbeRequest | Stop:
         leader = safe
     if why := too_many_dry_runs(known, leader):
         return _stop(known, why)
-    # A dry run of another version may be there.
-    settings = leader.settings
+    return _dry_run_of(study, leader.settings)
+
+
+def _dry_run_of(study: Study, settings: Settings) -> ProbeRequest:
+    """Asks for a dry run, of which one of another version, or one that timed out, may be there."""
     same = [p.request.repetition for p in study.probes if p.request.settings == settings]
     return ProbeRequest(
         settings=settings, fidelity=Fidelity.PREDICTED, repetition=max(same, default=-1) + 1
@@ -131,10 +134,7 @@ def _next_traced(known: Forecast) -> ProbeRequest | Stop:
         if settings.settings_class not in known.refused and not known.is_settled(settings)
     ]
     if left and not (why := spent(known.study)):
-        return ProbeRequest(
-            settings=min(left, key=partial(complexity, known.study.question)),
-            fidelity=Fidelity.PREDICTED,
-        )
+        return _dry_run_of(known.study, min(left, key=partial(complexity, known.study.question)))
     if known.estimates:
         return _stop(known, why if left else "every layout was dry-run")
     ended = (p.measurement.detail for p in known.refused.values() if p.measurement)

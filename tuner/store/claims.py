@@ -58,7 +58,7 @@ _LOST = (_EARLIER.c.probe_id == PROBES.c.id, _EARLIER.c.outcome == Outcome.DEVIC
 
 def _attempt(*where: ColumnElement[bool]) -> ReturningInsert[Any]:
     """A new attempt of the oldest probe that is so; it returns the probe's columns beside its own
-    ``attempt`` and ``number``."""
+    ``attempt`` and ``attempt_number``."""
     made = ATTEMPTS.c
     number = select(func.count() + 1).where(_EARLIER.c.probe_id == PROBES.c.id).scalar_subquery()
     values = {
@@ -73,7 +73,9 @@ def _attempt(*where: ColumnElement[bool]) -> ReturningInsert[Any]:
     its = PROBES.c.id == literal_column(made.probe_id.name)
     of_probe = (select(one).where(its).scalar_subquery().label(one.name) for one in PROBES.c)
     attempt = insert(ATTEMPTS).from_select(list(values), oldest)
-    return attempt.returning(made.id.label("attempt"), made.number, *of_probe)
+    return attempt.returning(
+        made.id.label("attempt"), made.number.label("attempt_number"), *of_probe
+    )
 
 
 _GIVEN = [ATTEMPTS.c[name] for name in ("worker", "devices", "started_at", "lease_until")]
@@ -99,11 +101,11 @@ EXECUTE claim_oldest (
 CLAIM_OLDEST = f"""
 PREPARE claim_oldest (text, text, text, json, text, text[], interval) AS
 WITH oldest AS (
-    SELECT probes.id, tries.number
+    SELECT probes.id, tries.attempt_number
     FROM studies
     JOIN probes ON probes.study_id = studies.id AND probes.state = '{ProbeState.QUEUED}'
     CROSS JOIN LATERAL (
-        SELECT count(*) + 1 AS number,
+        SELECT count(*) + 1 AS attempt_number,
             count(*) FILTER (WHERE outcome = '{Outcome.DEVICE_LOST}') AS losses
         FROM attempts WHERE probe_id = probes.id
     ) AS tries
@@ -113,11 +115,11 @@ WITH oldest AS (
     LIMIT 1
 ), probe AS (
     UPDATE probes SET state = '{ProbeState.RUNNING}' FROM oldest WHERE probes.id = oldest.id
-    RETURNING probes.*, oldest.number
+    RETURNING probes.*, oldest.attempt_number
 ), attempt AS (
     INSERT INTO attempts
         (probe_id, number, state, detail, worker, devices, started_at, lease_until)
-    SELECT id, number, '{AttemptState.RUNNING}', '', $3, $5, now, now + $7
+    SELECT id, attempt_number, '{AttemptState.RUNNING}', '', $3, $5, now, now + $7
     FROM probe, date_trunc('milliseconds', clock_timestamp()) AS now
     RETURNING id, probe_id, started_at
 ), device AS (
@@ -128,11 +130,11 @@ WITH oldest AS (
 ), event AS (
     INSERT INTO events (study_id, kind, at, data)
     SELECT study_id, '{EventKind.PROBE}', started_at, json_build_object(
-        'probe', probe.id, 'settings', settings, 'repetition', repetition, 'fidelity', fidelity,
-        'state', state, 'attempt', number, 'worker', $4)
+        'probe', probe.id, 'number', number, 'settings', settings, 'repetition', repetition,
+        'fidelity', fidelity, 'state', state, 'attempt', attempt_number, 'worker', $4)
     FROM probe, attempt
 )
-SELECT attempt.id, probe.id, settings, fidelity, repetition, accumulation_counts::json,
+SELECT attempt.id, probe.id, number, settings, fidelity, repetition, accumulation_counts::json,
     memory_limit_bytes
 FROM (
     SELECT FROM probes WHERE study_id = $1 AND state = '{ProbeState.QUEUED}'
@@ -177,7 +179,7 @@ def claim_at_once(
     row = transactions.message(LOCK_AND_CLAIM, values, CLAIM_OLDEST)
     if row is None or row[0] is None:
         return None, row is not None
-    attempt_id, probe_id, settings, of_fidelity, repetition, counts, memory_limit_bytes = row
+    attempt_id, row_id, number, settings, of_fidelity, repetition, counts, limit_bytes = row
     request = ProbeRequest(
         settings=parse_settings(settings),
         fidelity=Fidelity(of_fidelity),
@@ -185,10 +187,11 @@ def claim_at_once(
         accumulation_counts=tuple(counts),
     )
     probe = Probe(
-        id=probe_id,
+        id=number,
+        row_id=row_id,
         request=request,
         state=ProbeState.RUNNING,
-        memory_limit_bytes=memory_limit_bytes,
+        memory_limit_bytes=limit_bytes,
     )
     return Claim(attempt_id=attempt_id, study_id=study_id, probe=probe, worker=worker), False
 

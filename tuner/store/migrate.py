@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 # All migrations, oldest first; the last is the schema of :mod:`tuner.store.tables`.
-REVISIONS = ("0012",)
+REVISIONS = ("0013",)
 
 HEAD = REVISIONS[-1]
 

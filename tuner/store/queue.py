@@ -87,8 +87,11 @@ class Queue:
             if study.revision != revision or study.state not in OPEN:
                 return None
             now = clock(session)
+            # The study is locked, so no other probe is given the same number.
+            newest = select(func.max(ProbeRow.number)).where(ProbeRow.study_id == study_id)
             probe = ProbeRow(
                 study_id=study_id,
+                number=(session.scalar(newest) or 0) + 1,
                 settings=str(request.settings),
                 fidelity=request.fidelity,
                 repetition=request.repetition,
@@ -171,7 +174,7 @@ class Queue:
             if devices:
                 held = [{"device": one, "attempt_id": made.attempt} for one in devices]
                 connection.execute(HOLD_DEVICES, held)
-            running = {"state": str(ProbeState.RUNNING), "attempt": made.number}
+            running = {"state": str(ProbeState.RUNNING), "attempt": made.attempt_number}
             _tell(connection, made, come.now, {**running, "worker": worker.name})
             return made, None
 
@@ -345,6 +348,7 @@ def _tell(
     """Adds the event of a probe that moved; its study's row is locked."""
     which = {
         "probe": probe.id,
+        "number": probe.number,
         "settings": probe.settings,
         "repetition": probe.repetition,
         "fidelity": str(probe.fidelity),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 # The columns that :func:`probe_of` reads; rows of them are read faster than whole objects.
 PROBE_COLUMNS: tuple[InstrumentedAttribute[Any], ...] = (
     ProbeRow.id,
+    ProbeRow.number,
     ProbeRow.settings,
     ProbeRow.fidelity,
     ProbeRow.repetition,
@@ -136,7 +137,8 @@ def _study_of(row: StudyRow, probes: tuple[Probe, ...], dry_runs: "dict[str, Dry
 def probe_of(row: ProbeRow | Row[*tuple[Any, ...]], measurement: Measurement | None) -> Probe:
     """A probe with its measurement, from its row or from :data:`PROBE_COLUMNS`."""
     return Probe(
-        id=row.id,
+        id=row.number,
+        row_id=row.id,
         request=ProbeRequest(
             settings=parse_settings(row.settings),
             fidelity=row.fidelity,

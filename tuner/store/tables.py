@@ -66,7 +66,7 @@ class EventKind(StrEnum):
 
     ASKED = "asked"  # the question was asked: {"again", "terms"}
     STUDY = "study"  # the study moved: {"before", "state", "reason"}
-    PROBE = "probe"  # a probe moved: {"probe", "settings", "repetition", "state", "attempt", ...}
+    PROBE = "probe"  # a probe moved: {"probe", "number", "settings", "state", "attempt", ...}
     LABELS = "labels"  # labels were put on it, or taken off: {"labels"}, as they are now
 
 
@@ -221,6 +221,7 @@ class ProbeRow(Base):
     __tablename__ = "probes"
     __table_args__ = (
         UniqueConstraint("study_id", "settings", "fidelity", "repetition"),
+        UniqueConstraint("study_id", "number"),
         CheckConstraint("repetition >= 0", name="repetition"),
         CheckConstraint("(state = 'done') = (outcome IS NOT NULL)", name="done_has_outcome"),
         Index(None, "state", "study_id", "id"),
@@ -229,6 +230,7 @@ class ProbeRow(Base):
 
     id: Mapped[int] = _row_id()
     study_id: Mapped[str] = mapped_column(_parent("studies.id"))
+    number: Mapped[int]  # from 1 within the study, as people know it
     settings: Mapped[str] = mapped_column(Text)
     fidelity: Mapped[Fidelity] = mapped_column(_status(Fidelity, "fidelity"))
     repetition: Mapped[int]

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from tuner.integrations import reporting
 from workers.measuring.records import write_json
-from workers.rehearsal import RECORD, SNAPSHOT
+from workers.rehearsal import RECORD, SNAPSHOT, integers
 from workers.rehearsal.files import Redirected
 from workers.rehearsal.launches import Launches
 from workers.rehearsal.moments import Mark, is_installed, line_text, moments, out_of_memory
@@ -39,13 +39,20 @@ from workers.standin.python import sitecustomize as changes
 PR_SET_PDEATHSIG = 1
 # Refused addresses that are told of, at most.
 MOST_REFUSED = 20
+# In what libraries raise where a hub is not reached.
+OFFLINE = ("Offline", "offline", "LocalEntryNotFound", "Hub", "ENETUNREACH", "no network")
+HINT = (
+    "A rehearsal has no network: give a local folder or file, fill the hub's cache before, or"
+    " --allow-network"
+)
 PATCHED = {
     "rendezvous": "each process group finds only this rank; of gloo's collectives, this rank's part"
     " stands for all",
-    "numbers": "no kernel runs: memory of the device reads as zeros, and losses mean nothing",
+    "numbers": "no kernel runs: fractions on the device read as zeros, and losses mean nothing;"
+    " whole numbers and truth values are computed, but for those in compiled kernels",
+    "routing": "the highest scores of equal ones are found in turn, so that experts get as many"
+    " tokens each",
     "cudnn": "torch.backends.cudnn is off, and torch's own kernels are taken: cuDNN needs a GPU",
-    "packed sequences": "transformers sees none: positions that no kernel counted look like many",
-    "padding": "transformers takes masks of padding to hide nothing: what is padded cannot be seen",
     "peaks": "torch's peak statistics begin anew with each phase of a step",
 }
 
@@ -112,6 +119,7 @@ class Rank:
         self.patched = dict(PATCHED)
         self.not_run: dict[str, None] = {}
         self.refused: dict[str, None] = {}
+        self.computed = integers.install()
         own = (Path(order["folder"]), Path(order["libraries"]))
         self.files = None if order["writes"] else Redirected(folder / "written", own)
 
@@ -125,6 +133,7 @@ class Rank:
         optimizer.register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer"))
         optimizer.register_optimizer_step_post_hook(self._after_optimizer)
         setattr(reporting, "_probe", self)  # noqa: B010
+        self._when_imported("deepspeed.runtime.engine", self._watch_deepspeed)
         timer = threading.Timer(self._order["seconds"], self._out_of_time)
         timer.daemon = True
         timer.start()
@@ -133,6 +142,21 @@ class Rank:
         """Takes the place of a probe behind ``report_step``: the script says when steps end."""
         self._reports = True
         self._end_step()
+
+    def _watch_deepspeed(self, module: ModuleType) -> None:
+        """Takes a step from the engine: its optimizers are stepped for each group of parameters."""
+        engine = module.DeepSpeedEngine
+        begin, take = engine.__init__, engine._take_model_step
+
+        def began(itself: Any, *values: Any, **named: Any) -> None:
+            self._reports = True
+            begin(itself, *values, **named)
+
+        def taken(itself: Any, *values: Any, **named: Any) -> None:
+            take(itself, *values, **named)
+            self._end_step()
+
+        engine.__init__, engine._take_model_step = began, taken
 
     def _start_history(self) -> None:
         torch.cuda.memory._record_memory_history("all", "all", "python")
@@ -220,7 +244,10 @@ class Rank:
         ]
         where = line_text(own[-1].filename, own[-1].lineno or 0) if own else ""
         outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-        self._end(outcome, f"{type(error).__name__}: {error}", where)
+        words = f"{type(error).__name__}: {error}"
+        if not self._order["network"] and any(name in words for name in OFFLINE):
+            words = f"{words.rstrip('. ')}. {HINT}"
+        self._end(outcome, words, where)
 
     def ended_early(self, why: str = "the script came to its end") -> NoReturn:
         outcome = "ok" if self._steps else "failed"
@@ -303,26 +330,6 @@ class Rank:
 
         sys.addaudithook(hear)
 
-    def see_no_padding(self) -> None:
-        """Has transformers skip the masks that a batch without padding needs none of.
-
-        It asks the device if a mask is all ones, and there all is zeros: it would make masks, and
-        choose a kernel of attention, that no full batch has.
-        """
-
-        def change(masking: ModuleType) -> None:
-            plain = getattr(masking, "_ignore_causal_mask_sdpa", None)
-            if plain is None:
-                return
-
-            def ignore(padding_mask: Any, *values: Any, **named: Any) -> Any:
-                on_device = padding_mask is not None and padding_mask.is_cuda
-                return plain(None if on_device else padding_mask, *values, **named)
-
-            setattr(masking, "_ignore_causal_mask_sdpa", ignore)  # noqa: B010
-
-        self._when_imported("transformers.masking_utils", change)
-
     def leave_out_saving(self) -> None:
         """Passes over what writes weights, which would be zeros, without Python's own files."""
         if self.files is None:
@@ -343,6 +350,9 @@ class Rank:
             "accelerate.utils.fsdp_utils": ("save_fsdp_optimizer",),
         }.items():
             self._when_imported(module, partial(self._pass_over, names))
+        # what datasets has prepared is mapped by Arrow
+        files = self.files
+        self._when_imported("pyarrow", lambda arrow: files.read_by(arrow, "memory_map", "OSFile"))
 
     def _when_imported(self, name: str, change: Callable[[ModuleType], None]) -> None:
         if (module := sys.modules.get(name)) is not None:
@@ -503,9 +513,10 @@ def _meet_alone() -> None:
     rendezvous._create_c10d_store = lambda *_, **__: store
     plain: Any = sys.modules["torch.distributed.distributed_c10d"]
     plain.ProcessGroupGloo = Gloo
-    # torch numbers what a group of gloo's does, which a fake group is not asked for otherwise
+    # torch numbers what a group of gloo's does and sets its timeout, which a fake group has not
     fake: Any = FakeProcessGroup
     fake._set_sequence_number_for_group = lambda self: None
+    fake._set_default_timeout = lambda self, timeout: None
 
 
 class _OfGloo(type):
@@ -532,7 +543,6 @@ def main() -> NoReturn:
     if rank.files is not None:
         rank.files.install()
     rank.leave_out_saving()
-    rank.see_no_padding()
     rank.watch()
     try:
         Launched(order).run(order["command"])

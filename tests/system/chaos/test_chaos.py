@@ -229,7 +229,7 @@ def check_database(store, size, workers):
     assert set(outcomes) <= {Outcome.OK, Outcome.STOPPED_EARLY, Outcome.WORKER_LOST}
     assert outcomes.count(Outcome.WORKER_LOST) <= len(outcomes) / 20 + 1
     told = confirmed(member.log for member in workers)
-    ended = {probe.id for study in studies for probe in study.probes}
+    ended = {probe.row_id for study in studies for probe in study.probes}
     assert set(told.values()) == {1}
     assert set(told) <= ended
 

@@ -30,7 +30,6 @@ EXAMPLE = "is the reader's own program or file"
 WAITS = "waits for workers of a service; tests/process/cli/test_remote.py runs one with them"
 
 NOT_RUN: tuple[Rule, ...] = (
-    Rule("*", r"git clone .*|cd \S+", "this is the clone"),
     Rule("*", r"make (suggest|test)", MINUTES),
     Rule("*", r"pip install .*", "installs; tests are run in what is installed"),
     Rule("*", r"tuner suggest .*--cluster local .*", GPUS),

@@ -200,6 +200,7 @@ def test_another_file_is_no_storage(cli, trainer, tmp_path, monkeypatch):
     for options, refused in (
         ((), "into: got 'nothing'"),
         (("--write", "a.db"), "write: got 'a.db'"),
+        (("--into", "sqlite:///a.db"), "name the SQLite file alone"),
         (("--into", "ours.db"), "no storage of Optuna's"),
         (("--into", "text.db"), "cannot be written as a storage"),
     ):

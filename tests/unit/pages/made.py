@@ -109,7 +109,7 @@ def shown(made):
 def events(made):
     """What happened to it: running probes began, and it ended, if it did."""
     running = [
-        _event(made, EventKind.PROBE, 30 * p.id, probe=p.id, state="running")
+        _event(made, EventKind.PROBE, 30 * p.id, probe=p.id, number=p.id, state="running")
         for p in made.probes
         if p.state is ProbeState.RUNNING
     ]

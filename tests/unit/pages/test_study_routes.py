@@ -62,7 +62,7 @@ def test_the_evidence_of_a_probe(page, done, running):
     well = page(f"/studies/{done}?probe=1")
     assert "all reduce" in words(well)
     assert well.find("svg")
-    page(f"/studies/{running}/probes/1", 404)  # it is another study's
+    page(f"/studies/{running}/probes/99", 404)
     page(f"/studies/{done}/probes/0", 422)
     page("/studies/st-ffffffffffff", 404)
     page("/studies/st-ffffffffffff/probes/1", 404)

@@ -197,10 +197,14 @@ def test_where_no_speed_is_known_what_fits_is_listed(predicted, play):
     assert what_is_needed(study) == ""
 
 
-def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, play):
+def ask_of_a_traced_model():
     model = read_model_config({"model_type": "opt", "num_hidden_layers": 24}, name="opt")
     question = ask()
-    question = replace(question, workload=replace(question.workload, model=model))
+    return replace(question, workload=replace(question.workload, model=model))
+
+
+def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, play):
+    question = ask_of_a_traced_model()
     study, stop = play(predicted(question, max_probes=4), lambda settings: 20.0)
     assert "budget" in stop.reason
     tried = {probe.request.settings.settings_class for probe in study.probes}
@@ -224,6 +228,14 @@ def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, pl
     study, stop = play(predicted(question, max_probes=2), lambda settings: FAILURE)
     assert "aten::odd" in stop.reason
     assert answer(study).best is None
+
+
+def test_a_later_asking_dry_runs_a_layout_of_such_a_model_again_after_a_timeout(predicted):
+    study = predicted(ask_of_a_traced_model())
+    request = next_probe(study)
+    late = ended(request, Outcome.TIMEOUT, detail="TimeLimit", dry_run="key")
+    again = next_probe(replace(study, probes=(late,), probes_before=1))
+    assert (again.settings, again.repetition) == (request.settings, 1)
 
 
 def test_the_answer_is_the_same_whatever_the_order_of_probes(predicted, play):

@@ -196,14 +196,14 @@ def test_those_who_do_anything_at_once_break_nothing(url, store, question, reque
         running = session.scalars(
             select(AttemptRow.probe_id).where(AttemptRow.state == AttemptState.RUNNING)
         ).all()
-    states = {state: {p.id for p in study.probes if p.state is state} for state in ProbeState}
+    states = {state: {p.row_id for p in study.probes if p.state is state} for state in ProbeState}
     assert states[ProbeState.RUNNING] == set(running)
-    assert states[ProbeState.DONE] == {p.id for p in study.probes if p.measurement}
+    assert states[ProbeState.DONE] == {p.row_id for p in study.probes if p.measurement}
     assert states[ProbeState.DONE]
     assert study.state in OPEN or not states[ProbeState.QUEUED]
     told = {e.data["probe"]: e.data["state"] for e in store.events(study.id) if "probe" in e.data}
     left = {probe: state for probe, state in told.items() if state != "withdrawn"}
-    assert left == {probe.id: str(probe.state) for probe in study.probes}
+    assert left == {probe.row_id: str(probe.state) for probe in study.probes}
 
 
 def test_a_worker_that_beats_before_it_is_reaped_keeps_its_probe(

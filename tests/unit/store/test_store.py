@@ -69,7 +69,7 @@ def test_asking_again_withdraws_what_was_planned_and_never_tried(store, study, q
     assert again.probes == ()
     assert store.events(study.id)[-2].data["state"] == "withdrawn"
     [entered] = enter(store, study, untried)
-    assert entered.id != 1, "ids are not given twice"
+    assert (entered.id, entered.row_id) == (1, 2), "row ids are not given twice"
 
 
 @pytest.mark.parametrize("end", ["crashed", "given back"])
@@ -267,7 +267,7 @@ def test_events_tell_in_order_what_happened(store, claim, question, found):
     assert [e.data["again"] for e in events if e.kind is EventKind.ASKED] == [False, True]
     assert events[-2].data["terms"]["max_probes"] == 2
     done = events[4].data
-    assert (done["probe"], done["attempt"], done["outcome"]) == (claim.probe.id, 1, "ok")
+    assert (done["probe"], done["attempt"], done["outcome"]) == (claim.probe.row_id, 1, "ok")
     assert done["settings"] == str(claim.probe.request.settings)
     assert {e.study_id for e in events} == {claim.study_id}
     assert [e.id for e in events] == sorted({e.id for e in events})
@@ -375,3 +375,17 @@ def test_neighbours_are_studies_whose_probes_run_on_the_machine(store, question,
     assert store.neighbours(mine.id, worker.host) == [other.id]
     assert store.neighbours(mine.id, "another") == []
     assert store.neighbours(other.id, worker.host) == []
+
+
+def test_probes_are_numbered_within_their_study(store, question, requests):
+    one = store.ask(question, Limits())
+    workload = replace(question.workload, global_batch_size=2 * question.workload.global_batch_size)
+    other = store.ask(replace(question, workload=workload), Limits())
+    for study in (one, other):
+        for request in requests(2):
+            revision = store.study(study.id).revision
+            assert store.enter_probe(study.id, revision, request) is not None
+    found = [store.study(study.id).probes for study in (one, other)]
+    assert [[probe.id for probe in probes] for probes in found] == [[1, 2], [1, 2]]
+    assert len({probe.row_id for probes in found for probe in probes}) == 4
+    assert [found[1][0].as_dict()[name] for name in ("id", "number")] == [3, 1]

@@ -97,7 +97,7 @@ class Launches:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KindTime:
+class TimePart:
     """Seconds that one kind of work takes of a step, beside whatever else goes on."""
 
     kind: str
@@ -114,7 +114,7 @@ class RehearsedTime(Plain):
     tokens_per_step: int = 0  # of all ranks; 0 where it is not known
     exposed_s: Quantity = UNKNOWN  # what a step would be shorter by if nothing were sent
     host_s: float = 0.0  # in which the GPU waits for the host, of a step that sends nothing
-    parts: tuple[KindTime, ...] = ()  # the longest first
+    parts: tuple[TimePart, ...] = ()  # the longest first
     unknown: str = ""  # the reason where the time is unknown
     uncounted: tuple[str, ...] = ()  # operators that were taken to take no time
 
@@ -161,7 +161,7 @@ def rehearsed_time(
         exposed_s=predicted(ends[1], ends[0], ends[2]),
         host_s=max(0.0, alone - busy),
         parts=tuple(
-            KindTime(kind=kind, phase=phase, seconds=took)
+            TimePart(kind=kind, phase=phase, seconds=took)
             for (kind, phase), took in sorted(parts.items(), key=lambda item: -item[1])
             if took
         ),

@@ -63,8 +63,13 @@ int cuFuncGetAttribute(int *value, int attribute, void *function) {
     return SUCCESS;
 }
 
-int cuLaunchKernel(void) { return fault(this_device()); }
-int cuLaunchKernelEx(void) { return fault(this_device()); }
+/* Triton's kernels, of which no operator tells. */
+int cuLaunchKernel(void) {
+    queued_compiled();
+    return fault(this_device());
+}
+
+int cuLaunchKernelEx(void) { return cuLaunchKernel(); }
 
 /* torch asks by name for what an older driver may lack. */
 

@@ -46,6 +46,7 @@ int this_device(void); /* the physical index of the calling thread's device */
 /* queue.c */
 enum { OPERATOR, COLLECTIVE, RECORDS, WAITS, HOST_WAITS_STREAM, HOST_WAITS_EVENT, HOST_WAITS_ALL };
 void queued(int what, void *stream, void *event);
+void queued_compiled(void);
 void queued_collective(const char *name, int ranks, size_t bytes, void *stream);
 
 #pragma GCC visibility pop

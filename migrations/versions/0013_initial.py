@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0012"
+revision = "0013"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -95,7 +95,7 @@ def _make_studies_and_probes() -> None:
     _index("studies", "kind", "asked_at", "id")
     _table(
         "probes",
-        *_new(id=Id, study_id=Short, settings=Text, fidelity=Short, repetition=Int),
+        *_new(id=Id, study_id=Short, number=Int, settings=Text, fidelity=Short, repetition=Int),
         *_new(accumulation_counts=Text),
         *_empty(memory_limit_bytes=Big),
         *_new(state=Short),
@@ -104,6 +104,7 @@ def _make_studies_and_probes() -> None:
         *_empty(finished_at=Time),
         _parent("probes", "study_id", "studies"),
         _unique("probes", "study_id", "settings", "fidelity", "repetition"),
+        _unique("probes", "study_id", "number"),
         _check("probes", "repetition", "repetition >= 0"),
         _check("probes", "done_has_outcome", DONE_HAS_OUTCOME),
         _one_of("probes", "fidelity", "'measured', 'emulated', 'rehearsed', 'predicted'"),
