@@ -377,6 +377,7 @@ def study_page(
             for one in unprobed
         ],
         "progress": charts.progress(ended, per=per) if len(ended) > 1 else None,
+        "importance": results.importance(evidence),
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
