@@ -90,7 +90,11 @@ def _rank(order: dict[str, Any], parent: Path, stop: StopRequest) -> dict[str, A
             record: dict[str, Any] = json.loads((inner / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError:
             words = " ".join(said.split())[-600:]
-            raise ProbeError(f"the script {_how_ended(code)}: ...{words}") from None
+            how = {
+                -signal.SIGALRM: "did not end in time",
+                -signal.SIGKILL: "was killed, as the kernel does for want of memory",
+            }.get(code, f"ended with exit code {code}")
+            raise ProbeError(f"the script {how}: ...{words}") from None
         if order["snapshot"] and (inner / SNAPSHOT).exists():
             into = Path(order["snapshot"])
             into.mkdir(parents=True, exist_ok=True)
@@ -131,14 +135,6 @@ def _run(path: Path, order: dict[str, Any], folder: Path, log: Path, stop: StopR
                         process.kill()
                 psutil.wait_procs(left)
             copier.close()
-
-
-def _how_ended(code: int) -> str:
-    if code == -signal.SIGALRM:
-        return "did not end in time"
-    if code == -signal.SIGKILL:
-        return "was killed, as the kernel does for want of memory"
-    return f"ended with exit code {code}"
 
 
 def _environment(order: dict[str, Any], folder: Path) -> dict[str, str]:

@@ -228,13 +228,8 @@ class Rank:
             return
         if not self._order.get("timed"):
             self._end("ok", f"{len(self._steps)} steps")
-        self._follow_launches()
-
-    def _follow_launches(self) -> None:
-        """Has one step more tell what it launches: memory is that of steps that nothing followed.
-
-        Whatever becomes of it, the record is made.
-        """
+        # One step more tells what it launches: memory is that of steps that nothing followed.
+        # Whatever becomes of it, the record is made.
         self._done = self._record("ok", f"{len(self._steps)} steps", "") | self._history()
         torch.cuda.memory._record_memory_history(None)
         self._launches = Launches(lambda: self._marks[-1].phase)
