@@ -7,7 +7,6 @@ must not be guessed which was meant.
 import base64
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -53,7 +52,12 @@ async def known_query(request: Request) -> None:
     operations = request.app.openapi()["paths"].get(request.scope["route"].path_format, {})
     parameters = operations.get(request.method.lower(), {}).get("parameters", ())
     known = [each["name"] for each in parameters if each["in"] == "query"]
-    several = {each["name"] for each in parameters if _is_list(each["schema"])}
+    several = {
+        each["name"]
+        for each in parameters
+        for schema in (each["schema"], *each["schema"].get("anyOf", ()))
+        if schema.get("type") == "array"
+    }
     for name in request.query_params:
         shown = name[:LONGEST_SHOWN]
         if name not in known:
@@ -63,10 +67,6 @@ async def known_query(request: Request) -> None:
         if name not in several and len(request.query_params.getlist(name)) > 1:
             allowed = "may be there once"
             raise ProblemError(422, f"{name}: is there twice", field=name, allowed=allowed)
-
-
-def _is_list(schema: Mapping[str, Any]) -> bool:
-    return any(one.get("type") == "array" for one in (schema, *schema.get("anyOf", ())))
 
 
 async def _json_body(request: Request) -> Any:

@@ -158,7 +158,8 @@ class UnknownNameError(UsageError):
     def __init__(self, field: str, given: str, names: Iterable[str], also: str = "") -> None:
         known = sorted(names)
         self.nearest = get_close_matches(given.lower(), known, n=3, cutoff=0.4)
-        hint = f"did you mean {', '.join(self.nearest)}?" if self.nearest else _some_of(known)
+        some = f"known names are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
+        hint = f"did you mean {', '.join(self.nearest)}?" if self.nearest else some
         super().__init__(field, given, f"no such name; {hint}{f' {also}' if also else ''}")
 
 
@@ -243,11 +244,6 @@ def _made_again(
     error = kind.__new__(kind, *said)
     error.__dict__.update(fields)
     return error
-
-
-def _some_of(known: list[str]) -> str:
-    shown = ", ".join(known[:8])
-    return f"known names are {shown}{', ...' if len(known) > 8 else ''}"
 
 
 def _plain(value: object) -> str:

@@ -336,11 +336,13 @@ class Executor:
     def give_back(self, claim: Claim, why: str) -> None:
         """Queues a probe again that was not run, or not to its end."""
         given = retried(partial(self._store.give_back, claim, why), self._stop)
-        log.info("probe %d: %s%s", claim.probe.id, why, "" if given else " (the claim was lost)")
+        log.info(
+            "probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)"
+        )
 
     def _run(self, workplace: Workplace, task: Task) -> None:
         claim = task.claim
-        about = bound(study=claim.study_id, probe=claim.probe.id, attempt=claim.attempt_id)
+        about = bound(study=claim.study_id, probe=claim.probe.row_id, attempt=claim.attempt_id)
         try:
             with task.lease, about:
                 if workplace.ranks is not None and self._options.site.is_here:
@@ -362,7 +364,7 @@ class Executor:
             record = partial(self._store.record, claim, measurement)
             recorded = retried(record, self._stop, RECORD_PATIENCE_S)
         except TunerError as error:
-            folder = make_folder(self._options.folder, str(claim.probe.id))
+            folder = make_folder(self._options.folder, str(claim.probe.row_id))
             write_json(folder / RESULT, measurement.as_dict())
             raise StoreError(f"{error}; a result is kept in {keep_folder(folder)}") from error
         text = f"{measurement.outcome} after {measurement.wall_s:.1f} s"
@@ -370,7 +372,7 @@ class Executor:
             text += f": {measurement.detail}"
         if not recorded:
             text += " (not recorded: the claim was lost)"
-        log.info("probe %d: %s [%s]", claim.probe.id, text, claim.probe.request.settings)
+        log.info("probe %d: %s [%s]", claim.probe.row_id, text, claim.probe.request.settings)
 
     # Probes that run
 

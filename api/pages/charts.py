@@ -178,6 +178,9 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
             mark.whisker = tuple(_down(plot, end) for end in (mark.y.low, mark.y.high))
     has_rail = len(timed) < len(marks)
     best = next((mark for mark in marks if mark.best and mark.y), None)
+    used = {mark.shape for mark in marks}
+    # in the order of the legend
+    names = {**{str(one): str(one) for one in Provenance}, **LEGEND}
     said = [f"{len(marks)} configurations by memory and speed" if marks else "Nothing is known yet"]
     said += [f"{len(marks) - len(timed)} without a speed"] if has_rail else []
     said += [f"the answer makes {best.y} tokens/s per {per}"] if best and len(series) == 1 else []
@@ -192,7 +195,7 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
         is_cut=any(mark.is_beyond for mark in marks),
         has_rail=has_rail,
         best=best,
-        kinds=_kinds(marks),
+        kinds=[(shape, words) for shape, words in names.items() if shape in used],
         names=[one.name for one in series],
         size="small" if len(marks) >= MANY else "usual",
         x_title=f"memory needed, {unit}",
@@ -284,13 +287,6 @@ def _groups(
         series = f" chart-series-{mark.series}" if several else ""
         groups.setdefault((rank, look + series), []).append(mark)
     return [(look, groups[rank, look]) for rank, look in sorted(groups)]
-
-
-def _kinds(marks: Sequence[SimpleNamespace]) -> list[tuple[str, str]]:
-    """Shapes that are used, in the order of the legend, with their words."""
-    used = {mark.shape for mark in marks}
-    names = {**{str(one): str(one) for one in Provenance}, **LEGEND}
-    return [(shape, words) for shape, words in names.items() if shape in used]
 
 
 # -- best so far --------------------------------------------------------------------------------

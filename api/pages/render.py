@@ -170,7 +170,7 @@ def linked(text: str, study_id: str, probes: Collection[int]) -> Markup:
     parts = _PROBE.split(_CONTROLS.sub(REPLACEMENT, spaced(text)))
     shown = [marked_up(parts[0])]
     for number, rest in zip(parts[1::2], parts[2::2], strict=True):
-        link = Markup('<a href="{}">#{}</a>').format(probe_path(study_id, number), number)
+        link = Markup('<a href="/studies/{}/probes/{}">#{}</a>').format(study_id, number, number)
         shown += [link if int(number) in probes else escape(f"#{number}"), marked_up(rest)]
     return Markup("").join(shown)
 
@@ -206,10 +206,6 @@ def spaced(text: str) -> str:
 def sentence(text: str) -> str:
     """The same, with a capital at its beginning."""
     return spaced(text[:1].upper() + text[1:])
-
-
-def probe_path(study_id: str, probe_id: int | str) -> str:
-    return f"/studies/{study_id}/probes/{probe_id}"
 
 
 # -- figures as they are written --------------------------------------------------------------

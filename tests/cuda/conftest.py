@@ -6,7 +6,10 @@
 The tests' own process sees no GPU. Processes that it starts see those of :func:`gpus`.
 """
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -71,3 +74,26 @@ def gpus(standin, monkeypatch, tmp_path_factory):
         give(monkeypatch, devices, **options)
 
     return given
+
+
+@pytest.fixture
+def rehearse(standin, tmp_path):
+    """Runs ``tuner rehearse --json`` on a text; its exit code, and its answer."""
+
+    def run(text, options, launch, *arguments):
+        script = [] if text is None else ["train.py"]  # or it is a module that launch names
+        for name in script:
+            (tmp_path / name).write_text(text)
+        program = "import sys; from tuner.cli import main; sys.exit(main())"
+        command = [sys.executable, "-P", "-c", program, "rehearse", "--json", *options, "--"]
+        done = subprocess.run(
+            [*command, *launch, *script, *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.returncode, json.loads(done.stdout)
+
+    return run

@@ -1,6 +1,8 @@
 """Scripts that know nothing of a rehearsal, run as one rank of many without a GPU."""
 
-import json
+import os
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.system.docs.pages import ROOT, blocks
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
@@ -42,27 +45,6 @@ for _ in range(9):
     optimizer.zero_grad()
     torch.save(model.state_dict(), "checkpoint.pt")
 """
-
-
-@pytest.fixture
-def rehearse(standin: Path, tmp_path: Path) -> Any:
-    """Runs ``tuner rehearse --json`` on a text; its exit code, and its answer."""
-
-    def run(text: str, options: list[str], launch: list[str], *arguments: str) -> Any:
-        (tmp_path / "train.py").write_text(text)
-        program = "import sys; from tuner.cli import main; sys.exit(main())"
-        command = [sys.executable, "-P", "-c", program, "rehearse", "--json", *options, "--"]
-        done = subprocess.run(
-            [*command, *launch, "train.py", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
-    return run
 
 
 def test_ranks_of_two_nodes_hold_their_shards(rehearse: Any, tmp_path: Path) -> None:
@@ -117,6 +99,56 @@ def test_a_script_that_leaves_with_a_code_has_failed(rehearse: Any) -> None:
     assert rank["at"].startswith("train.py:27 sys.exit(")
 
 
+def masked(text: str) -> str:
+    """Text without figures that are no sizes, what the rehearsal took, and breaks of lines."""
+    text = re.sub(r"(?m)^cost .*$|─", "", text)
+    return " ".join(re.sub(r"\d[\d,.]*+(?! [KMG]iB)", "N", text).split())
+
+
+@pytest.mark.usefixtures("standin")
+def test_what_the_page_shows_is_printed() -> None:
+    page = [one for one in blocks("docs/rehearsal.md") if one.language in ("sh", "text")]
+    command, shown = (one.text for one in page[:2])
+    program = "import sys; from tuner.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, *shlex.split(command)[1:]],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = masked(done.stdout)
+    first, rest = shown.split("\n...\n")
+    assert printed.startswith(masked(first))
+    assert masked(rest) in printed
+
+
+REPORTS = """
+import torch
+from tuner.integrations import report_step
+weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+generator, critic = torch.optim.SGD([weight]), torch.optim.SGD([weight])
+kept = []
+for _ in range(9):
+    for optimizer in (critic, critic, generator):
+        kept.append(torch.ones(64 << 18, device="cuda"))
+        weight.sum().backward()
+        optimizer.step()
+    report_step()
+"""
+
+
+def test_steps_are_those_that_a_script_reports(rehearse: Any) -> None:
+    """Each of them has three of optimizers, and takes 3 x 64 MiB more."""
+    code, found = rehearse(REPORTS, ["--cluster", "h100-80gb"], ["python"])
+    (rank,) = found["ranks"]
+    assert (code, rank["outcome"]) == (0, "ok"), rank
+    held = [step["allocated_bytes"] >> 26 for step in rank["steps"]]
+    assert held == [3, 6, 9]
+
+
 def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:
     launch = ["accelerate", "launch", "--num_processes", "2", "--multi_gpu", "--mixed_precision=no"]
     code, found = rehearse(PLAIN, ["--steps", "1"], launch, "64000")
@@ -148,42 +180,3 @@ def test_a_steps_time_is_near_the_products_own_for_the_same_step(rehearse: Any) 
     assert 0 < exposed["value"] < 0.1 * own  # layers are gathered and reduced behind computing
     kinds = {part["kind"] for part in time["parts"]}
     assert kinds >= {"matrix products", "attention", "other kernels", "all_gather"}
-
-
-FSDP = [
-    "accelerate", "launch", "--num_processes", "8", "--use_fsdp", "--mixed_precision", "no",
-    "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
-    "--fsdp_transformer_layer_cls_to_wrap", "MistralDecoderLayer",
-]  # fmt: skip
-SMALL = ["--layers", "2", "--hidden", "512", "--sequence", "256", "--save-steps", "2"]
-
-
-@pytest.mark.parametrize(
-    ("script", "launch", "arguments"),
-    [
-        ("trainer.py", [*FSDP, "--fsdp_version", "1"], SMALL),
-        ("trainer.py", [*FSDP, "--fsdp_version", "2"], SMALL),
-        (
-            "trainer.py",
-            [*FSDP, "--fsdp_version", "1", "--fsdp_use_orig_params", "true"],
-            [*SMALL, "--lora"],
-        ),
-        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], SMALL),
-        ("trainer.py", ["torchrun", "--nproc-per-node", "8"], [*SMALL, "--compile"]),
-        ("loop.py", [*FSDP[:4], "--multi_gpu", "--mixed_precision", "bf16"], []),
-    ],
-    ids=["fsdp1", "fsdp2", "fsdp1-lora", "ddp", "ddp-compiled", "accelerate-loop"],
-)
-def test_frameworks_run_unmodified(
-    rehearse: Any, tmp_path: Path, script: str, launch: list[str], arguments: list[str]
-) -> None:
-    text = (Path(__file__).parent / "scripts" / script).read_text()
-    code, found = rehearse(text, ["--cluster", "8xa100-80gb"], launch, *arguments)
-    (rank,) = found["ranks"]
-    assert (code, rank["outcome"], rank["world_size"]) == (0, "ok", 8), rank
-    assert rank["time"]["step_time_s"]["value"], rank["time"]
-    first, _, last = rank["steps"]
-    assert first["allocated_bytes"] < last["allocated_bytes"] * 1.01  # with the optimizer's states
-    assert any(one["op"] in ("all_reduce", "reduce_scatter") for one in rank["collectives"])
-    assert any("safetensors" in one or "state_dict_saver" in one for one in rank["not_run"])
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

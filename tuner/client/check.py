@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, Field, PlainValidator, create_model
 
 from tuner.catalog import models
-from tuner.client.cases import Case, DryRuns, Finding, NotCoveredError, Policy, answer_of
+from tuner.client.cases import (
+    Case,
+    DryRuns,
+    Finding,
+    NotCoveredError,
+    Policy,
+    Prediction,
+    answer_of,
+)
 from tuner.client.cases.reading import read_settings
 from tuner.client.files import case_of, place_of
-from tuner.client.predict import Prediction, SettingsLike, watch_saying
+from tuner.client.predict import SettingsLike, watch_saying
 from tuner.client.request import (
     ClusterGiven,
     FrameworkField,
@@ -278,8 +286,7 @@ class Checked:
     @property
     def trains_wrongly(self) -> str:
         """Why it trains something else, where that was seen; else empty."""
-        wrong: str = self.prediction.plain["trains_wrongly"]
-        return wrong
+        return self.prediction.trains_wrongly
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -373,7 +380,7 @@ def check(
 
 def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:
     """Checks a case by probes and predictions; ``finding`` is what dry runs say of it."""
-    prediction = Prediction.from_answer(answer_of(case, finding))
+    prediction = answer_of(case, finding)
     limits = Limits(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)
     asked = replace(case.question, knobs={}).identity
     seen = None

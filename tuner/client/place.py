@@ -162,12 +162,13 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
     deadline_s = request.probe_deadline_s
     if deadline_s is not None and fidelity is Fidelity.PREDICTED:
         raise UsageError("probe_deadline", deadline_s, "is for probes; dry runs have their own")
-    launcher = _launcher_of(request)
+    if request.ray and request.launcher is not LauncherName.RAY:
+        raise UsageError("ray", request.ray, "is for --launcher ray")
     no_gpu = _no_gpu(request, question)
     if fidelity is Fidelity.MEASURED:
         _check_software(question)
         # other machines are looked at by the worker, which is on one of them
-        if launcher is LauncherName.LOCAL:
+        if (request.launcher or default_launcher()) is LauncherName.LOCAL:
             check_here(question.cluster)
         if no_gpu and (need := least_need(question, limits)) and not need.fits:
             name, ways = question.cluster.name, no_gpu.partition(": ")[2]
@@ -191,12 +192,6 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         launcher=request.launcher,
         ray=request.ray,
     )
-
-
-def _launcher_of(request: RequestHere) -> LauncherName:
-    if request.ray and request.launcher is not LauncherName.RAY:
-        raise UsageError("ray", request.ray, "is for --launcher ray")
-    return request.launcher or default_launcher()
 
 
 def _no_gpu(request: RequestHere, question: Question) -> str:

@@ -476,25 +476,20 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
     return f"each rank holds {f'1/{size} of {what}' if size > 1 else f'all of {what}'}"
 
 
-def _of_zero(question: Question, other: Settings) -> str:
-    ranks = other.data_parallel_size(question.cluster.world_size)
-    if other.sharding is Sharding.SHARD_GRAD_OP:
-        return f"gradients and optimizer state are split over {ranks} ranks, parameters are whole"
-    split = f"parameters, gradients and optimizer state are split over {ranks} ranks"
-    if other.sharding is Sharding.HYBRID_SHARD:
-        return f"{split}, and parameters once more within a node"
-    return split
-
-
 def _sharding(question: Question, other: Settings, *, saves: bool) -> str:
     ranks = shard_ranks(other, question.cluster)
     if other.sharding is Sharding.DDP:
         return "every rank holds all parameters, gradients and optimizer state"
+    replicas = other.data_parallel_size(question.cluster.world_size)
     if other.sharding is Sharding.ZERO1:
-        ranks = other.data_parallel_size(question.cluster.world_size)
-        return f"optimizer state is split over {ranks} ranks"
+        return f"optimizer state is split over {replicas} ranks"
     if question.framework.name is FrameworkName.DEEPSPEED:
-        return _of_zero(question, other)
+        if other.sharding is Sharding.SHARD_GRAD_OP:
+            split = f"gradients and optimizer state are split over {replicas} ranks"
+            return f"{split}, parameters are whole"
+        split = f"parameters, gradients and optimizer state are split over {replicas} ranks"
+        within = other.sharding is Sharding.HYBRID_SHARD
+        return f"{split}, and parameters once more within a node" if within else split
     if other.sharding is Sharding.HYBRID_SHARD:
         return f"parameters, gradients and optimizer state are split over {ranks} ranks of a node"
     if other.sharding is Sharding.FULL_SHARD:

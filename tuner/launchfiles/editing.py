@@ -177,18 +177,6 @@ def _end(node: yaml.Node) -> int:
     return int(node.end_mark.index)
 
 
-def _line_end(text: str, index: int) -> int:
-    """The beginning of the next line."""
-    found = text.find("\n", index)
-    return len(text) if found < 0 else found + 1
-
-
-def _ends_line(text: str, index: int) -> int:
-    """The same, of what stands before ``index``; a block scalar goes on to what comes next."""
-    last = len(text[:index].rstrip())
-    return _line_end(text, last if "\n" in text[last:index] else index)
-
-
 def _spelled(value: Any, flow: bool) -> str:
     if flow or isinstance(value, Mapping | list):
         return json.dumps(value)
@@ -220,7 +208,10 @@ def _instead(
 def _whole(text: str, key: yaml.Node, old: yaml.Node) -> tuple[int, int]:
     """The lines of a field of a block."""
     start = key.start_mark.index - key.start_mark.column
-    return start, _ends_line(text, max(_end(old), key.end_mark.index))
+    end = max(_end(old), key.end_mark.index)
+    last = len(text[:end].rstrip())  # a block scalar goes on to what comes next
+    newline = text.find("\n", last if "\n" in text[last:end] else end)
+    return start, len(text) if newline < 0 else newline + 1
 
 
 def _without(
@@ -331,7 +322,8 @@ def _read(text: str) -> CommentedMap:
     try:
         document = _reader().load(text)
     except (YAMLError, ValueError) as error:
-        raise UsageError("into", _shown(text), f"must be YAML: {_first_line(error)}") from error
+        why = " ".join(str(error).split())[:200]
+        raise UsageError("into", _shown(text), f"must be YAML: {why}") from error
     if not isinstance(document, CommentedMap):
         raise UsageError("into", _shown(text), "must be YAML with fields at the top")
     return document
@@ -367,7 +359,3 @@ def _without_header(text: str) -> str:
 
 def _shown(text: str) -> str:
     return text.strip().partition("\n")[0][:40]
-
-
-def _first_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

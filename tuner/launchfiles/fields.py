@@ -107,7 +107,10 @@ class Fields:
         """Refuse a field that is there with another value than these."""
         value = self.values.get(name)
         spelled = value.lower() if isinstance(value, str) else value
-        if value not in ABSENT and not any(_is_same(spelled, one) for one in but):
+        if value not in ABSENT and not any(
+            spelled == one and isinstance(spelled, bool) == isinstance(one, bool)  # True is 1 too
+            for one in but
+        ):
             raise self.error(name, why)
 
     def refuse_others(self, known: Collection[str]) -> None:
@@ -136,11 +139,6 @@ class Fields:
         if value == "auto":
             allowed += "; write what accelerate or the Trainer would fill in"
         return UsageError(f"{self.path}{name}", value, allowed)
-
-
-def _is_same(one: object, other: object) -> bool:
-    """Tells whether they are equal; to Python True is 1 too."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

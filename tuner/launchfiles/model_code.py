@@ -48,24 +48,20 @@ def use_loss(question: Question, settings: Settings) -> str:
 def loss_code(question: Question, settings: Settings) -> str:
     """What :func:`use_loss` needs: ``fuse_loss``, or ``cross_entropy`` of a model's logits."""
     if settings.fused_loss:
-        return _targets(_fused_code(), settings)
-    # whose parallelize makes the loss
-    if settings.splits_layers and not question.workload.gathers_logits:
+        code = _fused_code()
+    elif settings.splits_layers and not question.workload.gathers_logits:
+        return ""  # parallelize makes the loss
+    elif question.workload.loss is Loss.HF:
         return ""
-    if question.workload.loss is Loss.HF:
-        return ""
-    wide = question.workload.loss is Loss.FP32
-    code = _CROSS_ENTROPY.format(
-        what="of an fp32 copy of the logits" if wide else "of the logits as they are",
-        widened=".float()" if wide else "",
-    )
-    return _targets(code, settings)
-
-
-def _targets(code: str, settings: Settings) -> str:
-    """The same of labels that are shifted already: a part of a sequence has not all of them."""
+    else:
+        wide = question.workload.loss is Loss.FP32
+        code = _CROSS_ENTROPY.format(
+            what="of an fp32 copy of the logits" if wide else "of the logits as they are",
+            widened=".float()" if wide else "",
+        )
     if settings.cp_size == 1:
         return code
+    # A part of a sequence has not all labels: they are shifted already.
     shifted = r"torch\.nn\.functional\.pad\((\S+), \(0, 1\), value=-100\)\[\.\.\., 1:\]"
     return re.sub(shifted, r"\1", code)
 

@@ -165,7 +165,10 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         "torchtitan trains on GPUs; ask again with --cluster of GPUs"
         if device is not Device.CUDA
         else None,
-        _other_loss(question),
+        # cross_entropy_loss in components/loss.py (0.2.0 to 0.2.2) is of pred.float()
+        "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32"
+        if question.workload.loss is Loss.OWN_DTYPE
+        else None,
         _other_step(question, settings),
         _other_dtype(question, settings),
     )
@@ -217,13 +220,6 @@ def _other_step(question: Question, settings: Settings) -> str | None:
             " ask again with --precision bf16"
         )
     return None
-
-
-def _other_loss(question: Question) -> str | None:
-    """``cross_entropy_loss`` in components/loss.py (0.2.0 to 0.2.2) is of ``pred.float()``."""
-    if question.workload.loss is not Loss.OWN_DTYPE:
-        return None
-    return "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32"
 
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:

@@ -2,27 +2,24 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import product
 from math import inf
 from statistics import median
 from types import MappingProxyType
 
-from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
 from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
-from tuner.cost.constants import Costs, default_costs, experts_of
-from tuner.cost.memory.device import communicator_count
+from tuner.cost.constants import Costs, experts_of
 from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
-from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned
+from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, Overheads, learned, overheads
 from tuner.planner.ranking import complexity
 from tuner.planner.spending import probes_of_asking
 from tuner.space import Space, enumerate_space
@@ -80,61 +77,6 @@ def dry_runs_of(study: Study) -> DryRuns:
 
 
 # -- what probes have shown -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overheads:
-    """Device memory outside the allocator, as probes of the same machines found it.
-
-    The catalogue's sizes of a context and of a communicator are of other machines. A probe that ran
-    steps shows both together, for as many communicators as its configuration has.
-    """
-
-    cluster: Cluster
-    by_count: Mapping[int, int] = field(default_factory=dict)
-    """The most bytes that a rank had outside its allocator, by its number of communicators."""
-
-    def of(self, settings: Settings) -> int | None:
-        """Bytes outside the allocator of a configuration; ``None`` where nothing was seen.
-
-        Of another number of communicators than was seen, those of the nearest, and for each one
-        more or less what the numbers seen differ by, or the catalogue's size where there is one.
-        """
-        if not self.by_count:
-            return None
-        count = communicator_count(settings, self.cluster)
-        nearest = min(self.by_count, key=lambda known: (abs(known - count), -known))
-        least, most = min(self.by_count), max(self.by_count)
-        if least == most:
-            each = default_costs().device.communicator_bytes.value
-        else:
-            each = max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
-        apart = count - nearest
-        return max(0, int(self.by_count[nearest] + (apart and apart * each)))
-
-
-def overheads(study: Study) -> Overheads:
-    """Collects the overheads that a study's probes saw; those of its past on the same cluster,
-    where it has none.
-
-    Measured probes go before emulated ones, whose communicators are the catalogue's.
-    """
-    cluster = study.question.cluster
-    if cluster.gpu.device is not Device.CUDA:
-        return Overheads(cluster=cluster)
-    alike = [past for past in study.past if past.question.cluster == cluster]
-    for fidelity, studies in product(PROBED, ([study], alike)):
-        seen: dict[int, int] = {}
-        for probe in (probe for one in studies for probe in one.at(fidelity).probes):
-            found = probe.measurement
-            if found is None or (found.emulation and found.emulation.stands_in):
-                continue
-            if (memory := found.memory) and memory.overhead_bytes:
-                count = communicator_count(probe.request.settings, cluster)
-                seen[count] = max(seen.get(count, 0), memory.overhead_bytes)
-        if seen:
-            return Overheads(cluster=cluster, by_count=seen)
-    return Overheads(cluster=cluster)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -413,7 +355,13 @@ def forecast(study: Study) -> Forecast:
         profile = known.profiles.get(found.settings.settings_class)
         return estimate(asked, limit, found.settings, *profile) if profile else found
 
-    estimates = {s: e for s, e in _by_traces(asked, limit, known).items() if s not in wrong}
+    estimates: dict[Settings, Evaluation] = {}
+    if study.question.workload.is_traced:  # which only dry runs know: layouts that were dry-run
+        estimates = {
+            settings: estimate(asked, limit, settings, *known.profiles[settings.settings_class])
+            for settings in space.legal
+            if settings.settings_class in known.profiles and settings not in wrong
+        }
     estimates |= {
         e.settings: with_dry_run(e)
         for e in every
@@ -494,17 +442,6 @@ def as_rehearsed(
             notes=(),
         )
     return found
-
-
-def _by_traces(asked: "Asked", limit: int, known: DryRuns) -> dict[Settings, Evaluation]:
-    """What is predicted of a model that only dry runs know: those of layouts that were dry-run."""
-    if not asked.question.workload.is_traced:
-        return {}
-    return {
-        settings: estimate(asked, limit, settings, *known.profiles[settings.settings_class])
-        for settings in enumerate_space(asked.question).legal
-        if settings.settings_class in known.profiles
-    }
 
 
 class Asked:

@@ -7,12 +7,14 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any
 
+from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.evaluation import BY_FIDELITY, Evaluation
 from tuner.core.measurement import (
     BEGINNING,
     BROKEN,
     CLOSES_CLASS,
+    PROBED,
     RAN,
     Fidelity,
     Measurement,
@@ -20,6 +22,8 @@ from tuner.core.measurement import (
 )
 from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
+from tuner.cost.constants import default_costs
+from tuner.cost.memory.device import communicator_count
 from tuner.guard.faults import Wrong, blamed_by_counts, wrong_of
 from tuner.planner.probes import repriced
 from tuner.planner.spending import probes_of_asking
@@ -384,3 +388,58 @@ def heavier(key: Settings, accumulates: bool) -> tuple[Family, ...]:
         changed["defer_all_reduce"] = sync and key.defer_all_reduce
         found.append((replace(key, **changed, activation_checkpointing=keep), accumulates))
     return tuple(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overheads:
+    """Device memory outside the allocator, as probes of the same machines found it.
+
+    The catalogue's sizes of a context and of a communicator are of other machines. A probe that ran
+    steps shows both together, for as many communicators as its configuration has.
+    """
+
+    cluster: Cluster
+    by_count: Mapping[int, int] = field(default_factory=dict)
+    """The most bytes that a rank had outside its allocator, by its number of communicators."""
+
+    def of(self, settings: Settings) -> int | None:
+        """Bytes outside the allocator of a configuration; ``None`` where nothing was seen.
+
+        Of another number of communicators than was seen, those of the nearest, and for each one
+        more or less what the numbers seen differ by, or the catalogue's size where there is one.
+        """
+        if not self.by_count:
+            return None
+        count = communicator_count(settings, self.cluster)
+        nearest = min(self.by_count, key=lambda known: (abs(known - count), -known))
+        least, most = min(self.by_count), max(self.by_count)
+        if least == most:
+            each = default_costs().device.communicator_bytes.value
+        else:
+            each = max(0.0, (self.by_count[most] - self.by_count[least]) / (most - least))
+        apart = count - nearest
+        return max(0, int(self.by_count[nearest] + (apart and apart * each)))
+
+
+def overheads(study: Study) -> Overheads:
+    """Collects the overheads that a study's probes saw; those of its past on the same cluster,
+    where it has none.
+
+    Measured probes go before emulated ones, whose communicators are the catalogue's.
+    """
+    cluster = study.question.cluster
+    if cluster.gpu.device is not Device.CUDA:
+        return Overheads(cluster=cluster)
+    alike = [past for past in study.past if past.question.cluster == cluster]
+    for fidelity, studies in product(PROBED, ([study], alike)):
+        seen: dict[int, int] = {}
+        for probe in (probe for one in studies for probe in one.at(fidelity).probes):
+            found = probe.measurement
+            if found is None or (found.emulation and found.emulation.stands_in):
+                continue
+            if (memory := found.memory) and memory.overhead_bytes:
+                count = communicator_count(probe.request.settings, cluster)
+                seen[count] = max(seen.get(count, 0), memory.overhead_bytes)
+        if seen:
+            return Overheads(cluster=cluster, by_count=seen)
+    return Overheads(cluster=cluster)

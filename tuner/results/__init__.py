@@ -4,7 +4,7 @@ Everything here is a pure function of a study, or of an :class:`Evidence` of it 
 share. Quantities keep their interval and where they come from.
 """
 
-from tuner.results.points import BestSoFar, Evidence, points, progress
+from tuner.results.points import BestSoFar, Evidence, Importance, importance, points, progress
 from tuner.results.summary import Cell, Compared, Difference, Headline, Part, differences, headline
 from tuner.results.what_if import Choices, KnobChoice, Option, Predictor, WhatIf, choices, what_if
 
@@ -16,6 +16,7 @@ __all__ = [
     "Difference",
     "Evidence",
     "Headline",
+    "Importance",
     "KnobChoice",
     "Option",
     "Part",
@@ -24,6 +25,7 @@ __all__ = [
     "choices",
     "differences",
     "headline",
+    "importance",
     "points",
     "progress",
     "what_if",

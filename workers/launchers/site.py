@@ -11,7 +11,7 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -94,23 +94,21 @@ def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
             for name, value in without_secrets(os.environ).items()
             if not name.startswith("TUNER_")  # ours is the database's address
         }
-        return _on_cores({**everything, PASSED_BY_NAME: f"{named},*" if named else "*"})
-    gpu, kind = cluster.gpu, gpu_kinds().get(cluster.gpu.name)
-    options = {
-        "NAME": kind.driver_names[0] if kind else "NVIDIA GPU",
-        "CAPABILITY": ".".join(map(str, gpu.capability)),
-        "MIB": cuda_bytes(gpu.name, gpu.memory_bytes) >> 20,
-    }
-    own = ("CUDA_VISIBLE_DEVICES", *(name for name in os.environ if name.startswith("STANDIN_")))
-    base = {name: value for name, value in os.environ.items() if name not in own}
-    try:
-        inherited = base | standin.environment(options, base)
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ProbeError(f"the stand-in for CUDA's libraries cannot be built: {error}") from error
-    return _on_cores(inherited)
-
-
-def _on_cores(inherited: Mapping[str, str]) -> LocalSite:
+        inherited = {**everything, PASSED_BY_NAME: f"{named},*" if named else "*"}
+    else:
+        gpu, kind = cluster.gpu, gpu_kinds().get(cluster.gpu.name)
+        options = {
+            "NAME": kind.driver_names[0] if kind else "NVIDIA GPU",
+            "CAPABILITY": ".".join(map(str, gpu.capability)),
+            "MIB": cuda_bytes(gpu.name, gpu.memory_bytes) >> 20,
+        }
+        own = {"CUDA_VISIBLE_DEVICES", *(n for n in os.environ if n.startswith("STANDIN_"))}
+        base = {name: value for name, value in os.environ.items() if name not in own}
+        try:
+            inherited = base | standin.environment(options, base)
+        except (OSError, subprocess.CalledProcessError) as error:
+            why = f"the stand-in for CUDA's libraries cannot be built: {error}"
+            raise ProbeError(why) from error
     return LocalSite(
         launcher=LocalLauncher(inherited=inherited),
         find_devices=lambda: (Device(name=cores_name(this_machine().name)),),

@@ -24,7 +24,7 @@ import psutil
 
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError, TunerError
-from tuner.machine import end_first_for_memory, why_no_standin
+from tuner.machine import end_first_for_memory, shows_gpu, why_no_standin
 from workers.measuring.records import (
     default_probes_folder,
     log_tail,
@@ -49,13 +49,18 @@ UNBOUNDED_MIB = 1 << 24
 TAIL = 2000
 
 
-def rehearse(order: dict[str, Any], stop: StopRequest) -> dict[str, Any]:
+def rehearse(order: dict[str, Any], stop: StopRequest, root: Path = Path("/")) -> dict[str, Any]:
     """Runs the ranks that are asked for; their records.
+
+    Args:
+        order: what is asked for.
+        stop: ends it.
+        root: where ``dev`` is found.
 
     Raises:
         ProbeError: there is a GPU, the stand-in cannot be built, or a rank cannot be started.
     """
-    if not order["even_here"] and list(Path("/dev").glob("nvidia[0-9]*")):
+    if not order["even_here"] and shows_gpu(root=root):
         raise ProbeError(
             "this machine has a GPU: a rehearsal needs none, and hides it (--even-here does it)"
         )
@@ -85,7 +90,11 @@ def _rank(order: dict[str, Any], parent: Path, stop: StopRequest) -> dict[str, A
             record: dict[str, Any] = json.loads((inner / RECORD).read_text(encoding="utf-8"))
         except FileNotFoundError:
             words = " ".join(said.split())[-600:]
-            raise ProbeError(f"the script {_how_ended(code)}: ...{words}") from None
+            how = {
+                -signal.SIGALRM: "did not end in time",
+                -signal.SIGKILL: "was killed, as the kernel does for want of memory",
+            }.get(code, f"ended with exit code {code}")
+            raise ProbeError(f"the script {how}: ...{words}") from None
         if order["snapshot"] and (inner / SNAPSHOT).exists():
             into = Path(order["snapshot"])
             into.mkdir(parents=True, exist_ok=True)
@@ -126,14 +135,6 @@ def _run(path: Path, order: dict[str, Any], folder: Path, log: Path, stop: StopR
                         process.kill()
                 psutil.wait_procs(left)
             copier.close()
-
-
-def _how_ended(code: int) -> str:
-    if code == -signal.SIGALRM:
-        return "did not end in time"
-    if code == -signal.SIGKILL:
-        return "was killed, as the kernel does for want of memory"
-    return f"ended with exit code {code}"
 
 
 def _environment(order: dict[str, Any], folder: Path) -> dict[str, str]:

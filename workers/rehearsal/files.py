@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 # Where writing is no matter of anybody's files.
@@ -15,7 +16,7 @@ DEVICES = ("/dev", "/proc", "/sys")
 # Paths that are told of, at most.
 MOST_TOLD = 20
 # Functions of ``os`` that only look at a path.
-LOOKS = ("stat", "lstat", "listdir", "scandir", "access", "chdir")
+LOOKS = ("stat", "lstat", "listdir", "scandir", "access", "chdir", "statvfs", "readlink")
 # Those that change what is at a path.
 CHANGES = ("mkdir", "rmdir", "remove", "unlink", "chmod", "chown", "utime", "truncate", "mkfifo")
 # Those that change what is at two.
@@ -52,6 +53,11 @@ class Redirected:
             setattr(os, name, self._changing(getattr(os, name)))
         for name in MOVES:
             setattr(os, name, self._moving(getattr(os, name)))
+
+    def read_by(self, library: ModuleType, *names: str) -> None:
+        """Has functions of a library that read a path without Python's find what was written."""
+        for name in names:
+            setattr(library, name, self._looking(getattr(library, name)))
 
     def _elsewhere(self, path: Any, folder: int | None = None) -> str:
         """Where a path is written; empty for one that may be written where it is."""

@@ -3,7 +3,7 @@
     python -P -m workers.rehearsal.inside ORDER
 
 Where the stand-in is loaded, and nothing else: it is started by :mod:`workers.rehearsal`. The order
-is JSON; what was seen is left in ``record.json`` beside it after each step.
+is JSON; what was seen is left in ``record.json`` beside it at the end.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -29,7 +30,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, Store
 
 from tuner.integrations import reporting
 from workers.measuring.records import write_json
-from workers.rehearsal import RECORD, SNAPSHOT
+from workers.rehearsal import RECORD, SNAPSHOT, integers
 from workers.rehearsal.files import Redirected
 from workers.rehearsal.launches import Launches
 from workers.rehearsal.moments import Mark, is_installed, line_text, moments, out_of_memory
@@ -39,13 +40,21 @@ from workers.standin.python import sitecustomize as changes
 PR_SET_PDEATHSIG = 1
 # Refused addresses that are told of, at most.
 MOST_REFUSED = 20
+# What these raise, or raise another from, where a hub is not reached.
+HUBS = ("huggingface_hub", "datasets", "transformers")
+NOT_REACHED = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
+HINT = (
+    "A rehearsal has no network: give a local folder or file, fill the hub's cache before, or"
+    " --allow-network"
+)
 PATCHED = {
     "rendezvous": "each process group finds only this rank; of gloo's collectives, this rank's part"
     " stands for all",
-    "numbers": "no kernel runs: memory of the device reads as zeros, and losses mean nothing",
+    "numbers": "no kernel runs: fractions on the device read as zeros, and losses mean nothing;"
+    " whole numbers and truth values are computed, but for those in compiled kernels",
+    "routing": "the highest scores of equal ones are found in turn, so that experts get as many"
+    " tokens each",
     "cudnn": "torch.backends.cudnn is off, and torch's own kernels are taken: cuDNN needs a GPU",
-    "packed sequences": "transformers sees none: positions that no kernel counted look like many",
-    "padding": "transformers takes masks of padding to hide nothing: what is padded cannot be seen",
     "peaks": "torch's peak statistics begin anew with each phase of a step",
 }
 
@@ -112,6 +121,7 @@ class Rank:
         self.patched = dict(PATCHED)
         self.not_run: dict[str, None] = {}
         self.refused: dict[str, None] = {}
+        self.computed = integers.install()
         own = (Path(order["folder"]), Path(order["libraries"]))
         self.files = None if order["writes"] else Redirected(folder / "written", own)
 
@@ -125,14 +135,38 @@ class Rank:
         optimizer.register_optimizer_step_pre_hook(lambda *_: self._enter("optimizer"))
         optimizer.register_optimizer_step_post_hook(self._after_optimizer)
         setattr(reporting, "_probe", self)  # noqa: B010
+        self._when_imported("deepspeed.runtime.engine", self._watch_deepspeed)
         timer = threading.Timer(self._order["seconds"], self._out_of_time)
         timer.daemon = True
         timer.start()
 
     def report(self, loss: Any, sequences: int | None) -> None:
         """Takes the place of a probe behind ``report_step``: the script says when steps end."""
-        self._reports = True
+        first, self._reports = not self._reports, True
+        if first and self._done is not None:
+            return  # the steps asked for were over with the optimizer's, of which this is the last
+        if first:  # those that the optimizer has ended so far are parts of this one
+            for step in self._steps:
+                for phase, peak in step["by_phase"].items():
+                    self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
+                self._reserved = max(self._reserved, step["reserved_bytes"])
+            self._steps = []
         self._end_step()
+
+    def _watch_deepspeed(self, module: ModuleType) -> None:
+        """Takes a step from the engine: its optimizers are stepped for each group of parameters."""
+        engine = module.DeepSpeedEngine
+        begin, take = engine.__init__, engine._take_model_step
+
+        def began(itself: Any, *values: Any, **named: Any) -> None:
+            self._reports = True
+            begin(itself, *values, **named)
+
+        def taken(itself: Any, *values: Any, **named: Any) -> None:
+            take(itself, *values, **named)
+            self._end_step()
+
+        engine.__init__, engine._take_model_step = began, taken
 
     def _start_history(self) -> None:
         torch.cuda.memory._record_memory_history("all", "all", "python")
@@ -194,13 +228,8 @@ class Rank:
             return
         if not self._order.get("timed"):
             self._end("ok", f"{len(self._steps)} steps")
-        self._follow_launches()
-
-    def _follow_launches(self) -> None:
-        """Has one step more tell what it launches: memory is that of steps that nothing followed.
-
-        Whatever becomes of it, the record is made.
-        """
+        # One step more tells what it launches: memory is that of steps that nothing followed.
+        # Whatever becomes of it, the record is made.
         self._done = self._record("ok", f"{len(self._steps)} steps", "") | self._history()
         torch.cuda.memory._record_memory_history(None)
         self._launches = Launches(lambda: self._marks[-1].phase)
@@ -225,7 +254,10 @@ class Rank:
         ]
         where = line_text(own[-1].filename, own[-1].lineno or 0) if own else ""
         outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
-        self._end(outcome, f"{type(error).__name__}: {error}", where)
+        words = f"{type(error).__name__}: {error}"
+        if not self._order["network"] and wants_network(error):
+            words = f"{words.rstrip('. ')}. {HINT}"
+        self._end(outcome, words, where)
 
     def ended_early(self, why: str = "the script came to its end") -> NoReturn:
         outcome = "ok" if self._steps else "failed"
@@ -308,26 +340,6 @@ class Rank:
 
         sys.addaudithook(hear)
 
-    def see_no_padding(self) -> None:
-        """Has transformers skip the masks that a batch without padding needs none of.
-
-        It asks the device if a mask is all ones, and there all is zeros: it would make masks, and
-        choose a kernel of attention, that no full batch has.
-        """
-
-        def change(masking: ModuleType) -> None:
-            plain = getattr(masking, "_ignore_causal_mask_sdpa", None)
-            if plain is None:
-                return
-
-            def ignore(padding_mask: Any, *values: Any, **named: Any) -> Any:
-                on_device = padding_mask is not None and padding_mask.is_cuda
-                return plain(None if on_device else padding_mask, *values, **named)
-
-            setattr(masking, "_ignore_causal_mask_sdpa", ignore)  # noqa: B010
-
-        self._when_imported("transformers.masking_utils", change)
-
     def leave_out_saving(self) -> None:
         """Passes over what writes weights, which would be zeros, without Python's own files."""
         if self.files is None:
@@ -346,8 +358,13 @@ class Rank:
             "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
             # asks all ranks what each has of the state, of which this one's part is not the whole
             "accelerate.utils.fsdp_utils": ("save_fsdp_optimizer",),
+            # of Rust's, which would write into folders that are not there
+            "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase.save_pretrained",),
         }.items():
             self._when_imported(module, partial(self._pass_over, names))
+        # what datasets has prepared is mapped by Arrow
+        files = self.files
+        self._when_imported("pyarrow", lambda arrow: files.read_by(arrow, "memory_map", "OSFile"))
 
     def _when_imported(self, name: str, change: Callable[[ModuleType], None]) -> None:
         if (module := sys.modules.get(name)) is not None:
@@ -356,13 +373,13 @@ class Rank:
             sys.meta_path.insert(0, changes.Changer(name, change))
 
     def _pass_over(self, names: Sequence[str], module: ModuleType) -> None:
-        for name in names:
-            words = f"{module.__name__}.{name}"
+        for path in names:
+            words, (*owner, name) = f"{module.__name__}.{path}", path.split(".")
 
             def nothing(*_: Any, words: str = words, **__: Any) -> None:
                 self.not_run.setdefault(words)
 
-            setattr(module, name, nothing)
+            setattr(getattr(module, owner[0]) if owner else module, name, nothing)
 
 
 def _now_us() -> int:
@@ -374,6 +391,21 @@ def _is_here(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "")
+
+
+def wants_network(error: BaseException) -> bool:
+    """True of an error that comes of another machine, or a hub, that was not reached."""
+    cause: BaseException | None = error
+    while cause is not None:
+        kind = type(cause)
+        if kind.__name__ in NOT_REACHED and kind.__module__.partition(".")[0] in HUBS:
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.ENETUNREACH:
+            return True
+        if isinstance(cause, socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _collectives() -> list[dict[str, Any]]:
@@ -508,9 +540,10 @@ def _meet_alone() -> None:
     rendezvous._create_c10d_store = lambda *_, **__: store
     plain: Any = sys.modules["torch.distributed.distributed_c10d"]
     plain.ProcessGroupGloo = Gloo
-    # torch numbers what a group of gloo's does, which a fake group is not asked for otherwise
+    # torch numbers what a group of gloo's does and sets its timeout, which a fake group has not
     fake: Any = FakeProcessGroup
     fake._set_sequence_number_for_group = lambda self: None
+    fake._set_default_timeout = lambda self, timeout: None
 
 
 class _OfGloo(type):
@@ -537,7 +570,6 @@ def main() -> NoReturn:
     if rank.files is not None:
         rank.files.install()
     rank.leave_out_saving()
-    rank.see_no_padding()
     rank.watch()
     try:
         Launched(order).run(order["command"])

@@ -150,7 +150,10 @@ class Launches(TorchDispatchMode):
                 of -= 1
             elif what == "collective":
                 op = "all_to_all" if exchanges else entry.name.decode()
-                key = op, *self._place(entry), of
+                ranks, each = entry.ranks, min(entry.ranks, self._each)  # neighbours, if not told
+                if known:
+                    _, ranks, each = self._groups[entry.group]
+                key = op, ranks, each, of
                 of = collectives.setdefault(key, len(collectives))
             elif what != "host_waits_all":
                 of = events.setdefault(of, len(events))
@@ -173,10 +176,3 @@ class Launches(TorchDispatchMode):
             "tokens": tokens,
             "uncounted": list(self._uncounted)[:MOST_TOLD],
         }
-
-    def _place(self, entry: Entry) -> tuple[int, int]:
-        """Ranks of a collective's group, and how many of them a node has at most."""
-        if entry.group >= 0:
-            _, ranks, each = self._groups[entry.group]
-            return ranks, each
-        return entry.ranks, min(entry.ranks, self._each)  # neighbours, where it is not told

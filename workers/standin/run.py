@@ -98,8 +98,11 @@ def _compile(out: Path, torch: Path, headers: Path) -> None:
     # The name within: who asks for libcuda.so.1 later, such as Triton, gets the one preloaded.
     target = ["-Wl,-soname,libcuda.so.1", "-o", str(library)]
     subprocess.run([*COMPILE, *includes, *own, *target], check=True)
+    # The others are called for what they do, not for what they answer: nothing is done, and 0 is
+    # success in all of CUDA's libraries.
+    names = sorted(_wanted(torch, headers) - _symbols(library, "--defined-only"))
     rest = out / "rest.c"
-    rest.write_text(_rest(_wanted(torch, headers) - _defined(library)), encoding="utf-8")
+    rest.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names), "utf-8")
     subprocess.run([*COMPILE, *includes, *own, rest, *target], check=True)
     (library.parent / "libcuda.so").symlink_to(library.name)
     subprocess.run(
@@ -120,23 +123,11 @@ def _wanted(torch: Path, headers: Path) -> set[str]:
     }
 
 
-def _defined(library: Path) -> set[str]:
-    return _symbols(library, "--defined-only")
-
-
 def _symbols(library: Path, which: str) -> set[str]:
     listed = subprocess.run(
         ["nm", "--dynamic", which, library], check=True, capture_output=True, text=True
     )
     return {line.split()[-1].partition("@")[0] for line in listed.stdout.splitlines()}
-
-
-def _rest(names: set[str]) -> str:
-    """C of the functions that are called for what they do, not for what they answer.
-
-    Nothing is done, and 0 is success in all of CUDA's libraries.
-    """
-    return "".join(f"int {name}(void) {{ return 0; }}\n" for name in sorted(names))
 
 
 def _before(first: Sequence[Path | str], rest: str | None, between: str = os.pathsep) -> str:

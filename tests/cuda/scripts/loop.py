@@ -1,5 +1,7 @@
 """A loop with accelerate, as its users write them: nothing in it knows of a rehearsal."""
 
+import sys
+
 import torch
 from accelerate import Accelerator
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -12,6 +14,8 @@ llama = AutoConfig.for_model(
 model = AutoModelForCausalLM.from_config(llama)
 optimizer = torch.optim.AdamW(model.parameters())
 batches = torch.utils.data.DataLoader(torch.randint(0, 32_000, (400, 256)), batch_size=2)
+if "--compile" in sys.argv:
+    model = torch.compile(model)
 model, optimizer, batches = accelerator.prepare(model, optimizer, batches)
 for ids in batches:
     with accelerator.accumulate(model):

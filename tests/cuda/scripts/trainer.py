@@ -12,6 +12,7 @@ parser.add_argument("--micro", type=int, default=2)
 parser.add_argument("--sequence", type=int, default=4096)
 parser.add_argument("--save-steps", type=int, default=1000)
 parser.add_argument("--lora", action="store_true")
+parser.add_argument("--reentrant", action="store_true")
 parser.add_argument("--compile", action="store_true")
 asked = parser.parse_args()
 
@@ -29,7 +30,7 @@ arguments = TrainingArguments(
     output_dir="out",
     per_device_train_batch_size=asked.micro,
     gradient_checkpointing=True,
-    gradient_checkpointing_kwargs={"use_reentrant": False},
+    gradient_checkpointing_kwargs={"use_reentrant": asked.reentrant},
     optim="adamw_torch",
     learning_rate=1e-5,
     max_steps=100,
@@ -43,13 +44,16 @@ mistral = AutoConfig.for_model(
     num_attention_heads=asked.hidden // 128, num_key_value_heads=asked.hidden // 512,
     intermediate_size=asked.hidden * 7 // 2, vocab_size=32_000, sliding_window=None,
 )  # fmt: skip
+torch.set_default_dtype(torch.bfloat16)
 with torch.device("cuda"):  # the host need not hold the weights
-    model = AutoModelForCausalLM.from_config(mistral, dtype=torch.bfloat16)
+    model = AutoModelForCausalLM.from_config(mistral)
+torch.set_default_dtype(torch.float32)
 model.config.use_cache = False
 if asked.lora:
     from peft import LoraConfig, get_peft_model
 
     targets = ["q_proj", "k_proj", "v_proj", "o_proj"]
     lora = LoraConfig(r=16, lora_alpha=16, lora_dropout=0.1, target_modules=targets)
-    model = get_peft_model(model, lora, autocast_adapter_dtype=False)
+    model.enable_input_require_grads()  # as TRL does: a reentrant checkpoint needs it
+    model = get_peft_model(model, lora)
 Trainer(model=model, args=arguments, train_dataset=Tokens()).train()

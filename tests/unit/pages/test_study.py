@@ -17,6 +17,7 @@ from tuner.core.packing import Packing
 from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
 from tuner.results import headline
+from tuner.space import enumerate_space
 
 MOST_BYTES = 300_000
 AROUND_BYTES = 10_000
@@ -163,6 +164,29 @@ def test_a_page_of_500_probes_is_not_too_large():
     assert len(made.body.encode()) < MOST_BYTES - AROUND_BYTES
     assert len(part(made, "probes").one("tbody").find("tr")) == 500
     assert len(part(made, "trouble").find("details")) == MOST_TROUBLES + 1
+
+
+def test_knobs_that_count_are_bars_where_enough_ran_and_words_where_none_does():
+    legal = enumerate_space(question()).legal
+
+    def told(count, seconds_of):
+        step = len(legal) // count  # as the study takes its configurations
+        found = [ok(seconds_of(legal[n * step], n), 1, 9 * GIB) for n in range(count)]
+        return part(shown(study(question(), found)), "pair").find(id="importance")
+
+    def by_sharding(one, n):
+        return (1 if one.sharding == "full_shard" else 3) * (1 + n % 3 / 100)
+
+    assert told(7, by_sharding) == []
+    (bars,) = told(40, by_sharding)
+    first = bars.find("li")[0]
+    assert first.one("code").text == "sharding"
+    share = first.one("span").text
+    assert first.find("rect")[1]["width"].split(".")[0] == share.rstrip("%"), share
+    assert "in the 40 configurations that were measured" in words(bars)
+    (none,) = told(40, lambda one, n: 1 + n * 37 % 40 / 400)
+    assert none.find("li") == []
+    assert "no knob alone explains more" in words(none)
 
 
 def test_what_runs_and_since_when():

@@ -8,7 +8,8 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Probe, Question, Study
 from tuner.cost.constants import default_costs
-from tuner.planner.forecast import forecast, overheads
+from tuner.planner.forecast import forecast
+from tuner.planner.knowledge import overheads
 
 MIB = 2**20
 FULL = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=8)

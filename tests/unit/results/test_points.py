@@ -1,6 +1,7 @@
 """Points: one for each settings, with the answer's own figures."""
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -9,13 +10,21 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tests.unit.planner.conftest import make_ok, make_oom, make_question, make_study, play
 from tests.unit.planner.machines import Rough
-from tests.unit.results.studies import MIB, measured_study, predicted_study, with_dry_run
+from tests.unit.results.studies import (
+    MIB,
+    gpu_question,
+    measured_study,
+    predicted_study,
+    with_dry_run,
+)
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learned
-from tuner.results import Evidence, points
+from tuner.results import Evidence, importance, points
+from tuner.results.points import FEWEST_WEIGHED
+from tuner.space import enumerate_space
 
 FOUR = Settings(micro_batch_size=4)
 TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)
@@ -138,3 +147,58 @@ def test_of_two_fidelities_the_one_that_is_asked_for_is_shown():
         seen = Evidence(whole).seen(FOUR)
         assert [one.fidelity for one in seen] == [asked, *{*PROBED} - {asked}]
         assert seen[0].step_time_s.value == seconds
+
+
+def weighed(seconds_of, count=60, more=()):
+    """The importance of knobs in a study of configurations that took so long."""
+    question = gpu_question("8xa100-80gb", 256)
+    legal = enumerate_space(question).legal
+    told = [
+        (one, make_ok(seconds_of(one), 100 * MIB, count=one.gradient_accumulation_steps))
+        for one in Random(7).sample(legal, count)
+    ]
+    return importance(Evidence(measured_study([*told, *more], question)))
+
+
+def test_a_knob_explains_what_follows_from_it():
+    found = weighed(lambda one: 1.0 if one.sharding is Sharding.FULL_SHARD else 2.0)
+    assert next(iter(found.shares)) == "sharding"
+    assert found.shares["sharding"] == pytest.approx(1.0, abs=0.01)
+    assert (found.configurations, found.fidelity) == (60, Fidelity.MEASURED)
+    assert "activation_checkpointing" in found.others
+    assert not {"gradient_accumulation_steps"} & {*found.shares, *found.others}, "it follows"
+
+
+def test_of_two_knobs_the_one_that_does_more_is_first():
+    noise = Random(3)
+
+    def seconds(one):
+        recomputed = 1.5 if one.activation_checkpointing != "none" else 1.0
+        return recomputed * (1 + 0.4 / one.micro_batch_size) * noise.uniform(0.99, 1.01)
+
+    shares = weighed(seconds).shares
+    assert list(shares)[:2] == ["activation_checkpointing", "micro_batch_size"]
+    assert 0.5 < shares["activation_checkpointing"] <= 1
+
+
+@pytest.mark.parametrize("seed", range(4, 7))
+@pytest.mark.parametrize("count", [FEWEST_WEIGHED, 24, 60])
+def test_noise_is_no_more_than_chance(seed, count):
+    noise = Random(seed)
+    assert weighed(lambda one: noise.uniform(0.9, 1.1), count).shares == {}
+
+
+def test_of_few_or_equal_step_times_nothing_is_said():
+    noise = Random(1)
+    assert weighed(lambda one: noise.uniform(1, 2), FEWEST_WEIGHED - 1) is None
+    assert weighed(lambda one: 1.0) is None
+    assert importance(Evidence(predicted_study())) is None
+
+
+def test_only_what_ran_to_its_end_is_weighed():
+    legal = enumerate_space(gpu_question("8xa100-80gb", 256)).legal
+    rest = [one for one in legal if one not in Random(7).sample(legal, FEWEST_WEIGHED)]
+    more = [(rest[0], make_oom(8192, 4096)), (rest[1], make_ok({}, 100 * MIB))]
+    noise = Random(1)
+    found = weighed(lambda one: noise.uniform(1, 2), FEWEST_WEIGHED, more)
+    assert found.configurations == FEWEST_WEIGHED

@@ -49,6 +49,14 @@ class Operator:
     amounts: Mapping[str, float]
     """Of :class:`Amounts`; ``on_host_bytes`` are moved in the host's memory, by the host."""
 
+    @property
+    def kind(self) -> str:
+        if any(name.startswith("attention") for name in self.amounts):
+            return "attention"
+        if "product_flops" in self.amounts:
+            return "matrix products"
+        return "copies with the host" if "host_bytes" in self.amounts else "other kernels"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
@@ -139,13 +147,24 @@ def rehearsed_time(
     speed = UNKNOWN
     if tokens and seconds.low and seconds.high:
         speed = predicted(tokens / step, tokens / seconds.high, tokens / seconds.low)
+    parts: defaultdict[tuple[str, str], float] = defaultdict(float)
+    for what, _, of in launches.queue:
+        if what is What.OPERATOR:
+            operator = launches.operators[of]
+            parts[operator.kind, operator.phase] += computing[of]
+        elif what is What.COLLECTIVE:
+            parts[launches.collectives[of].op, ""] += sending[of]
     return RehearsedTime(
         step_time_s=seconds,
         tokens_per_s=speed,
         tokens_per_step=tokens,
         exposed_s=predicted(ends[1], ends[0], ends[2]),
         host_s=max(0.0, alone - busy),
-        parts=_parts(launches, computing, sending),
+        parts=tuple(
+            TimePart(kind=kind, phase=phase, seconds=took)
+            for (kind, phase), took in sorted(parts.items(), key=lambda item: -item[1])
+            if took
+        ),
         uncounted=launches.uncounted,
     )
 
@@ -259,8 +278,12 @@ def _play(
     begins, ends = over[-2:]
     busy = _joined(computed, begins, ends)
     sent = _joined((one for link in links.values() for one in link.taken), begins, ends)
-    lost = costs.time.overlap_cost * _shared(busy, sent)
-    return ends - begins + lost, sum(end - start for start, end in busy)
+    either = _joined((*busy, *sent), begins, ends)
+    busy_s, sent_s, either_s = (
+        sum(end - start for start, end in spans) for spans in (busy, sent, either)
+    )
+    at_once_s = max(0.0, busy_s + sent_s - either_s)
+    return ends - begins + costs.time.overlap_cost * at_once_s, busy_s
 
 
 def _joined(
@@ -277,39 +300,3 @@ def _joined(
         else:
             found.append((start, end))
     return found
-
-
-def _shared(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> float:
-    """Seconds that are in both."""
-    found, i, j = 0.0, 0, 0
-    while i < len(one) and j < len(other):
-        found += max(0.0, min(one[i][1], other[j][1]) - max(one[i][0], other[j][0]))
-        if one[i][1] < other[j][1]:
-            i += 1
-        else:
-            j += 1
-    return found
-
-
-def _parts(
-    launches: Launches, computing_s: Sequence[float], sending_s: Sequence[float]
-) -> tuple[TimePart, ...]:
-    seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-    for what, _, of in launches.queue:
-        if what is What.OPERATOR:
-            operator = launches.operators[of]
-            seconds[_kind(operator), operator.phase] += computing_s[of]
-        elif what is What.COLLECTIVE:
-            seconds[launches.collectives[of].op, ""] += sending_s[of]
-    ordered = sorted(seconds.items(), key=lambda item: -item[1])
-    return tuple(TimePart(kind=kind, phase=phase, seconds=took)
-                 for (kind, phase), took in ordered if took)  # fmt: skip
-
-
-def _kind(operator: Operator) -> str:
-    amounts = operator.amounts
-    if any(name.startswith("attention") for name in amounts):
-        return "attention"
-    if "product_flops" in amounts:
-        return "matrix products"
-    return "copies with the host" if "host_bytes" in amounts else "other kernels"
