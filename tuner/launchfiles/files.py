@@ -225,21 +225,11 @@ class _TwiceError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A configuration file."""
+    """A configuration file: its text, its content, and what that says."""
 
     text: str
     values: Mapping[str, Any]
     found: Found
-
-
-def read_file(path: str, format_name: str | None = None) -> Found:
-    """What the file at ``path`` says; whose it is is told by its content, unless it is said.
-
-    Raises:
-        UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
-        UnknownNameError: there is no such format.
-    """
-    return open_file(path, format_name).found
 
 
 def is_text(file: str) -> bool:
@@ -248,7 +238,13 @@ def is_text(file: str) -> bool:
 
 
 def open_file(path: str, format_name: str | None = None) -> Opened:
-    """The same, with the file's text and content; in the place of a path its text may stand."""
+    """Reads the file at ``path``, in whose place its text may stand; whose it is is told by its
+    content, unless it is said.
+
+    Raises:
+        UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
+        UnknownNameError: there is no such format.
+    """
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
     if is_text(path):
