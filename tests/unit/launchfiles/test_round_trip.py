@@ -155,6 +155,12 @@ def test_what_was_changed_since_goes_before_the_header() -> None:
     assert changed != text
     case = case_of(read_text(changed, "tuned.env").found, {})
     assert case.settings == replace(settings, micro_batch_size=4)
+    batch = question.workload.global_batch_size
+    told = f"exported for a global batch of {batch}, and makes {2 * batch} as it is now"
+    assert told in case.notes
+    assert not any(
+        "exported for" in one for one in case_of(read_text(text, "a.env").found, {}).notes
+    )
     for wrong in ("[", "9" * 5000, "'a"):
         broken = text.replace("TUNED_MICRO_BATCH_SIZE=2", f"TUNED_MICRO_BATCH_SIZE={wrong}")
         with pytest.raises(UsageError, match="micro_batch_size"):
