@@ -31,6 +31,7 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
+from tuner.explain.brief import tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_forecast, why_none
 from tuner.explain.ways_out import ways_out
@@ -99,7 +100,8 @@ def answer_of(
     elif is_open:
         title, note = "Best so far", "The study is not at its end: something better may come."
     else:
-        title, note = "Run this", ""
+        tied = (one for one in suggestion.facts if one["kind"] == "tied_with_fastest")
+        title, note = "Run this", next((tied_text(one, best) for one in tied), "")
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -498,7 +500,9 @@ def status_of(
         ended=ends[-1] if ends and not is_open else "",
         budgets=tuple(budgets),
         running=running,
-        latest=tuple(probe.id for probe in study.in_order[-MOST_LATEST:][::-1]),
+        latest=tuple(p.id for p in study.in_order if p.state is ProbeState.DONE)[-MOST_LATEST:][
+            ::-1
+        ],
         waits_for=doing,
         said=said,
     )
