@@ -472,6 +472,7 @@ def status_of(
             told = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
             budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=told))
     queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
+    done = [probe.id for probe in study.in_order if probe.state is ProbeState.DONE]
     doing = ""
     if is_open and study.state is StudyState.QUEUED:
         doing = waits_for() or "Waiting for a worker"
@@ -500,9 +501,7 @@ def status_of(
         ended=ends[-1] if ends and not is_open else "",
         budgets=tuple(budgets),
         running=running,
-        latest=tuple(p.id for p in study.in_order if p.state is ProbeState.DONE)[-MOST_LATEST:][
-            ::-1
-        ],
+        latest=tuple(done[: -MOST_LATEST - 1 : -1]),
         waits_for=doing,
         said=said,
     )
