@@ -9,7 +9,7 @@ from api.pages.charts import OUTSIDE, memory_bar
 from api.pages.render import spaced
 from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
-from tuner.core.words import describe, range_text, rank_word, speed_text
+from tuner.core.words import describe, probe_word, range_text, rank_word, speed_text
 from tuner.planner import speed_of
 from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
 from tuner.text import count_text, duration_text, show, size_text, time_text
@@ -50,6 +50,7 @@ def evidence_of(study: Study, probe: Probe) -> SimpleNamespace:
         bar = memory_bar(sizes, study, f"Memory of one {rank_word(study.question)}")
     return SimpleNamespace(
         id=probe.id,
+        kind=probe_word(probe.request.fidelity).capitalize(),
         settings=tuple((name, show(v)) for name, v in probe.request.settings.as_dict().items()),
         outcome=str(found.outcome if found else probe.state),
         ran=found is not None and found.outcome in RAN,

@@ -26,7 +26,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, knob_value
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
-from tuner.core.measurement import RAN, Fidelity
+from tuner.core.measurement import RAN
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, listed, probe_word, rank_word
@@ -395,6 +395,7 @@ def study_page(
         "troubles": [trouble_of(*one) for one in failed[:MOST_TROUBLES]],
         "failed": len(failed),
         "cost": cost(study.at(study.limits.fidelity)),
+        "noun": probe_word(study.limits.fidelity),
         "limit_gib": limit_bytes / GIB,
     }
     return StudyPage(
@@ -450,7 +451,7 @@ def status_of(
     running = tuple(
         RunningProbe(
             id=probe.id,
-            kind="Dry run" if probe.request.fidelity is Fidelity.PREDICTED else "Probe",
+            kind=probe_word(probe.request.fidelity).capitalize(),
             words=spaced(describe(probe.request.settings)),
             since=began.get(probe.id, ""),
         )
@@ -471,7 +472,7 @@ def status_of(
         if most_s is not None:
             told = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
             budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=told))
-    queued = [probe.id for probe in study.probes if probe.state is ProbeState.QUEUED]
+    queued = [probe for probe in study.probes if probe.state is ProbeState.QUEUED]
     done = [probe.id for probe in study.in_order if probe.state is ProbeState.DONE]
     doing = ""
     if is_open and study.state is StudyState.QUEUED:
@@ -479,7 +480,8 @@ def status_of(
     elif is_open and study.reason:  # what its worker is at, beside probes
         doing = f"{study.reason[0].upper()}{study.reason[1:]}"
     elif is_open and queued:
-        doing = f"Probe #{queued[0]} waits for its devices"
+        first = probe_word(queued[0].request.fidelity).capitalize()
+        doing = f"{first} #{queued[0].id} waits for its devices"
     elif is_open and ended >= limits.max_probes:
         # Small replicas of the finalists are trained after the last probe.
         doing = "Checking that the best configurations train like one process"

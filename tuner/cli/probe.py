@@ -21,7 +21,7 @@ from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.core.words import rank_word, rate_text
+from tuner.core.words import probe_word, rank_word, rate_text
 from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
 from tuner.planner import speed_of
 from tuner.planner.probes import (
@@ -175,7 +175,8 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     settings = probe.request.settings.as_dict()
     yield "settings", ", ".join(f"{k} {show(v)}" for k, v in settings.items())
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
-    yield "probe", f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
+    noun = probe_word(probe.request.fidelity)
+    yield noun, f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
     if fidelity := _FIDELITIES.get(probe.request.fidelity):
         yield "fidelity", f"{probe.request.fidelity}: {fidelity}"
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"

@@ -106,7 +106,8 @@ class LiveTable:
     def _now(self, now: float) -> str:
         for probe in self._study.probes:
             if probe.id in self._running:
-                return f"probe #{probe.id} running for {now - self._running[probe.id]:.0f} s"
+                named = f"{probe_word(probe.request.fidelity)} #{probe.id}"
+                return f"{named} running for {now - self._running[probe.id]:.0f} s"
         if self._study.state is StudyState.RUNNING and self._study.reason:
             return f"{self._study.reason}, {now - self._told_at:.0f} s"
         if any(probe.state is ProbeState.QUEUED for probe in self._study.probes):

@@ -45,7 +45,7 @@ from tuner.text import count_text, duration_text, moment_text, read_tokens, show
 # Notes on a study's probes that are shown; a hot node has one for each.
 MOST_NOTES = 5
 # The answer in brief: its lines, those of its parts, and how far its titles reach.
-MOST_LINES, MOST_WHY, MOST_SURE, MOST_CHANGES, INDENT = 25, 3, 4, 6, 9
+MOST_LINES, MOST_WHY, MOST_SURE, INDENT = 25, 3, 4, 9
 # Of the table of changes and around it: blank lines, head and rule.
 TABLE_LINES = 4
 # Lines that are shown of the end of a rank's log.
@@ -161,9 +161,9 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
     console.print(facts_grid(_study_facts(study)))
     console.print()
     show_table(console, study, suggestion)
-    noted = [(p.id, note) for p in study.probes if p.measurement for note in p.measurement.notes]
-    for number, note in noted[:MOST_NOTES]:
-        console.print(Text(f"Probe #{number}: {note}."))
+    noted = [(p, note) for p in study.probes if p.measurement for note in p.measurement.notes]
+    for probe, note in noted[:MOST_NOTES]:
+        console.print(Text(f"{_named(probe)}: {note}."))
     if len(noted) > MOST_NOTES:
         console.print(Text(f"{len(noted) - MOST_NOTES} more such notes: --json has them."))
     for probe in study.probes:
@@ -190,7 +190,7 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
     yield from [("Versions", versions)] if versions else []
     for knob, values in question.knobs.items():
         yield "Only", f"{knob} {', '.join(show(value) for value in values)}"
-    budget = [count_text(limits.max_probes, "probe")]
+    budget = [count_text(limits.max_probes, probe_word(limits.fidelity))]
     budget += [duration_text(limits.wall_s)] if limits.wall_s else []
     budget += [f"{limits.device_s:g} device-seconds"] if limits.device_s else []
     usual = limits.sampler is SamplerName.COST_MODEL
@@ -205,6 +205,10 @@ def _study_facts(study: Study) -> Iterator[tuple[str, str]]:
     yield "State", f"{study.state}{f' ({study.reason})' if study.reason else ''}; {asked}"
 
 
+def _named(probe: Probe) -> str:
+    return f"{probe_word(probe.request.fidelity).capitalize()} #{probe.id}"
+
+
 def show_logs(console: Console, probe: Probe) -> None:
     """The end of each rank's log, when the probe failed; an out of memory explains itself."""
     measurement = probe.measurement
@@ -213,7 +217,7 @@ def show_logs(console: Console, probe: Probe) -> None:
     for rank, tail in sorted(measurement.log_tails.items()):
         if lines := tail.strip().splitlines()[-LOG_LINES:]:
             console.print()
-            console.print(Text(f"Probe #{probe.id}, end of rank {rank}'s log", style="bold"))
+            console.print(Text(f"{_named(probe)}, end of rank {rank}'s log", style="bold"))
             console.print(Text("\n".join(f"  {line}" for line in lines), style="dim"))
 
 
@@ -329,7 +333,7 @@ def show_answer(
         room -= 1
     for line in (*answer, Text(), *why):
         console.print(line, soft_wrap=True)
-    if rows := told.changes[: max(0, min(MOST_CHANGES, room))]:
+    if rows := told.changes[: max(0, room)]:
         print_rows(KNOB_HEADS, rows, indent=2)
     for line in (Text(), *sure, *end):
         console.print(line, soft_wrap=True)

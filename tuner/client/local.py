@@ -12,6 +12,7 @@ from tuner.client.values import Say
 from tuner.client.worker_process import NoSignals, Signals, Worker, worker_argv
 from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeState, Study, StudyState
+from tuner.core.words import probe_word
 from tuner.errors import ProbeError, StoppedError
 from tuner.explain.english import ran_text
 from tuner.explain.known import check_limits
@@ -89,7 +90,8 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
             progress.note("stopping; once more to force it")
             worker.stop(signals)
             done = sum(probe.state is ProbeState.DONE for probe in reader.read().probes)
-            kept = f"study {study.id} keeps its {count_text(done, 'probe')}"
+            kept = count_text(done, probe_word(study.limits.fidelity))
+            kept = f"study {study.id} keeps its {kept}"
             raise StoppedError(signals.noted[0], f"{kept}, and the same command continues it")
         study = reader.read()
         progress.show(study)
@@ -164,7 +166,8 @@ def standing_text(study: Study, *, answered: bool) -> str:
     fidelity = study.limits.fidelity
     done = sum(p.state is ProbeState.DONE for p in study.at(fidelity).probes)
     what = f"study {study.id}: {question_text(study.question)}"
-    since = f"{count_text(done, 'probe')} since {moment_text(study.created_at)} UTC"
+    kept = count_text(done, probe_word(fidelity))
+    since = f"{kept} since {moment_text(study.created_at)} UTC"
     if answered:
         stored = f"{what}\nanswered from what is stored, {since}: {study.reason}"
         when = (

@@ -44,6 +44,8 @@ PlainFact = Mapping[str, Any]
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
 IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
 
+# Single changes that are told.
+MOST_CHANGES = 6
 DAY_S = 86_400.0
 # Part of a step that a knob's other value may take or spare and still be said to cost nothing.
 NEXT_TO_NOTHING = 0.01
@@ -132,9 +134,9 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {asked}" if forecasts else so_far,
-        answer=tuple(_answer(study.question, best, tokens, by_kind)),
+        answer=tuple(_answer(study.question, best, tokens, by_kind, changes[:MOST_CHANGES])),
         why=tuple(_why(by_kind, changes, best)),
-        changes=tuple(map(effect_cells, changes)),
+        changes=tuple(map(effect_cells, changes[:MOST_CHANGES])),
         sure=tuple(_sure(by_kind, best, study)),
     )
 
@@ -163,24 +165,26 @@ OTHERS: Mapping[str, str] = {
     "next_best": "second",
     "tuning_paid": "rule",
     "lighter": "least",
+    "unverified": "leader",
 }
 
 
 def _answer(
-    question: Question, best: Evaluation, tokens: float | None, facts: Mapping[str, PlainFact]
+    question: Question,
+    best: Evaluation,
+    tokens: float | None,
+    facts: Mapping[str, PlainFact],
+    changes: Sequence[PlainFact],
 ) -> Iterator[str]:
     per, found = rank_word(question), scale(question, best, tokens)
     said = describe(best.settings).split(",")
-    # Knobs at their default go unsaid, but for those on which Why turns.
+    # Knobs at their default go unsaid, but for those that Why and the single changes name.
     others = [facts[kind][name] for kind, name in OTHERS.items() if kind in facts]
-    turns = {
-        name
-        for one in others
-        for name in _differing(one.get("settings", one), best.settings)
-        if name not in {part.partition("=")[0] for part in said}
-    }
+    named = {name for one in others for name in _differing(one.get("settings", one), best.settings)}
+    named |= {one["knob"] for one in changes}
+    named -= {part.partition("=")[0] for part in said}
     mine = best.settings.all_values()
-    yield ", ".join([*said, *(f"{name}={show(mine[name])}" for name in mine if name in turns)])
+    yield ", ".join([*said, *(f"{name}={show(mine[name])}" for name in mine if name in named)])
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     step_text = f"{time_text(step.value)} s a step"
     yield f"{rate_text(speed, per)}, {step_text}"

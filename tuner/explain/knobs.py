@@ -183,7 +183,7 @@ class _Pairs:
                 step=change_between(best, found),
                 step_s=found.seconds,
                 needed_bytes=found.most_bytes,
-                memory_bytes=found.most_bytes - best.most_bytes,
+                memory_bytes=found.expected_bytes - best.expected_bytes,
                 probes=found.probe_ids,
                 ended_early=found.ended_early,
             )

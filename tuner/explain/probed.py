@@ -67,7 +67,7 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
             change=change,
             tolerance=known.study.limits.tolerance if change.is_clear else None,
             reason=choice.reason,
-            spared_bytes=fastest.most_bytes - best.most_bytes,
+            spared_bytes=fastest.expected_bytes - best.expected_bytes,
         )
     elif tied:
         yield facts.TiedWithOthers(

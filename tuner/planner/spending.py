@@ -10,7 +10,8 @@ from math import fsum, inf
 
 from tuner.core.measurement import PROBED, Fidelity, Measurement
 from tuner.core.study import Probe, Study
-from tuner.text import kept
+from tuner.core.words import probe_word
+from tuner.text import count_text, kept
 
 # Begin and end.
 Interval = tuple[datetime, datetime]
@@ -92,8 +93,8 @@ def spent(study: Study) -> str:
     """Names the part of the budget that is spent; empty when some of all is left."""
     probes, limits = probes_of_asking(study), study.limits
     if len(probes) >= limits.max_probes:
-        noun = "probe" if limits.max_probes == 1 else "probes"
-        return f"the budget of {limits.max_probes} {noun} is spent"
+        asked = count_text(limits.max_probes, probe_word(limits.fidelity))
+        return f"the budget of {asked} is spent"
     if limits.wall_s is not None and cost_of_asking(study).wall_s >= limits.wall_s:
         return wall_is_spent(limits.wall_s)
     if limits.device_s is not None and cost_of_asking(study).device_s >= limits.device_s:

@@ -226,9 +226,8 @@ def _refuse_unusable(state: SchemaState, revision: str | None, shown: str) -> No
     if revision in BEFORE_RELEASE:
         raise StoreError(
             f"the database {shown} was written before the first release of tuner (its schema is"
-            f" {revision}, this version's is {HEAD}) and cannot be upgraded: keep a copy with"
-            " tuner db backup if you need what it holds, then delete it, or name another with --db;"
-            " studies are measured again when they are asked for"
+            f" {revision}, this version's is {HEAD}) and cannot be upgraded: delete it, or name"
+            " another with --db; tuner db backup PATH keeps a copy of it first"
         )
 
 

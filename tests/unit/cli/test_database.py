@@ -3,6 +3,13 @@
 import sqlite3
 from contextlib import closing
 
+import pytest
+
+from tuner.store.migrate import BEFORE_RELEASE, HEAD
+
+OF_LLAMA = ("--model", "llama-3.1-8b", "--cluster", "8xh100-80gb", "--global-batch-size", "64",
+            "--sequence-length", "4096", "--fidelity", "predicted")  # fmt: skip
+
 
 def test_a_backup_is_made_and_never_overwritten(cli, answered, database, tmp_path):
     copy = tmp_path / "copy.db"
@@ -32,3 +39,26 @@ def test_a_database_is_checked(cli, answered, database):
     database.unlink()
     assert cli("db", "check").code == 2
     assert not database.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("doctor",), ("studies", "list"), ("suggest", *OF_LLAMA), ("serve", "--port", "0"),
+     ("workers",), ("keys", "list"), ("db", "upgrade")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_database_of_an_older_schema_is_named_with_what_to_do(cli, database, arguments):
+    assert cli("db", "upgrade").code == 0
+    with closing(sqlite3.connect(database)) as old:
+        old.execute("UPDATE tuner_alembic_version SET version_num = ?", (BEFORE_RELEASE[-1],))
+        old.commit()
+    result = cli(*arguments)
+    assert result.code == 1
+    said = result.out if arguments == ("doctor",) else result.err
+    (line,) = (one for one in said.splitlines() if str(database) in one)
+    assert line.endswith(
+        f"was written before the first release of tuner (its schema is {BEFORE_RELEASE[-1]}, this"
+        f" version's is {HEAD}) and cannot be upgraded: delete it, or name another with --db; tuner"
+        " db backup PATH keeps a copy of it first"
+    )
+    assert "Traceback" not in result.out + result.err

@@ -113,6 +113,14 @@ def test_changes_that_were_run_come_first_then_the_largest():
     ]  # fmt: skip
 
 
+def test_the_answer_names_knobs_at_their_default_that_single_changes_turn():
+    changes = [facts.KnobProbed(changes=(one,)) for one in (TOO_LARGE, PAIR)]
+    assert told(*changes).answer[0] == (
+        "sharding=ddp, micro_batch_size=4, gradient_accumulation_steps=1, tp_size=1,"
+        " sync_each_batch=true"
+    )
+
+
 def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     best = replace(
         evaluation(),

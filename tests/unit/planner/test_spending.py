@@ -122,5 +122,7 @@ def test_probes_on_their_way_are_spent_already(lab, study):
     one = lab.probe(5, Settings(micro_batch_size=8), None, state=ProbeState.RUNNING)
     tried = replace(study, probes=(*study.probes, one))
     assert spent(on(tried, max_probes=3)) == "the budget of 3 probes is spent"
+    dry = on(tried, max_probes=3, fidelity=Fidelity.PREDICTED)
+    assert spent(dry) == "the budget of 3 dry runs is spent"
     assert spent(on(tried, max_probes=4)) == ""
     assert spent(on(study, max_probes=3)) == ""

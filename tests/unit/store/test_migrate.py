@@ -114,8 +114,8 @@ def test_check_finds_rows_that_point_nowhere(sqlite_url, question):
     ("revision", "state", "words"),
     [
         ("9999", "newer", r"written by a newer version of tuner .*9999.* upgrade tuner"),
-        ("0001", "old", r"before the first release .*0001.* tuner db backup .* --db"),
-        ("0009", "old", r"before the first release .*0009.* tuner db backup .* --db"),
+        ("0001", "old", r"before the first release .*0001.* delete it.* --db; tuner db backup"),
+        ("0009", "old", r"before the first release .*0009.* delete it.* --db; tuner db backup"),
     ],
 )
 def test_a_database_of_another_version_is_refused_and_left_alone(
