@@ -100,7 +100,8 @@ def answer_of(
     elif is_open:
         title, note = "Best so far", "The study is not at its end: something better may come."
     else:
-        tied = (one for one in suggestion.facts if one["kind"] == "tied_with_fastest")
+        facts = suggestion.facts if suggestion else ()
+        tied = (one for one in facts if one["kind"] == "tied_with_fastest")
         title, note = "Run this", next((tied_text(one, best) for one in tied), "")
     guard = guard_mark = ""
     if best:
