@@ -10,8 +10,15 @@ from api import schemas
 from api.inputs import InContext, JsonBody
 from api.openapi import answer, body_of, problems
 from api.security import Reader
-from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
-from tuner.client.cases.answers import unknown
+from tuner.client.cases import (
+    Case,
+    DryRuns,
+    NotCoveredError,
+    Policy,
+    Prediction,
+    answer_of,
+    read_case,
+)
 from tuner.client.cases.reading import CaseGiven
 from tuner.client.check import CheckRequest, check_case, read_check
 from tuner.client.request import SizeRequest, check_plain, read
@@ -118,9 +125,9 @@ def _read(values: Mapping[str, Any]) -> Case | NotCoveredError:
 
 def _predicted(case: Case | NotCoveredError, dry_runs: DryRuns) -> dict[str, Any]:
     if isinstance(case, NotCoveredError):
-        return unknown(case.allowed)
+        return Prediction(reason=case.allowed).as_dict()
     dry_runs.prepare([case])
-    return answer_of(case, dry_runs.of(case))
+    return answer_of(case, dry_runs.of(case)).as_dict()
 
 
 @router.post(
@@ -138,7 +145,7 @@ async def check_file(context: InContext, caller: Reader, body: JsonBody) -> Resp
         with DryRuns(context.store, Policy.NONE, _Silent()) as dry_runs:
             name, case = read_check(body)
             if isinstance(case, NotCoveredError):
-                return json_text({"format": name, **unknown(case.allowed)})
+                return json_text({"format": name, **Prediction(reason=case.allowed).as_dict()})
             dry_runs.prepare([case])
             return json_text(check_case(context.store, name, case, dry_runs.of(case)).as_dict())
 

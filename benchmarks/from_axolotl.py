@@ -33,7 +33,7 @@ from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.cost.prediction import predict
 from tuner.errors import TunerError, UsageError
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 from tuner.space import enumerate_space
 
 CLUSTER = "8xa100-80gb"
@@ -149,7 +149,7 @@ def valid(schema: Any, values: Mapping[str, Any]) -> bool:
 def look(path: Path, folder: Path, dry: DryRuns, schema: Any) -> Row:
     row = Row(file=str(path.relative_to(folder)))
     try:
-        read_file(str(path))
+        open_file(str(path))
         row.read = True
         question = asks(path)
         asked = place_here(question.request, None).question
@@ -233,7 +233,7 @@ def _page(rows: list[Row], paths: list[Path]) -> str:
     uncounted: Counter[tuple[str, str]] = Counter()
     for path in paths:
         try:
-            found = read_file(str(path))
+            found = open_file(str(path)).found
         except UsageError:
             continue
         uncounted.update({(one.key, one.effect) for one in found.uncounted})

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tuner.client.answered import Answer
+    from tuner.client.cases import Prediction
     from tuner.client.check import Checked, check
-    from tuner.client.predict import Prediction, predict
+    from tuner.client.predict import predict
     from tuner.client.rehearse import Rehearsal, rehearse
     from tuner.client.size import Sizes, size
     from tuner.client.suggest import cost_model_sampler, suggest
@@ -69,7 +70,8 @@ __all__ = [
 _HOMES = {
     "client.answered": ("Answer",),
     "client.check": ("Checked", "check"),
-    "client.predict": ("Prediction", "predict"),
+    "client.cases": ("Prediction",),
+    "client.predict": ("predict",),
     "client.rehearse": ("Rehearsal", "rehearse"),
     "client.size": ("Sizes", "size"),
     "client.suggest": ("cost_model_sampler", "suggest"),

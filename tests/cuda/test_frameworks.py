@@ -116,6 +116,7 @@ def test_frameworks_run_unmodified(
     (rank,) = found["ranks"]
     assert (code, rank["outcome"], rank["world_size"]) == (0, "ok", 8), rank
     first, _, last = rank["steps"]
+    assert rank["time"]["step_time_s"]["value"] > 0, rank["time"]["unknown"]
     assert first["allocated_bytes"] < last["allocated_bytes"] * 1.01  # with the optimizer's states
     assert any(one["op"] in ("all_reduce", "reduce_scatter") for one in rank["collectives"])
     if script != "deep.py":  # which saves nothing

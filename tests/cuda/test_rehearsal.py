@@ -1,10 +1,16 @@
 """Scripts that know nothing of a rehearsal, run as one rank of many without a GPU."""
 
+import os
+import re
+import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.system.docs.pages import ROOT, blocks
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
@@ -91,6 +97,56 @@ def test_a_script_that_leaves_with_a_code_has_failed(rehearse: Any) -> None:
     assert (code, rank["outcome"], len(rank["steps"])) == (1, "failed", 1), rank
     assert rank["detail"] == "SystemExit: no data"
     assert rank["at"].startswith("train.py:27 sys.exit(")
+
+
+def masked(text: str) -> str:
+    """Text without figures that are no sizes, what the rehearsal took, and breaks of lines."""
+    text = re.sub(r"(?m)^cost .*$|─", "", text)
+    return " ".join(re.sub(r"\d[\d,.]*+(?! [KMG]iB)", "N", text).split())
+
+
+@pytest.mark.usefixtures("standin")
+def test_what_the_page_shows_is_printed() -> None:
+    page = [one for one in blocks("docs/rehearsal.md") if one.language in ("sh", "text")]
+    command, shown = (one.text for one in page[:2])
+    program = "import sys; from tuner.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, *shlex.split(command)[1:]],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = masked(done.stdout)
+    first, rest = shown.split("\n...\n")
+    assert printed.startswith(masked(first))
+    assert masked(rest) in printed
+
+
+REPORTS = """
+import torch
+from tuner.integrations import report_step
+weight = torch.nn.Parameter(torch.ones(8, device="cuda"))
+generator, critic = torch.optim.SGD([weight]), torch.optim.SGD([weight])
+kept = []
+for _ in range(9):
+    for optimizer in (critic, critic, generator):
+        kept.append(torch.ones(64 << 18, device="cuda"))
+        weight.sum().backward()
+        optimizer.step()
+    report_step()
+"""
+
+
+def test_steps_are_those_that_a_script_reports(rehearse: Any) -> None:
+    """Each of them has three of optimizers, and takes 3 x 64 MiB more."""
+    code, found = rehearse(REPORTS, ["--cluster", "h100-80gb"], ["python"])
+    (rank,) = found["ranks"]
+    assert (code, rank["outcome"]) == (0, "ok"), rank
+    held = [step["allocated_bytes"] >> 26 for step in rank["steps"]]
+    assert held == [3, 6, 9]
 
 
 def test_without_a_cluster_nothing_runs_out(rehearse: Any) -> None:

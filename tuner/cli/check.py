@@ -1,7 +1,6 @@
 """``tuner check``: does this configuration still fit?"""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,10 +11,9 @@ from tuner.cli.errors import print_json, report
 from tuner.cli.predict import why_not
 from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
-from tuner.client.cases import DryRuns, NotCoveredError, Policy
+from tuner.client.cases import NotCoveredError, Policy
 from tuner.client.cases.reading import read_settings
-from tuner.client.check import Checked, check_case, with_study
-from tuner.client.files import case_of
+from tuner.client.check import Checked, check_file
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Provenance
@@ -23,7 +21,6 @@ from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import ProbeError, all_of
 from tuner.launchfiles.files import open_file
 from tuner.results.points import question_text
-from tuner.store import open_store
 
 
 def run(asked: CheckAsked) -> int:
@@ -37,23 +34,16 @@ def run(asked: CheckAsked) -> int:
     if texts.wrong:
         raise all_of(texts.wrong)
     given["settings"] = {name: getattr(written, name) for name in names}
-    with (
-        open_store(asked.db) as store,
-        watch_of(as_json=asked.json) as watch,
-        DryRuns(store, policy, watch) as dry_runs,
-    ):
-        found = with_study(opened, store)
+    with watch_of(as_json=asked.json) as watch:
         try:
-            case = case_of(found, given, Path(asked.file).parent)
+            known = check_file(opened, asked.file, given, asked.db, policy, watch)
         except NotCoveredError as error:
             raise ProbeError(f"nothing is known of it: {error.allowed}") from error
-        dry_runs.prepare([case])
-        known = check_case(store, found.format_name, case, dry_runs.of(case))
     if asked.json:
         print_json({"file": asked.file, **known.as_dict()})
     elif known.fits is not None:
         console = stdout_console()
-        console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
+        console.print(Text(question_text(known.case.question), style="bold"), soft_wrap=True)
         print_facts(console, _facts(asked.file, known))
         paragraphs(console, known.notes, "Notes", further=2)
     why = why_not("this", known.fits, known.trains_wrongly, known.reason)

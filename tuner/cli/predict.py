@@ -111,13 +111,12 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
         profiles = dry_runs.kept(case, classes)
     answer = answer_of(case, finding)
     if asked.json:
-        print_json({**_as_written(asked, case), **answer})
-    elif answer["fits"] is not None:
+        print_json({**_as_written(asked, case), **answer.as_dict()})
+    elif answer.fits is not None:
         from tuner.cli.predictions import show_prediction  # files of cases need none of it
 
         show_prediction(stdout_console(), case, finding, profiles)
-    whys = answer["fits"], answer["trains_wrongly"], answer["reason"]
-    why = why_not("these settings", *whys)
+    why = why_not("these settings", answer.fits, answer.trains_wrongly, answer.reason)
     return 0 if why is None else report(why, as_json=False)
 
 

@@ -2,16 +2,26 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, Field, PlainValidator, create_model
 
 from tuner.catalog import models
-from tuner.client.cases import Case, DryRuns, Finding, NotCoveredError, Policy, answer_of
+from tuner.client.cases import (
+    Case,
+    DryRuns,
+    Finding,
+    NotCoveredError,
+    Policy,
+    Prediction,
+    answer_of,
+)
+from tuner.client.cases.dry_runs import Watch
 from tuner.client.cases.reading import read_settings
 from tuner.client.files import case_of, place_of
-from tuner.client.predict import Prediction, SettingsLike, watch_saying
+from tuner.client.predict import SettingsLike, watch_saying
 from tuner.client.request import (
     ClusterGiven,
     FrameworkField,
@@ -278,8 +288,7 @@ class Checked:
     @property
     def trains_wrongly(self) -> str:
         """Why it trains something else, where that was seen; else empty."""
-        wrong: str = self.prediction.plain["trains_wrongly"]
-        return wrong
+        return self.prediction.trains_wrongly
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -361,19 +370,28 @@ def check(
     if settings is not None:
         written, names = read_settings(settings)
         given["settings"] = {name: getattr(written, name) for name in names}
-    with (
-        open_store(db) as store,
-        DryRuns(store, policy, watch_saying(progress or silent)) as dry_runs_,
-    ):
+    return check_file(opened, path, given, db, policy, watch_saying(progress or silent))
+
+
+def check_file(
+    opened: Opened,
+    path: str,
+    given: Mapping[str, Any],
+    db: str | None,
+    policy: Policy,
+    watch: Watch,
+) -> Checked:
+    """The same of a file at ``path`` that was read; ``given`` is what it does not say."""
+    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
         found = with_study(opened, store)
         case = case_of(found, given, place_of(path).parent)
-        dry_runs_.prepare([case])
-        return check_case(store, found.format_name, case, dry_runs_.of(case))
+        dry_runs.prepare([case])
+        return check_case(store, found.format_name, case, dry_runs.of(case))
 
 
 def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> Checked:
     """Checks a case by probes and predictions; ``finding`` is what dry runs say of it."""
-    prediction = Prediction.from_answer(answer_of(case, finding))
+    prediction = answer_of(case, finding)
     limits = Limits(headroom=case.headroom, memory_limit_bytes=case.limit_bytes)
     asked = replace(case.question, knobs={}).identity
     seen = None

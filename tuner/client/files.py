@@ -91,6 +91,9 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         batch = made
     batch = _needed("global_batch_size", batch)
     model, notes = _model(found, beside, folder)
+    written = found.told[0].workload.global_batch_size if found.told else batch
+    if batch != written:
+        notes.append(f"exported for a global batch of {written}, and makes {batch} as it is now")
     layer = layer_class(model)
     if found.layer_classes and layer and found.layer_classes != (layer,) and found.strict:
         allowed = (

@@ -111,7 +111,13 @@ def _with_knobs(
             return made(knobs), replace(asked, uncounted=tuple(uncounted))
         except UsageError as error:
             name = error.field.removeprefix("knobs.")
-            if found.strict or name in own or name not in knobs:
+            if name in own or name not in knobs:
+                raise
+            left = [one for one in knobs[name] if one != error.given]
+            if name in asked.knobs and asked.knobs[name] in left and len(left) < len(knobs[name]):
+                knobs[name] = left  # the file could say it, but not of this model and cluster
+                continue
+            if found.strict:
                 raise
             effect = f"{error.allowed}; counted without"
             uncounted.append(Uncounted(key=name, value=show(knobs.pop(name)[0]), effect=effect))

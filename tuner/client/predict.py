@@ -3,12 +3,18 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any, Unpack, overload
 
-from tuner.client.cases import Case, DryRuns, NotCoveredError, Policy, answer_of, read_case
-from tuner.client.cases.answers import unknown
+from tuner.client.cases import (
+    Case,
+    DryRuns,
+    NotCoveredError,
+    Policy,
+    Prediction,
+    answer_of,
+    read_case,
+)
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.request import as_argument, nested
 from tuner.client.values import (
@@ -23,79 +29,11 @@ from tuner.client.values import (
 )
 from tuner.core.bounds import choice
 from tuner.core.configuration import Settings
-from tuner.core.measurement import Basis
-from tuner.core.quantity import Provenance, Quantity
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
 
 # Settings: as ``sharding=ddp,micro_batch_size=2``, as knobs by name, or as they were read.
 SettingsLike = str | Mapping[str, Any] | Settings
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """Prediction of one configuration, on the rank that needs most."""
-
-    settings: Settings | None
-    """The settings with dead knobs collapsed; ``None`` of what is not covered."""
-    fits: bool | None
-    """Whether they are expected to run; ``None`` where nothing is known."""
-    needed_gib: Quantity
-    """What must be free of a device."""
-    allocated_gib: Quantity
-    reserved_gib: Quantity
-    """Peak held by the caching allocator, part of it free."""
-    device_gib: Quantity
-    """What the device's own tool would show."""
-    limit_gib: float | None
-    breakdown_gib: Mapping[str, float]
-    """Memory at the peak by category: parameters, gradients, optimizer, ..."""
-    by_phase_gib: Mapping[str, float]
-    basis: Basis | None
-    tokens_per_s_per_gpu: Quantity
-    """Tokens of the global batch per second of its step and GPU."""
-    step_time_s: Quantity
-    provenance: Provenance
-    """The weakest of the memory's and the speed's."""
-    precision: str | None
-    """Number formats for which it holds, such as ``bf16``; ``None`` of what is not covered."""
-    reason: str
-    """Why they do not fit, or why a figure is unknown; empty where all is well."""
-    trains_wrongly: str = ""
-    """Why they train something else, where that was seen in these versions; else empty."""
-    notes: tuple[str, ...] = ()
-    """What a reader should know of the figures."""
-    plain: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """The same as plain JSON values, as ``tuner predict --json`` prints them."""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The same as plain JSON values, as ``tuner predict --json`` prints them."""
-        return dict(self.plain)
-
-    @classmethod
-    def from_answer(cls, answer: Mapping[str, Any]) -> "Prediction":
-        """Makes an object of what :func:`tuner.client.cases.answer_of` answers."""
-        memory, knobs, basis = answer["memory"], answer["canonical"], answer["memory"]["basis"]
-        return cls(
-            settings=None if knobs is None else Settings.from_dict(knobs),
-            fits=answer["fits"],
-            needed_gib=Quantity.from_dict(memory["needed_gib"]),
-            allocated_gib=Quantity.from_dict(memory["allocated_gib"]),
-            reserved_gib=Quantity.from_dict(memory["reserved_gib"]),
-            device_gib=Quantity.from_dict(memory["device_gib"]),
-            limit_gib=memory["limit_gib"],
-            breakdown_gib=memory["breakdown"],
-            by_phase_gib=memory["by_phase"],
-            basis=None if basis is None else Basis(basis),
-            tokens_per_s_per_gpu=Quantity.from_dict(answer["tokens_per_s_per_gpu"]),
-            step_time_s=Quantity.from_dict(answer["step_time_s"]),
-            provenance=Provenance(answer["provenance"]),
-            precision=answer["precision"],
-            reason=answer["reason"],
-            trains_wrongly=answer["trains_wrongly"],
-            notes=tuple(answer["notes"]),
-            plain=answer,
-        )
 
 
 @overload
@@ -241,13 +179,12 @@ def predictions(
     """The predictions of cases, with the dry runs that the policy asks for."""
     with dry_runs_of(db, policy, watch) as dry_runs:
         dry_runs.prepare([case for case in read if isinstance(case, Case)])
-        answers = [
-            unknown(one.allowed)
+        return [
+            Prediction(reason=one.allowed)
             if isinstance(one, NotCoveredError)
             else answer_of(one, dry_runs.of(one))
             for one in read
         ]
-    return [Prediction.from_answer(answer) for answer in answers]
 
 
 def _read(values: Mapping[str, Any], path: str) -> Case | NotCoveredError:

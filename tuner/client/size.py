@@ -7,8 +7,8 @@ from math import inf
 from pathlib import Path
 from typing import Any, Unpack
 
-from tuner.client.cases import Case, Policy
-from tuner.client.predict import Prediction, predictions, watch_saying
+from tuner.client.cases import Case, Policy, Prediction
+from tuner.client.predict import predictions, watch_saying
 from tuner.client.request import SizeRequest, as_argument, family_of, nested, read
 from tuner.client.values import (
     ClusterLike,

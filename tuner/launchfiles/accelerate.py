@@ -28,6 +28,7 @@ from tuner.core.script import (
 )
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
+from tuner.errors import UsageError
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
@@ -364,7 +365,6 @@ OFF = (
     "activation_checkpointing is taken as none, for the file does not turn it on; where the script"
     " does, say --settings activation_checkpointing=full"
 )
-RING = ("cp_size", "cp_backend", "cp_comm_strategy")  # of context parallelism
 # Number and size of the groups of ranks that shard.
 GROUPS = ("dp_replicate_size", "dp_shard_size")
 
@@ -392,7 +392,7 @@ def read(values: Mapping[str, Any]) -> Found:
     mixed = fields.choice("mixed_precision", {"no": False, "bf16": True}, "no")
     knobs: dict[str, Any] = {**NO_MODEL_PARALLELISM}
     classes: tuple[str, ...] = ()
-    groups = _groups(parallel := fields.part("parallelism_config"))
+    groups = _groups(parallel := fields.part("parallelism_config"), ranks)
     ring = parallel.any_of("parallelism_config_cp_size", "cp_size")
     if (cp := parallel.whole(ring, 1) or 1) > 1:
         if kind is not None:
@@ -400,6 +400,8 @@ def read(values: Mapping[str, Any]) -> Found:
         knobs["cp_size"] = cp
         rotates = parallel.any_of("parallelism_config_cp_comm_strategy", "cp_comm_strategy")
         parallel.choice(rotates, {"allgather": True}, "allgather")
+        backend = parallel.any_of("parallelism_config_cp_backend", "cp_backend")
+        parallel.choice(backend, {"torch": True}, "torch")
     split = parallel.any_of("parallelism_config_tp_size", "tp_size")
     if (tp := parallel.whole(split, 1) or 1) > 1:
         if kind is None:
@@ -441,8 +443,12 @@ def read(values: Mapping[str, Any]) -> Found:
     )
 
 
-def _groups(fields: Fields) -> tuple[int, int] | None:
-    """Number and size of the groups of ranks that shard."""
+def _groups(fields: Fields, ranks: int | None) -> tuple[int, int] | None:
+    """Number and size of the groups of ranks that shard.
+
+    Raises:
+        UsageError: accelerate would not start them (``ParallelismConfig._validate_accelerator``).
+    """
     if not fields.values:
         return None
     names = (
@@ -459,9 +465,13 @@ def _groups(fields: Fields) -> tuple[int, int] | None:
     fields.refuse(ulysses, "must be 1: DeepSpeed's sequence parallelism is not predicted")
     sizes = (
         fields.whole(fields.any_of(f"parallelism_config_{name}", name), 1)
-        for name in (*GROUPS, "cp_size")
+        for name in (*GROUPS, "cp_size", "tp_size")
     )
-    replicas, shards, ring = (size or 1 for size in sizes)
+    replicas, shards, ring, split = (size or 1 for size in sizes)
+    together = replicas * shards * ring * split
+    if ranks is not None and together not in (1, ranks):
+        allowed = f"sizes of parallelism_config make {together} ranks, which accelerate refuses"
+        raise UsageError("num_processes", ranks, allowed)
     return replicas, shards * ring
 
 

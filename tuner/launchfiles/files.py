@@ -35,7 +35,7 @@ from tuner.launchfiles import (
     trainer,
     trl,
 )
-from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment
+from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
 from tuner.launchfiles.editing import changed, edited, spliced
 from tuner.launchfiles.fields import Found
 
@@ -225,21 +225,11 @@ class _TwiceError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """A configuration file."""
+    """A configuration file: its text, its content, and what that says."""
 
     text: str
     values: Mapping[str, Any]
     found: Found
-
-
-def read_file(path: str, format_name: str | None = None) -> Found:
-    """What the file at ``path`` says; whose it is is told by its content, unless it is said.
-
-    Raises:
-        UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
-        UnknownNameError: there is no such format.
-    """
-    return open_file(path, format_name).found
 
 
 def is_text(file: str) -> bool:
@@ -248,7 +238,13 @@ def is_text(file: str) -> bool:
 
 
 def open_file(path: str, format_name: str | None = None) -> Opened:
-    """The same, with the file's text and content; in the place of a path its text may stand."""
+    """Reads the file at ``path``, in whose place its text may stand; whose it is is told by its
+    content, unless it is said.
+
+    Raises:
+        UsageError: it cannot be read, is none of the formats, or asks for what is not predicted.
+        UnknownNameError: there is no such format.
+    """
     if format_name is not None and format_name not in READERS:
         raise UnknownNameError("format", format_name, READERS)
     if is_text(path):
@@ -307,23 +303,51 @@ def read_text(
     return Opened(text=text, values=values, found=found)
 
 
-# A knob among the variables of a shell's lines, or of a job of Kubernetes'.
+# A variable of a shell's lines, or of a job of Kubernetes'.
 _VARIABLE = re.compile(
-    rf"(?m)^(?:export |\s*- name: ){PREFIX}(?P<name>[A-Z_]+)(?:=|\n\s+value: )(?P<value>.*)$"
+    rf"(?m)^\s*(?:export |- name: )?{PREFIX}(?P<name>[A-Z_]+)(?:=|\n\s+value: )(?P<value>.*)$"
 )
+# Fields of the question among them that can be changed there, as knobs can.
+_FIELDS = frozenset({
+    "model", "cluster", "sequence_length", "global_batch_size", "optimizer", "precision",
+    "reduce_dtype", "loss",
+})  # fmt: skip
+# Of where it was written.
+_ORIGIN = frozenset({"study_id", "date", "provenance"})
 
 
 def _exported(text: str, format_name: str, question: Question, settings: Settings) -> Found:
     """What an exported file says that starts any script, or is one: its header, and variables."""
-    knobs = settings.as_dict()
+    knobs, may = settings.as_dict(), dict[str, tuple[Any, ...]]()
+    written = variables(question, settings)
+    written |= {f"{PREFIX}MODEL": question.workload.model.name}
+    written |= {f"{PREFIX}CLUSTER": question.cluster.name}
     for found in _VARIABLE.finditer(text):
-        if (name := found["name"].lower()) in KNOBS:
-            word = found["value"].strip().strip("'\"")
-            number = int(word) if word.isdecimal() and len(word) < 10 else word
+        variable, name = f"{PREFIX}{found['name']}", found["name"].lower()
+        word = _word(found["value"])
+        number = int(word) if word.isdecimal() and len(word) < 10 else word
+        if name in KNOBS:
             knobs[name] = {"true": True, "false": False}.get(word, number)
+        elif name in _ORIGIN or word == written.get(variable):
+            continue
+        elif name in _FIELDS:
+            may[name] = (number,)
+        else:
+            told = f"the first lines say {written.get(variable, 'nothing of it')}"
+            raise UsageError(variable, word, f"{told}, and it cannot be changed alone: export anew")
     code = "what it was written for is taken from its first lines: changes of its code are not seen"
     notes = (code,) if format_name == torch_module.FORMAT.name else ()
-    return Found(format_name=format_name, knobs=knobs, notes=notes, told=(question, settings))
+    return Found(
+        format_name=format_name, knobs=knobs, may=may, notes=notes, told=(question, settings)
+    )
+
+
+def _word(text: str) -> str:
+    """A value as a shell reads it; as it stands where its quotes do not end."""
+    try:
+        return " ".join(shlex.split(text, comments=True))
+    except ValueError:
+        return text.strip()
 
 
 def _beside(file: Path, name: str) -> Path | None:

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial
 
 from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED
+from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeState, Study
 from tuner.errors import UsageError
 from tuner.planner.knowledge import learned
@@ -79,7 +80,9 @@ def _check_storage(path: Path) -> None:
 def _trials(study: Study) -> list[FrozenTrial]:
     """The study's trials as they were done, with what its probes say as attributes."""
     search = Search(learned(study))
-    prior, asked = search.prior, study.limits.fidelity
+    prior, asked, question = search.prior, study.limits.fidelity, study.question
+    # Of a script whose model is not named the prior is an order by rules of thumb: no seconds.
+    by_arithmetic = question.script is None or question.workload.has_arithmetic
     probes: dict[Settings, list[Probe]] = defaultdict(list)
     for probe in study.in_order:
         if probe.state is ProbeState.DONE:
@@ -87,7 +90,7 @@ def _trials(study: Study) -> list[FrozenTrial]:
     found = []
     for trial in search.trials:
         log_seconds = prior.log_seconds[trial.index]
-        is_dry = asked not in PROBED and trial.result is Result.RAN
+        is_dry = asked not in PROBED and trial.result is Result.RAN and by_arithmetic
         if is_dry and not isnan(log_seconds):
             # A dry run or a rehearsal takes no time: its seconds are the cost model's.
             trial = replace(trial, seconds=exp(log_seconds))
@@ -101,6 +104,8 @@ def _trials(study: Study) -> list[FrozenTrial]:
             "probes": [probe.id for probe in own],
             **made.user_attrs,
         }
+        if is_dry and not isnan(log_seconds):
+            made.user_attrs["seconds_are"] = str(Provenance.PREDICTED)
         if own and own[-1].finished_at:
             # Optuna keeps moments without a zone; they are UTC.
             ended = datetime.fromisoformat(own[-1].finished_at).replace(tzinfo=None)

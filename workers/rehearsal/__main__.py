@@ -24,7 +24,7 @@ import psutil
 
 from tuner.environment import without_secrets
 from tuner.errors import ProbeError, TunerError
-from tuner.machine import end_first_for_memory, why_no_standin
+from tuner.machine import end_first_for_memory, shows_gpu, why_no_standin
 from workers.measuring.records import (
     default_probes_folder,
     log_tail,
@@ -49,13 +49,18 @@ UNBOUNDED_MIB = 1 << 24
 TAIL = 2000
 
 
-def rehearse(order: dict[str, Any], stop: StopRequest) -> dict[str, Any]:
+def rehearse(order: dict[str, Any], stop: StopRequest, root: Path = Path("/")) -> dict[str, Any]:
     """Runs the ranks that are asked for; their records.
+
+    Args:
+        order: what is asked for.
+        stop: ends it.
+        root: where ``dev`` is found.
 
     Raises:
         ProbeError: there is a GPU, the stand-in cannot be built, or a rank cannot be started.
     """
-    if not order["even_here"] and list(Path("/dev").glob("nvidia[0-9]*")):
+    if not order["even_here"] and shows_gpu(root=root):
         raise ProbeError(
             "this machine has a GPU: a rehearsal needs none, and hides it (--even-here does it)"
         )

@@ -3,7 +3,7 @@
     python -P -m workers.rehearsal.inside ORDER
 
 Where the stand-in is loaded, and nothing else: it is started by :mod:`workers.rehearsal`. The order
-is JSON; what was seen is left in ``record.json`` beside it after each step.
+is JSON; what was seen is left in ``record.json`` beside it at the end.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import os
 import runpy
 import signal
+import socket
 import sys
 import threading
 import time
@@ -39,8 +40,9 @@ from workers.standin.python import sitecustomize as changes
 PR_SET_PDEATHSIG = 1
 # Refused addresses that are told of, at most.
 MOST_REFUSED = 20
-# In what libraries raise where a hub is not reached.
-OFFLINE = ("Offline", "offline", "LocalEntryNotFound", "Hub", "ENETUNREACH", "no network")
+# What these raise, or raise another from, where a hub is not reached.
+HUBS = ("huggingface_hub", "datasets", "transformers")
+NOT_REACHED = frozenset({"OfflineModeIsEnabled", "LocalEntryNotFoundError"})
 HINT = (
     "A rehearsal has no network: give a local folder or file, fill the hub's cache before, or"
     " --allow-network"
@@ -140,7 +142,15 @@ class Rank:
 
     def report(self, loss: Any, sequences: int | None) -> None:
         """Takes the place of a probe behind ``report_step``: the script says when steps end."""
-        self._reports = True
+        first, self._reports = not self._reports, True
+        if first and self._done is not None:
+            return  # the steps asked for were over with the optimizer's, of which this is the last
+        if first:  # those that the optimizer has ended so far are parts of this one
+            for step in self._steps:
+                for phase, peak in step["by_phase"].items():
+                    self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
+                self._reserved = max(self._reserved, step["reserved_bytes"])
+            self._steps = []
         self._end_step()
 
     def _watch_deepspeed(self, module: ModuleType) -> None:
@@ -245,7 +255,7 @@ class Rank:
         where = line_text(own[-1].filename, own[-1].lineno or 0) if own else ""
         outcome = "oom" if isinstance(error, torch.OutOfMemoryError) else "failed"
         words = f"{type(error).__name__}: {error}"
-        if not self._order["network"] and any(name in words for name in OFFLINE):
+        if not self._order["network"] and wants_network(error):
             words = f"{words.rstrip('. ')}. {HINT}"
         self._end(outcome, words, where)
 
@@ -348,6 +358,8 @@ class Rank:
             "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
             # asks all ranks what each has of the state, of which this one's part is not the whole
             "accelerate.utils.fsdp_utils": ("save_fsdp_optimizer",),
+            # of Rust's, which would write into folders that are not there
+            "transformers.tokenization_utils_base": ("PreTrainedTokenizerBase.save_pretrained",),
         }.items():
             self._when_imported(module, partial(self._pass_over, names))
         # what datasets has prepared is mapped by Arrow
@@ -361,13 +373,13 @@ class Rank:
             sys.meta_path.insert(0, changes.Changer(name, change))
 
     def _pass_over(self, names: Sequence[str], module: ModuleType) -> None:
-        for name in names:
-            words = f"{module.__name__}.{name}"
+        for path in names:
+            words, (*owner, name) = f"{module.__name__}.{path}", path.split(".")
 
             def nothing(*_: Any, words: str = words, **__: Any) -> None:
                 self.not_run.setdefault(words)
 
-            setattr(module, name, nothing)
+            setattr(getattr(module, owner[0]) if owner else module, name, nothing)
 
 
 def _now_us() -> int:
@@ -379,6 +391,21 @@ def _is_here(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host in ("localhost", "")
+
+
+def wants_network(error: BaseException) -> bool:
+    """True of an error that comes of another machine, or a hub, that was not reached."""
+    cause: BaseException | None = error
+    while cause is not None:
+        kind = type(cause)
+        if kind.__name__ in NOT_REACHED and kind.__module__.partition(".")[0] in HUBS:
+            return True
+        if isinstance(cause, OSError) and cause.errno == errno.ENETUNREACH:
+            return True
+        if isinstance(cause, socket.gaierror):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
 def _collectives() -> list[dict[str, Any]]:

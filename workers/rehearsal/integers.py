@@ -29,7 +29,8 @@ OPERATORS = (
     *("sum.dim_IntList", "max", "min", "max.dim", "min.dim", "amax", "amin", "argmax", "argmin"),
     *("histc", "sort", "sort.stable", "searchsorted.Tensor", "bucketize.Tensor"),
     *("isin.Tensor_Tensor", "copy_", "cat", "index.Tensor", "index_select", "gather"),
-    *("scatter_.value", "scatter_.src", "scatter_add_", "_index_put_impl_", "where.self", "roll"),
+    *("scatter.value", "scatter.src", "scatter_add", "scatter_.value", "scatter_.src"),
+    *("scatter_add_", "_index_put_impl_", "where.self", "roll"),
     *("masked_fill_.Scalar", "masked_fill_.Tensor", "flip", "tril", "triu", "fill_.Scalar"),
     *("fill_.Tensor", "zero_", "arange.start_out"),
 )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.text import count_text
+
 # Lines of a moment that are told; the rest is told as one sum.
 MOST_LINES = 8
 NO_LINE = "no line of Python: autograd's own thread"
@@ -89,7 +91,8 @@ def _lines(trace: Sequence[Mapping[str, Any]], until: int) -> list[dict[str, Any
     ordered = sorted(sums.items(), key=lambda item: -item[1])
     told = [{"at": at, "within": in_, "bytes": size} for (at, in_), size in ordered[:MOST_LINES]]
     if rest := sum(size for _, size in ordered[MOST_LINES:]):
-        told.append({"at": f"{len(ordered) - MOST_LINES} other lines", "within": "", "bytes": rest})
+        others = count_text(len(ordered) - MOST_LINES, "other line")
+        told.append({"at": others, "within": "", "bytes": rest})
     return told
 
 

@@ -111,6 +111,37 @@ def test_new_lines_end_as_those_of_the_file(tmp_path):
     assert made == text + "gradient_checkpointing: true\r\n"
 
 
+FSDP = """\
+distributed_type: FSDP
+num_machines: 1
+num_processes: 8
+mixed_precision: bf16
+fsdp_config:
+  fsdp_version: 2
+  fsdp_reshard_after_forward: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_transformer_layer_cls_to_wrap: Qwen2DecoderLayer
+"""
+
+
+def test_a_file_of_one_node_leaves_out_what_needs_several(tmp_path):
+    beside = {
+        "model": "qwen2.5-0.5b", "cluster": "8xh100-80gb", "framework": "accelerate",
+        "sequence_length": 1024, "global_batch_size": 64,
+    }  # fmt: skip
+
+    def shardings(text, **said):
+        path = tmp_path / "accelerate.yaml"
+        path.write_text(text, encoding="utf-8")
+        found = read_question(str(path), None, {**beside, **said}, {"fidelity": "predicted"})
+        return set(found.request.knobs.sharding)
+
+    one = shardings(FSDP)
+    assert one == {"ddp", "shard_grad_op", "full_shard"}
+    two = FSDP.replace("machines: 1", "machines: 2").replace("processes: 8", "processes: 16")
+    assert shardings(two, cluster="2x8xh100-80gb") == one | {"hybrid_shard"}
+
+
 def test_what_the_file_says_is_not_said_otherwise(cli, mine):
     for more, said in (
         (("--sequence-length", "2048"), "sequence_length: got 2048; the file says 4096"),

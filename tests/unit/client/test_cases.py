@@ -41,7 +41,7 @@ def test_memory_that_is_not_covered_is_unknown_with_the_reason(lab, desk, monkey
     def predicted(*given: Any, **options: Any) -> Prediction:
         return replace(predict(*given, **options), needed_bytes=UNKNOWN, fits=False, why="odd")
 
-    monkeypatch.setattr("tuner.client.cases.answers.predict", predicted)
+    monkeypatch.setattr("tuner.cost.prediction.predict", predicted)
     [answer] = desk.answer(lab.case())
     assert (answer["fits"], answer["provenance"], answer["reason"]) == (None, "unknown", "odd")
     assert answer["memory"]["limit_gib"] is None

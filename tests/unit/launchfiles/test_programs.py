@@ -12,7 +12,7 @@ from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Fields, Uncounted
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 from tuner.launchfiles.trained import _targets
 
 AXOLOTL = """\
@@ -136,7 +136,7 @@ def written(tmp_path: Any) -> Any:
 def test_a_file_is_a_question_and_its_present_settings(
     written: Any, text: str, format_name: str, settings: str, facts: dict[str, Any]
 ) -> None:
-    found = read_file(written(text))
+    found = open_file(written(text)).found
     assert found.format_name == format_name
     asked = asked_of(found, PLACE)
     assert {name: asked.arguments[name] for name in facts} == facts
@@ -238,7 +238,7 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
         "relora": False,
     }
     values = {**yaml.safe_load(AXOLOTL), **more}
-    asked = asked_of(read_file(written(yaml.safe_dump(values))), PLACE)
+    asked = asked_of(open_file(written(yaml.safe_dump(values))).found, PLACE)
     told = [one.key for one in asked.uncounted]
     assert sorted(told) == [
         "lora_mlp_kernel", "optimizer", "some_new_option", "torch_compile", "unfrozen_parameters",
@@ -253,7 +253,7 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
     "more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n", "tensor_parallel_size: 2\n"]
 )
 def test_another_training_step_is_not_predicted(written: Any, more: str) -> None:
-    found = read_file(written(AXOLOTL + more))
+    found = open_file(written(AXOLOTL + more)).found
     with pytest.raises(NotCoveredError, match=r"not predicted"):
         asked_of(found, PLACE)
 
@@ -261,7 +261,7 @@ def test_another_training_step_is_not_predicted(written: Any, more: str) -> None
 def test_axolotls_linear_layers_are_no_packed_experts(written: Any) -> None:
     """It names those that it finds, while peft's own word stands for experts too."""
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")
-    adapter = asked_of(read_file(written(text)), PLACE).arguments["adapter"]
+    adapter = asked_of(open_file(written(text)).found, PLACE).arguments["adapter"]
     assert adapter["target_modules"] == ["q_proj", "k_proj", "v_proj", "o_proj"]
 
 
@@ -272,12 +272,12 @@ def test_axolotls_linear_layers_are_no_packed_experts(written: Any) -> None:
 )  # fmt: skip
 def test_what_preferences_would_need_is_told_by_name(written: Any, kind: str, said: str) -> None:
     with pytest.raises(NotCoveredError, match=f"rl: got '{kind}'.*{said}.*not predicted"):
-        asked_of(read_file(written(f"{AXOLOTL}rl: {kind}\n")), PLACE)
+        asked_of(open_file(written(f"{AXOLOTL}rl: {kind}\n")).found, PLACE)
 
 
 def test_a_model_is_named_in_the_file_a_folder_or_an_option(written: Any, tmp_path: Any) -> None:
     unknown = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "me/mine")
-    found = read_file(written(unknown))
+    found = open_file(written(unknown)).found
     with pytest.raises(UsageError, match=r"model: got 'me/mine'; is not in the catalogue: .*model"):
         asked_of(found, PLACE)
     assert asked_of(found, {**PLACE, "model": "qwen3-8b"}).arguments["model"].name == "qwen3-8b"
@@ -333,26 +333,26 @@ def test_a_pattern_over_all_layers_is_read_by_its_names(pattern, names) -> None:
 
 def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:
     text = FULL.partition("fsdp_version")[0] + "deepspeed: ds/zero3.json\n"
-    found = read_file(written(text))
+    found = open_file(written(text)).found
     assert found.knobs["sharding"] == "full_shard"
     assert "taken from its name" in " ".join(map(str, found.uncounted))
     (tmp_path / "ds").mkdir()
     (tmp_path / "ds" / "zero3.json").write_text('{"zero_optimization": {"stage": 2}}')
-    found = read_file(written(text))
+    found = open_file(written(text)).found
     assert found.knobs["sharding"] == "shard_grad_op"
     assert "sharding" not in found.free
     with pytest.raises(UsageError, match=r"deepspeed: got 'mine.json'; is not here"):
-        read_file(written(text.replace("ds/zero3", "mine")))
+        open_file(written(text.replace("ds/zero3", "mine")))
 
 
 def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(written: Any) -> None:
     ring = FULL.replace("sample_packing: true", "context_parallel_size: 4")
-    asked = asked_of(read_file(written(ring)), PLACE)
+    asked = asked_of(open_file(written(ring)).found, PLACE)
     assert asked.knobs["cp_size"] == 4
     assert asked.arguments["global_batch_size"] == 1 * 2 * 2  # of two groups of four
     told = {one.key: one.effect for one in asked.uncounted}
     assert "counted as torch's" in told["context_parallel_size"]
     for text in (f"{FULL}context_parallel_size: 4\n", f"{AXOLOTL}sequence_parallel_degree: 4\n"):
-        asked = asked_of(read_file(written(text)), PLACE)
+        asked = asked_of(open_file(written(text)).found, PLACE)
         assert "cp_size" not in asked.knobs or asked.knobs["cp_size"] == 1
         assert any("predicted whole" in one.effect for one in asked.uncounted)

@@ -10,7 +10,7 @@ import yaml
 from tuner.client.files import case_of
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 from tuner.launchfiles.trainer import LIGER_CONFIG
 
 FSDP: dict[str, Any] = {
@@ -105,7 +105,7 @@ def written(tmp_path: Path) -> Any:
 
 
 def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> None:
-    found = read_file(written(FSDP))
+    found = open_file(written(FSDP)).found
     beside = dict(**HERE, global_batch_size=32, settings={"micro_batch_size": 4})
     case = case_of(found, beside)
     assert case.settings.as_dict() | {"sync_each_batch": None} == {
@@ -127,24 +127,24 @@ def test_a_file_of_accelerate_leaves_the_batch_to_the_script(written: Any) -> No
 def test_yaml_may_have_braces_anchors_and_merged_mappings_and_json_a_mark(tmp_path: Path) -> None:
     braces = tmp_path / "braces.yaml"
     braces.write_text("{distributed_type: NO, num_processes: 1}")
-    assert read_file(str(braces)).ranks == 1
+    assert open_file(str(braces)).found.ranks == 1
     merged = tmp_path / "merged.yaml"
     merged.write_text(
         "parallelism: &p {dp: 1, tp: 1, pp: 1}\n"
         "tokens: &t {micro_batch_size: 1, sequence_length: 8}\n"
         "model: {<<: *t, micro_batch_size: 2}\noptimizer: {}\nmore: {<<: *p, dp: 2}\n"
     )
-    assert read_file(str(merged)).knobs["micro_batch_size"] == 1
+    assert open_file(str(merged)).found.knobs["micro_batch_size"] == 1
     plain = tmp_path / "plain.yaml"  # YAML 1.1 reads a bare no as false
     plain.write_text("distributed_type: NO\nmixed_precision: no\nnum_processes: 1\nuse_cpu: no\n")
-    assert read_file(str(plain)).may["precision"] == ("bf16", "fp32")
+    assert open_file(str(plain)).found.may["precision"] == ("bf16", "fp32")
     marked = tmp_path / "marked.json"
     marked.write_text('{\n\t"per_device_train_batch_size": 3\n}', encoding="utf-8-sig")
-    assert read_file(str(marked)).knobs["micro_batch_size"] == 3
+    assert open_file(str(marked)).found.knobs["micro_batch_size"] == 3
 
 
 def test_a_file_of_nanotron_says_all_but_the_cluster(written: Any) -> None:
-    found = read_file(written(NANOTRON))
+    found = open_file(written(NANOTRON)).found
     case = case_of(found, dict(cluster="8xh100-80gb"))
     assert case.question.framework.name == "nanotron"
     assert case.question.workload.global_batch_size == 2 * 8 * 2
@@ -171,7 +171,7 @@ def test_inputs_of_layers_that_wait_on_the_host_are_read(written: Any) -> None:
     }}  # fmt: skip
     by_plugin = {**TRAINER, "gradient_checkpointing": False, **sharded}
     for values in (plugin, argument, by_plugin):
-        found = read_file(written(values))
+        found = open_file(written(values)).found
         assert found.knobs["activation_checkpointing"] == "offload"
         for release, acts in (("1.12.0", values is argument), ("1.15.0", True)):
             stated = {"accelerate": release, "torch": "2.13.0", "transformers": "5.23.0"}
@@ -192,9 +192,12 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
      "every_n_layers: got 2; must be 1 with offload"),
     (FSDP, "distributed_type", "MEGATRON_LM", "distributed_type: got 'MEGATRON_LM'"),
     (FSDP, "mixed_precision", "fp16", "mixed_precision: got 'fp16'"),
-    (FSDP, "parallelism_config.parallelism_config_tp_size", 2, "tp_size: got 2; must be 1"),
+    (FSDP, "parallelism_config.parallelism_config_tp_size", 8, "tp_size: got 8; must be 1"),
     (FSDP, "distributed_type", "DEEPSPEED", "check DeepSpeed's own JSON in its place"),
     (FSDP, "distributed_type", "NO", "num_processes: got 8; must be 1 where"),
+    (FSDP, "parallelism_config.cp_size", 2, "sizes of parallelism_config make 2 ranks"),
+    (changed(FSDP, "parallelism_config.cp_size", 8), "parallelism_config.cp_backend", "te",
+     "cp_backend: got 'te'"),
     (FSDP, "parallelism_config.dp_shard_sise", 2, "did you mean dp_shard_size?"),
     (TRAINER, "per_device_train_batchsize", 4, "did you mean per_device_train_batch_size?"),
     (TRAINER, "fp16", True, "fp16: got true"),
@@ -222,7 +225,7 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
 def test_what_is_not_predicted_is_refused(written: Any) -> None:
     for values, path, value, said in REFUSED:
         with pytest.raises(UsageError) as caught:
-            read_file(written(changed(values, path, value)))
+            open_file(written(changed(values, path, value)))
         assert said in str(caught.value), (path, value)
 
 
@@ -230,7 +233,7 @@ def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
     """All of them are on where none is named; a model that it has none for keeps its own loss."""
     alone = {name: name == "fused_linear_cross_entropy" for name in LIGER_CONFIG}
     plain, bare, only, off = (
-        case_of(read_file(written({**TRAINER, **more})), HERE)
+        case_of(open_file(written({**TRAINER, **more})).found, HERE)
         for more in (
             {"use_liger_kernel": False, "liger_kernel_config": {"rope": True}},
             {"use_liger_kernel": True},
@@ -245,7 +248,7 @@ def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
     assert only.question.framework.versions["liger-kernel"] == "0.8.5"
     said = [any("rope, rms_norm, swiglu" in note for note in one.notes) for one in (bare, only)]
     assert said == [True, False]
-    fused = read_file(written({**TRAINER, "use_liger_kernel": True}))
+    fused = open_file(written({**TRAINER, "use_liger_kernel": True})).found
     other = case_of(fused, {**HERE, "model": "gpt2", "sequence_length": 1024})
     assert not other.settings.fused_loss
     assert any("none for gpt2" in note for note in other.notes)
@@ -287,7 +290,7 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
         if "distributed_type" in values:
             facts["settings"] = {"micro_batch_size": 4}
         with pytest.raises(UsageError) as caught:
-            case_of(read_file(written(values)), dict(**{**facts, **more}))
+            case_of(open_file(written(values)).found, dict(**{**facts, **more}))
         assert said in str(caught.value), more
 
 
@@ -311,5 +314,5 @@ def test_what_is_said_twice_must_be_the_same(written: Any) -> None:
 )
 def test_a_file_that_is_none_is_refused(written: Any, text: str, said: str) -> None:
     with pytest.raises(UsageError) as caught:
-        read_file(written(text))
+        open_file(written(text))
     assert said in str(caught.value)

@@ -18,6 +18,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS, About, export, why_not
+from tuner.launchfiles.fields import Found
 from tuner.launchfiles.files import READERS, read_text
 from tuner.model import load_model
 from tuner.space import enumerate_space
@@ -154,10 +155,37 @@ def test_what_was_changed_since_goes_before_the_header() -> None:
     assert changed != text
     case = case_of(read_text(changed, "tuned.env").found, {})
     assert case.settings == replace(settings, micro_batch_size=4)
+    batch = question.workload.global_batch_size
+    told = f"exported for a global batch of {batch}, and makes {2 * batch} as it is now"
+    assert told in case.notes
+    assert not any(
+        "exported for" in one for one in case_of(read_text(text, "a.env").found, {}).notes
+    )
     for wrong in ("[", "9" * 5000, "'a"):
         broken = text.replace("TUNED_MICRO_BATCH_SIZE=2", f"TUNED_MICRO_BATCH_SIZE={wrong}")
         with pytest.raises(UsageError, match="micro_batch_size"):
             case_of(read_text(broken, "tuned.env").found, {})
+
+
+@pytest.mark.parametrize("format_name", ["env", "torchrun", "sbatch", "kubernetes"])
+def test_a_variable_that_was_changed_is_not_passed_over(format_name: str) -> None:
+    question, settings = EXAMPLES[format_name].parts()
+    name, text = FORMATS[format_name].file_name, export(format_name, question, settings, ABOUT)
+
+    def changed(variable: str, value: str) -> Found:
+        wanted = re.compile(rf"(TUNED_{variable}(?:=|\n\s+value: ))\S+")
+        found, count = wanted.subn(rf"\g<1>{value}", text)
+        assert count == 1
+        return read_text(found, name).found
+
+    length = question.workload.sequence_length * 2
+    case = case_of(changed("SEQUENCE_LENGTH", f"{length} # longer"), {})
+    assert case.question.workload.sequence_length == length
+    assert case_of(changed("OPTIMIZER", "sgd"), {}).question.workload.optimizer == "sgd"
+    with pytest.raises(UsageError, match="global_batch_size: got 7; the file makes"):
+        case_of(changed("GLOBAL_BATCH_SIZE", "7"), {})
+    with pytest.raises(UsageError, match="TUNED_WORLD_SIZE: got '3'; the first lines say"):
+        changed("WORLD_SIZE", "3")
 
 
 BROKEN = (

@@ -10,7 +10,7 @@ from tuner.client.values import NotCoveredError
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
-from tuner.launchfiles.files import read_file
+from tuner.launchfiles.files import open_file
 
 PLACE = {"cluster": "8xh100-80gb"}
 TOML = """\
@@ -158,17 +158,17 @@ def test_a_text_that_is_no_configuration_is_refused(
     written: Any, name: str, text: str, why: str
 ) -> None:
     with pytest.raises(UsageError, match=why):
-        read_file(written(name, text))
+        open_file(written(name, text))
 
 
 def test_other_parallelism_of_torchtitans_is_not_predicted(written: Any) -> None:
     path = written("a.toml", TOML.replace("-1", "-1\nexpert_parallel_degree = 2"))
     with pytest.raises(NotCoveredError, match=r"expert_parallel_degree: .*not predicted"):
-        asked_of(read_file(path), PLACE)
+        asked_of(open_file(path).found, PLACE)
 
 
 def test_torchtitans_context_parallelism_is_read(written: Any) -> None:
     path = written("a.toml", TOML.replace("-1", "-1\ncontext_parallel_degree = 2"))
-    asked = asked_of(read_file(path), PLACE)
+    asked = asked_of(open_file(path).found, PLACE)
     assert asked.knobs["cp_size"] == 2
     assert asked.arguments["global_batch_size"] == 64

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import optuna
 import pytest
 
 from tuner.core.cluster import parse_cluster
@@ -21,6 +22,7 @@ from tuner.planner import Stop, Wait, is_answered, next_probe
 from tuner.planner.dry_runs import FINALISTS
 from tuner.planner.forecast import forecast
 from tuner.planner.spending import cost
+from tuner.results.optuna_storage import write_storage
 from tuner.results.points import points
 
 GIB = 2**30
@@ -242,6 +244,18 @@ def test_a_script_of_no_named_model_is_ranked_by_rules_and_has_no_best(scripted,
     oom = {p.request.settings for p in study.probes if p.measurement.outcome is Outcome.OOM}
     assert climbed.fidelity is Fidelity.MEASURED
     assert climbed.settings not in oom
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_no_rule_of_thumb_is_exported_as_seconds(scripted, play, named, tmp_path):
+    study = play(scripted(named=named), of_script)
+    path = tmp_path / "optuna.db"
+    write_storage(study, path)
+    trials = optuna.load_study(study_name=study.id, storage=f"sqlite:///{path}").trials
+    ran = [one for one in trials if one.user_attrs["outcome"] == "ok"]
+    assert len(ran) > 1
+    assert all((one.value is not None) is named for one in ran)
+    assert all((one.user_attrs.get("seconds_are") == "predicted") is named for one in ran)
 
 
 def test_one_at_a_time(asked, lab):

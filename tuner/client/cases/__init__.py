@@ -5,7 +5,7 @@ A case is read strictly (:mod:`~tuner.client.cases.reading`), dry runs are looke
 (:mod:`~tuner.client.cases.answers`), with the reason where nothing is predicted.
 """
 
-from tuner.client.cases.answers import answer_cases, answer_of, notes_of, prediction_of
+from tuner.client.cases.answers import Prediction, answer_cases, answer_of, notes_of, prediction_of
 from tuner.client.cases.dry_runs import DryRuns, Finding, Policy
 from tuner.client.cases.reading import Case, read_case
 from tuner.client.values import NotCoveredError
@@ -16,6 +16,7 @@ __all__ = [
     "Finding",
     "NotCoveredError",
     "Policy",
+    "Prediction",
     "answer_cases",
     "answer_of",
     "notes_of",

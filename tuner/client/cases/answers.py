@@ -1,6 +1,7 @@
-"""Answers one case, or each line of a file of cases, as plain JSON values."""
+"""Answers one case, or each line of a file of cases."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -10,8 +11,9 @@ from tuner.client.values import NotCoveredError
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
 from tuner.core.framework import same_release
-from tuner.core.quantity import UNKNOWN, Provenance, weakest
-from tuner.cost.prediction import Prediction, predict
+from tuner.core.measurement import Basis
+from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
+from tuner.cost import prediction as cost
 from tuner.dryrun import told
 from tuner.errors import UsageError
 from tuner.explain.english import say
@@ -20,9 +22,72 @@ from tuner.explain.memory import on_host, padding
 GIB = 2**30
 
 
-def prediction_of(case: Case, finding: Finding) -> Prediction:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Prediction of one configuration, on the rank that needs most."""
+
+    settings: Settings | None = None
+    """The settings with dead knobs collapsed; ``None`` of what is not covered."""
+    fits: bool | None = None
+    """Whether they are expected to run; ``None`` where nothing is known."""
+    needed_gib: Quantity = UNKNOWN
+    """What must be free of a device."""
+    allocated_gib: Quantity = UNKNOWN
+    reserved_gib: Quantity = UNKNOWN
+    """Peak held by the caching allocator, part of it free."""
+    device_gib: Quantity = UNKNOWN
+    """What the device's own tool would show."""
+    limit_gib: float | None = None
+    breakdown_gib: Mapping[str, float] = field(default_factory=dict)
+    """Memory at the peak by category: parameters, gradients, optimizer, ..."""
+    by_phase_gib: Mapping[str, float] = field(default_factory=dict)
+    context_gib: float | None = None
+    communicator_gib: float | None = None
+    basis: Basis | None = None
+    tokens_per_s_per_gpu: Quantity = UNKNOWN
+    """Tokens of the global batch per second of its step and GPU."""
+    step_time_s: Quantity = UNKNOWN
+    provenance: Provenance = Provenance.UNKNOWN
+    """The weakest of the memory's and the speed's."""
+    precision: str | None = None
+    """Number formats for which it holds, such as ``bf16``; ``None`` of what is not covered."""
+    reason: str = ""
+    """Why they do not fit, or why a figure is unknown; empty where all is well."""
+    trains_wrongly: str = ""
+    """Why they train something else, where that was seen in these versions; else empty."""
+    notes: tuple[str, ...] = ()
+    """What a reader should know of the figures."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as plain JSON values, as ``tuner predict --json`` prints them."""
+        return {
+            "fits": self.fits,
+            "memory": {
+                "needed_gib": self.needed_gib.as_dict(),
+                "allocated_gib": self.allocated_gib.as_dict(),
+                "reserved_gib": self.reserved_gib.as_dict(),
+                "device_gib": self.device_gib.as_dict(),
+                "limit_gib": self.limit_gib,
+                "breakdown": dict(self.breakdown_gib),
+                "by_phase": dict(self.by_phase_gib),
+                "context_gib": self.context_gib,
+                "communicator_gib": self.communicator_gib,
+                "basis": self.basis and str(self.basis),
+            },
+            "tokens_per_s_per_gpu": self.tokens_per_s_per_gpu.as_dict(),
+            "step_time_s": self.step_time_s.as_dict(),
+            "provenance": str(self.provenance),
+            "reason": self.reason,
+            "trains_wrongly": self.trains_wrongly,
+            "precision": self.precision,
+            "notes": list(self.notes),
+            "canonical": self.settings and _knobs(self.settings),
+        }
+
+
+def prediction_of(case: Case, finding: Finding) -> cost.Prediction:
     question = case.question
-    return predict(
+    return cost.predict(
         question.workload,
         question.cluster,
         question.framework,
@@ -35,77 +100,51 @@ def prediction_of(case: Case, finding: Finding) -> Prediction:
     )
 
 
-def answer_of(case: Case, finding: Finding) -> dict[str, Any]:
-    """Computes what is added to a case: ``fits``, ``memory``, speed, ``provenance``, ``reason``,
-    ``trains_wrongly``, ...
+def answer_of(case: Case, finding: Finding) -> Prediction:
+    """Predicts a case.
 
     When the case's dry run failed, or its memory is not covered, nothing of it is known, and
     ``reason`` says why.
     """
+    question = case.question
+    rest: dict[str, Any] = {
+        "settings": case.settings,
+        "trains_wrongly": finding.wrong,
+        "precision": str(question.workload.precision),
+    }
     found = None if finding.error else prediction_of(case, finding)
     if found is None or found.needed_bytes.value is None:
-        answer = unknown(finding.error or (found.why if found else ""))
-        notes = list(notes_of(case, finding, None))
-    else:
-        question = case.question
-        provenance = found.allocated_bytes.provenance
-        # on CPU ranks whose speed nobody measured it is the memory's, else the weakest of both
-        if question.cluster.gpu.device is not Device.CPU or found.step_time_s.value is not None:
-            provenance = weakest((provenance, found.step_time_s.provenance))
-        answer = {
-            "fits": found.fits,
-            "memory": {
-                "needed_gib": found.needed_bytes.scaled(1 / GIB).as_dict(),
-                "allocated_gib": found.allocated_bytes.scaled(1 / GIB).as_dict(),
-                "reserved_gib": found.reserved_bytes.scaled(1 / GIB).as_dict(),
-                "device_gib": found.device_bytes.scaled(1 / GIB).as_dict(),
-                "limit_gib": case.memory_limit_gib or found.limit_bytes / GIB,
-                "breakdown": {name: size / GIB for name, size in found.breakdown.items()},
-                "by_phase": {name: size / GIB for name, size in found.by_phase.items()},
-                "context_gib": found.context_bytes / GIB,
-                "communicator_gib": found.communicator_bytes / GIB,
-                "basis": str(found.basis),
-            },
-            "tokens_per_s_per_gpu": found.tokens_per_s_per_gpu.as_dict(),
-            "step_time_s": found.step_time_s.as_dict(),
-            "provenance": str(provenance),
-            "reason": found.why,
-        }
-        # people read of padded experts with the explanation of memory
-        known = (question.workload, question.cluster, case.settings)
-        also = (*padding(*known), *on_host(*known))
-        notes = [*notes_of(case, finding, found), *(say(one).removesuffix(".") for one in also)]
-    rest = {"trains_wrongly": finding.wrong, "precision": str(case.question.workload.precision)}
-    return {**answer, **rest, "notes": notes, "canonical": _knobs(case.settings)}
+        why = finding.error or (found.why if found else "")
+        return Prediction(reason=why, notes=notes_of(case, finding, None), **rest)
+    provenance = found.allocated_bytes.provenance
+    # on CPU ranks whose speed nobody measured it is the memory's, else the weakest of both
+    if question.cluster.gpu.device is not Device.CPU or found.step_time_s.value is not None:
+        provenance = weakest((provenance, found.step_time_s.provenance))
+    # people read of padded experts with the explanation of memory
+    known = (question.workload, question.cluster, case.settings)
+    also = (say(one).removesuffix(".") for one in (*padding(*known), *on_host(*known)))
+    return Prediction(
+        fits=found.fits,
+        needed_gib=found.needed_bytes.scaled(1 / GIB),
+        allocated_gib=found.allocated_bytes.scaled(1 / GIB),
+        reserved_gib=found.reserved_bytes.scaled(1 / GIB),
+        device_gib=found.device_bytes.scaled(1 / GIB),
+        limit_gib=case.memory_limit_gib or found.limit_bytes / GIB,
+        breakdown_gib={name: size / GIB for name, size in found.breakdown.items()},
+        by_phase_gib={name: size / GIB for name, size in found.by_phase.items()},
+        context_gib=found.context_bytes / GIB,
+        communicator_gib=found.communicator_bytes / GIB,
+        basis=found.basis,
+        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
+        step_time_s=found.step_time_s,
+        provenance=provenance,
+        reason=found.why,
+        notes=(*notes_of(case, finding, found), *also),
+        **rest,
+    )
 
 
-def unknown(reason: str) -> dict[str, Any]:
-    """Makes the answer of a case about which nothing is predicted, with the reason."""
-    nothing = UNKNOWN.as_dict()
-    names = ("needed_gib", "allocated_gib", "reserved_gib", "device_gib")
-    return {
-        "fits": None,
-        "memory": {
-            **dict.fromkeys(names, nothing),
-            "limit_gib": None,
-            "breakdown": {},
-            "by_phase": {},
-            "context_gib": None,
-            "communicator_gib": None,
-            "basis": None,
-        },
-        "tokens_per_s_per_gpu": nothing,
-        "step_time_s": nothing,
-        "provenance": str(Provenance.UNKNOWN),
-        "reason": reason,
-        "trains_wrongly": "",
-        "precision": None,
-        "notes": [],
-        "canonical": None,
-    }
-
-
-def notes_of(case: Case, finding: Finding, found: Prediction | None) -> tuple[str, ...]:
+def notes_of(case: Case, finding: Finding, found: cost.Prediction | None) -> tuple[str, ...]:
     """Sentences on knobs that cannot act, on the figures, and on the dry run."""
     told_of = () if finding.profile is None else told(finding.profile.notes)
     of_dry_run = (f"of the dry run: {note}" for note in told_of)
@@ -148,9 +187,9 @@ def answer_cases(stream: Stream, dry_runs: DryRuns) -> Iterator[dict[str, Any]]:
         dry_runs.prepare([found for _, found in lines if isinstance(found, Case)])
         for echo, found in lines:
             if isinstance(found, Case):
-                answer = answer_of(found, dry_runs.of(found))
+                answer = answer_of(found, dry_runs.of(found)).as_dict()
             elif isinstance(found, NotCoveredError):
-                answer = unknown(found.allowed)
+                answer = Prediction(reason=found.allowed).as_dict()
             else:
                 errors = [one.as_dict() for one in found.errors]
                 said = " ".join(found.errors[0].detail.split())
