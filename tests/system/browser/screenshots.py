@@ -117,7 +117,7 @@ def _evidence(browser, url, study):
     found = _got(browser, f"{url}/tune/{study}")
     best = found["suggestion"]["best"]["settings"]
     probes = _got(browser, f"{url}/tune/{study}/probes")["probes"]
-    number = next(one["id"] for one in probes if one["settings"] == best)
+    number = next(one["number"] for one in probes if one["settings"] == best)
     return Picture(name="evidence", path=f"/studies/{study}?probe={number}", height=980)
 
 
