@@ -132,7 +132,8 @@ class Texts:
 
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
-    return read_here({**texts.limits(asked), **further(texts, asked)}, texts.wrong)
+    given = {**texts.limits(asked), **further(texts, asked)}
+    return read_here({**given, "cluster": asked.cluster or "local"}, texts.wrong)
 
 
 def further(texts: Texts, asked: Asked) -> dict[str, object]:
