@@ -237,7 +237,7 @@ def test_studies_of_other_knobs_count_too(cli, made, question, tmp_path):
     assert other.json["cluster"] == parse_cluster("2xa100-80gb").as_dict()
 
 
-def test_a_study_that_is_not_here_is_told(question, tmp_path):
+def test_a_study_that_is_not_here_is_told(question, environment):
     text = export("trainer", question, check_settings(question, parse_settings(BEST)), ABOUT)
     with pytest.raises(tuner.UsageError, match=f"study {ABOUT.study_id}, .* not in this database"):
         tuner.check(text, dry_runs="none")

@@ -231,7 +231,7 @@ def test_a_file_that_is_started_by_itself_is_answered(cli, tmp_path):
     assert "is of env, which is not changed: export the answer" in said
 
 
-def test_python_says_nothing_otherwise_than_the_file(tmp_path):
+def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):
     path = tmp_path / "ax.yaml"
     path.write_text(AXOLOTL.replace("adamw_torch", "sgd"), encoding="utf-8")
     for said in ({"optimizer": "adamw"}, {"framework": "torch"}):
