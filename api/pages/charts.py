@@ -51,8 +51,9 @@ TONES = {
     OUTSIDE: 9,
 }
 assert set(TONES) >= set(Category)
-# A part of the bar of at least this share has its name on it.
-NAMED = 0.16
+# Pixels that a bar has on a telephone, and that a letter of its parts' names takes, with the air
+# around a name: a part that is wide enough there has its name on it.
+NARROWEST_PX, LETTER_PX, AIR_PX = 320, 7.5, 12
 
 OOM, FAILED, STOPPED, EXTRAPOLATED = "oom", "failed", "stopped_early", "extrapolated"
 # Names of marks that are no provenance.
@@ -360,7 +361,7 @@ def memory_bar(sizes_bytes: Mapping[str, float], study: Study, title: str) -> Si
                 left=100 * start / whole,
                 width=100 * share,
                 tone=TONES.get(name, 9),
-                is_named=share >= NAMED,
+                is_named=share * NARROWEST_PX >= LETTER_PX * len(name) + AIR_PX,
             )
         )
     over = total - limit

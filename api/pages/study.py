@@ -31,7 +31,7 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast
+from tuner.explain.brief import is_forecast, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import why_none
 from tuner.explain.ways_out import ways_out
@@ -100,7 +100,9 @@ def answer_of(
     elif is_open:
         title, note = "Best so far", "The study is not at its end: something better may come."
     else:
-        title, note = "Run this", ""
+        facts = suggestion.facts if suggestion else ()
+        tied = (one for one in facts if one["kind"] == "tied_with_fastest")
+        title, note = "Run this", next((tied_text(one, best) for one in tied), "")
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -472,6 +474,7 @@ def status_of(
             told = f"{duration_text(gone_s)} of {duration_text(most_s)}{of_what}"
             budgets.append(Budget(spent=min(gone_s, most_s), most=most_s, words=told))
     queued = [probe for probe in study.probes if probe.state is ProbeState.QUEUED]
+    done = [probe.id for probe in study.in_order if probe.state is ProbeState.DONE]
     doing = ""
     if is_open and study.state is StudyState.QUEUED:
         doing = waits_for() or "Waiting for a worker"
@@ -501,7 +504,7 @@ def status_of(
         ended=ends[-1] if ends and not is_open else "",
         budgets=tuple(budgets),
         running=running,
-        latest=tuple(probe.id for probe in study.in_order[-MOST_LATEST:][::-1]),
+        latest=tuple(done[: -MOST_LATEST - 1 : -1]),
         waits_for=doing,
         said=said,
     )

@@ -117,15 +117,27 @@ def test_a_refused_connection_that_ends_the_script_says_what_helps(rehearse: Any
     assert found["ranks"][0]["detail"] == "RuntimeError: the Hub of the wheel"
 
 
-def test_without_a_compiler_a_line_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ("PATH", "a rehearsal is not possible here: there is no gcc and no nm: a C compiler is "),
+        ("GCC_EXEC_PREFIX", "the stand-in for CUDA's libraries cannot be built: gcc ends with 1: "),
+    ],
+    ids=["no-compiler", "one-that-fails"],
+)
+def test_without_a_compiler_that_works_a_line_says_so(
+    tmp_path: Path, without: str, said: str
+) -> None:
     asked = [*TUNER, "rehearse", "--json", "--even-here", "--", "python", "train.py"]
-    environment = {**os.environ, "PATH": str(tmp_path)}
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path), without: f"{tmp_path}/"}
     done = subprocess.run(
         asked, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    said = "there is no gcc and no nm: a C compiler is needed"
-    told = f"a rehearsal is not possible here: {said}"
-    assert (done.returncode, json.loads(done.stdout)["error"]["message"]) == (1, told)
+    told = json.loads(done.stdout)["error"]["message"]
+    assert done.returncode == 1
+    assert told.startswith(said)
+    assert "\n" not in told
+    assert list(tmp_path.glob("tuner/standin/*")) == []
 
 
 @pytest.mark.parametrize("ended", ["rank", "command"])

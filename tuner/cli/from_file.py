@@ -30,6 +30,7 @@ from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word, rate_text, sizes_text
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
+from tuner.text import show
 
 # What starts a file, by its format; others are read by a script of the user's own.
 LAUNCHERS = {
@@ -131,7 +132,13 @@ def _facts(
             yield "beside it", f"the answer needs {script}, which no field of it says"
             yield "", _figures(best, per)
         return
-    yield "best", describe(best.settings).replace(",", ", ")
+    said = describe(best.settings)
+    if isinstance(now, Checked):  # with knobs at their default that the file has otherwise
+        theirs = now.case.settings.all_values().items()
+        mine, named = best.settings.all_values(), {one.split("=")[0] for one in said.split(",")}
+        turned = (name for name, value in theirs if value != mine[name] and name not in named)
+        said = ",".join([said, *(f"{name}={show(mine[name])}" for name in turned)])
+    yield "best", said.replace(",", ", ")
     yield "", _figures(best, per)
     if best is not answered.suggestion.best:
         yield "", "tied with the answer, and changes less of the file"

@@ -141,7 +141,8 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
     if stored is not None and is_answered(stored, placed.limits):
         store.label(stored.id, labels)
         caller.note(standing_text(stored, answered=True))
-        caller.note("to probe further, ask with another --max-probes or --budget")
+        noun = probe_word(placed.limits.fidelity)
+        caller.note(f"for more {noun}s, ask with another --max-probes or --budget")
         return stored
     study = store.ask(placed.question, placed.limits, labels)
     is_predicted = study.limits.fidelity is Fidelity.PREDICTED

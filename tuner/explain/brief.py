@@ -239,7 +239,7 @@ def _why(
     facts: Mapping[str, PlainFact], changes: Sequence[PlainFact], best: Evaluation
 ) -> Iterator[str]:
     if fact := facts.get("tied_with_fastest"):
-        yield _tied(fact, best)
+        yield tied_text(fact, best)
     elif fact := facts.get("tied_with_others"):
         more = f" and {fact['more']} more" if fact["more"] else ""
         is_one = len(fact["probes"]) == 1 and not fact["more"]
@@ -292,7 +292,8 @@ def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str
     return f"{differing_text(one['settings'], best.settings)} ({', '.join(parts)})"
 
 
-def _tied(fact: PlainFact, best: Evaluation) -> str:
+def tied_text(fact: PlainFact, best: Evaluation) -> str:
+    """Says why the answer is not the fastest, which the clock cannot tell from it."""
     why = {
         Reason.CHECKED: "this one was seen to train right",
         Reason.LIGHTER: f"this one needs {spared_text(fact['spared_bytes'])}",

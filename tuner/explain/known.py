@@ -281,8 +281,12 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
 def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
     (change,) = fact.changes
     other = known.estimates.get(change.configuration) if change.configuration else None
-    if other is not None and other.fits is False:
-        change = replace(change, fits=False, needed_bytes=float(other.expected_bytes))
+    # Of what no estimate was made, such as another optimizer, its difference tells.
+    needed = best.expected_bytes + (change.memory_bytes or 0.0)
+    if other is not None:
+        needed = float(other.expected_bytes)
+    if needed > known.limit_bytes if other is None else other.fits is False:
+        change = replace(change, fits=False, needed_bytes=needed)
         fact = replace(fact, changes=(change,))
     if other is None or max(best.seconds, other.seconds) == inf:
         return fact

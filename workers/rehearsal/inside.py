@@ -113,7 +113,8 @@ class Rank:
         self._reserved = 0
         self._counts: dict[int, int] = {}
         self._depth = 0
-        self._reports = False
+        self._reports = False  # steps are not the optimizer's: an engine or the script ends them
+        self._told = False  # by the script
         self._done: dict[str, Any] | None = None  # of the steps that were asked for
         self._launches: Launches | None = None
         self._began = time.monotonic()
@@ -142,10 +143,10 @@ class Rank:
 
     def report(self, loss: Any, sequences: int | None) -> None:
         """Takes the place of a probe behind ``report_step``: the script says when steps end."""
-        first, self._reports = not self._reports, True
+        first, self._told, self._reports = not self._told, True, True
         if first and self._done is not None:
             return  # the steps asked for were over with the optimizer's, of which this is the last
-        if first:  # those that the optimizer has ended so far are parts of this one
+        if first:  # those that the optimizer or an engine has ended so far are parts of this one
             for step in self._steps:
                 for phase, peak in step["by_phase"].items():
                     self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
@@ -164,7 +165,8 @@ class Rank:
 
         def taken(itself: Any, *values: Any, **named: Any) -> None:
             take(itself, *values, **named)
-            self._end_step()
+            if not self._told:
+                self._end_step()
 
         engine.__init__, engine._take_model_step = began, taken
 

@@ -64,7 +64,8 @@ def build() -> Path:
 
     Raises:
         FileNotFoundError: this Python or machine has not what it takes.
-        subprocess.CalledProcessError: gcc or nm fails.
+        OSError: gcc fails, or files cannot be written.
+        subprocess.CalledProcessError: nm fails.
     """
     if why := why_no_standin():
         raise FileNotFoundError(why)
@@ -97,17 +98,22 @@ def _compile(out: Path, torch: Path, headers: Path) -> None:
     own = sorted(path for path in SOURCES.glob("*.c") if path.name != "nvml.c")
     # The name within: who asks for libcuda.so.1 later, such as Triton, gets the one preloaded.
     target = ["-Wl,-soname,libcuda.so.1", "-o", str(library)]
-    subprocess.run([*COMPILE, *includes, *own, *target], check=True)
+    _compiled(*includes, *own, *target)
     # The others are called for what they do, not for what they answer: nothing is done, and 0 is
     # success in all of CUDA's libraries.
     names = sorted(_wanted(torch, headers) - _symbols(library, "--defined-only"))
     rest = out / "rest.c"
     rest.write_text("".join(f"int {name}(void) {{ return 0; }}\n" for name in names), "utf-8")
-    subprocess.run([*COMPILE, *includes, *own, rest, *target], check=True)
+    _compiled(*includes, *own, rest, *target)
     (library.parent / "libcuda.so").symlink_to(library.name)
-    subprocess.run(
-        [*COMPILE, *includes, SOURCES / "nvml.c", SOURCES / "options.c", "-o", nvml], check=True
-    )
+    _compiled(*includes, SOURCES / "nvml.c", SOURCES / "options.c", "-o", nvml)
+
+
+def _compiled(*words: Path | str) -> None:
+    done = subprocess.run([*COMPILE, *words], check=False, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        said = [line for line in done.stderr.splitlines() if "error" in line] or ["no word"]
+        raise OSError(f"{COMPILER} ends with {done.returncode}: {said[0]}")
 
 
 def _wanted(torch: Path, headers: Path) -> set[str]:

@@ -65,6 +65,18 @@ def test_a_product_takes_its_flops_time_in_the_format_of_its_result():
     assert wide.step_time_s.value is None
 
 
+def test_a_narrow_product_in_fp32_waits_for_twice_the_bytes():
+    """As of an adapter's: 16 wide, whose flops are nothing, though the rate is a fraction."""
+    tokens, width, rank = 1 << 20, 4096, 16
+    sides = {"product_sides": 2.0 * tokens * (width + rank)}
+    product = kernel(0, **sides) | {"numbers": "bfloat16"}
+    half = found([("operator", COMPUTES, 0)] * 9, [product]).step_time_s.value
+    whole = found([("operator", COMPUTES, 0)] * 9, [product | {"numbers": "float32"}])
+    tf32 = found([("operator", COMPUTES, 0)] * 9, [product | {"numbers": "tf32"}])
+    assert whole.step_time_s.value == pytest.approx(2 * half, rel=0.01)
+    assert tf32.step_time_s.value == pytest.approx(2 * half, rel=0.01)
+
+
 def test_the_quicker_attention_is_the_low_end_only():
     attention = kernel(0, attention_flops=1e15, attention_scores=1e13) | {"numbers": "bfloat16"}
     time = found([("operator", COMPUTES, 0)], [attention])

@@ -69,6 +69,13 @@ def test_what_to_run_and_what_to_copy():
     assert "tp_size=2" in dict(other.cannot)["accelerate"]
 
 
+def test_an_answer_that_is_not_the_fastest_mark_says_why():
+    found = [ok(1.0, 1, 60 * GIB), ok(1.001, 1, 20 * GIB), ok(2.0, 1, 9 * GIB)]
+    note = answer(study(question(tp_size=[1]), found)).note
+    assert note.startswith("Tied with ")
+    assert note.endswith("this one needs 40.0 GiB less.")
+
+
 def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
     whole = question(sharding=["ddp"])
     adapted = replace(
@@ -194,6 +201,7 @@ def test_what_runs_and_since_when():
     found = status_of(made, events(made))
     (running,) = found.running
     assert (running.id, running.since) == (2, "2026-11-21T06:01:00.000+00:00")
+    assert found.latest == (1,), "the one that runs has not ended"
     assert "#2" in found.said
     assert (found.is_open, found.ended) == (True, "")
     assert (found.budgets[0].spent, found.budgets[0].most) == (1, 5)

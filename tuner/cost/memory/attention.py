@@ -1,4 +1,4 @@
-"""Finds the kernel that torch computes attention with.
+"""Finds the kernel that torch computes attention with, and what a ring of ranks needs beside it.
 
 transformers calls ``scaled_dot_product_attention``, and torch takes the first kernel of an order
 that can bear the call. The rules are those of ``aten/src/ATen/native/transformers``, alike in torch
@@ -139,3 +139,27 @@ def leaves_groups(model: ModelConfig) -> bool:
     mask.
     """
     return model.kv_heads < model.heads and model.head_dim <= GROUPED_HEAD_DIM
+
+
+def ring_buffers(q: float, k: float, width: int, ranks: int) -> tuple[float, float]:
+    """Bytes of buffers of ring attention in forward and in backward, on the rank that needs most;
+    its queries have ``q`` elements of ``width`` bytes, its keys and its values ``k`` each.
+
+    As torch has it (``_templated_ring_attention`` and ``_backward`` in torch/distributed/tensor/
+    experimental/_context_parallel/_attention.py, 2.13; Liu et al. 2023, "Ring Attention",
+    https://arxiv.org/abs/2310.01889): keys and values of all ranks are gathered at once (rotate
+    method ``allgather``, the default of torch and accelerate). Forward merges results in fp32: the
+    one so far, the block's, their difference, a product or the new one. Backward adds up in fp32;
+    gradients of keys and values go around: those received, added to, joined and sent.
+    ``tests/process/probe/test_ring.py`` runs that code.
+    """
+    if ranks == 1:
+        return 0.0, 0.0
+    gathered, results = 2 * width * ranks * k, width * (q + 2 * k)
+    # the results before it are still there
+    at_kernel = 4 * q + results + width * (q + k) + 24 * k
+    at_exchange = 4 * q + results + 32 * k
+    # queries' are added to by half, and joined
+    at_half = 8 * q + width * (q / 2 + 2 * k) + 24 * k
+    most = max(at_kernel, at_exchange, at_half) + 2 * width * k
+    return 4 * 4 * q + gathered, most + gathered - results

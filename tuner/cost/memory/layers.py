@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tuner.core.adapter import BLOCK, Adapter
 from tuner.core.cluster import Device
-from tuner.cost.memory.attention import Attention, Backend, leaves_groups
+from tuner.cost.memory.attention import Attention, Backend, leaves_groups, ring_buffers
 from tuner.cost.memory.graph import Graph, Program
 from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
@@ -374,34 +374,15 @@ class _Layer:
         outputs = (size, 4 * self.tokens * heads, mask)
         given = (self.memory.get(t, t) for t in (q, k, v))
         saves = (*given, first, first + 1, first + 2)
-        work, again = self._ring(self.keys if leaves_groups(self.model) else self.queries)
+        sent = self.keys if leaves_groups(self.model) else self.queries
+        work, again = ring_buffers(
+            self.tokens * self.queries, self.tokens * sent, self.c, self.key.ring
+        )
         out, rows, _ = self.graph.ops(
             outputs, q, k, v, saves=saves, forward_work=work, backward_work=again
         )
         self.graph.select(out, rows)
         return out
-
-    def _ring(self, width: float) -> tuple[float, float]:
-        """Bytes of buffers of ring attention in forward and in backward, on the rank that needs
-        most; keys and values are ``width`` wide each.
-
-        As torch has it (``_templated_ring_attention`` and ``_backward`` in torch/distributed/
-        tensor/experimental/_context_parallel/_attention.py, 2.13; Liu et al. 2023, "Ring
-        Attention", https://arxiv.org/abs/2310.01889): keys and values of all ranks are gathered at
-        once (rotate method ``allgather``, the default of torch and accelerate). Forward merges
-        results in fp32: the one so far, the block's, their difference, a product or the new one.
-        Backward adds up in fp32; gradients of keys and values go around: those received, added
-        to, joined and sent. ``tests/process/probe/test_ring.py`` runs that code.
-        """
-        if self.key.ring == 1:
-            return 0.0, 0.0
-        c, q, k = self.c, self.tokens * self.queries, self.tokens * width
-        gathered, results = 2 * c * self.key.ring * k, c * (q + 2 * k)
-        at_kernel = 4 * q + results + c * (q + k) + 24 * k  # the results before it are still there
-        at_exchange = 4 * q + results + 32 * k
-        at_half = 8 * q + c * (q / 2 + 2 * k) + 24 * k  # queries' are added to by half, and joined
-        most = max(at_kernel, at_exchange, at_half) + 2 * c * k
-        return 4 * 4 * q + gathered, most + gathered - results
 
     def _capped(self, q: int, k: int, v: int) -> int:
         """Attention operator by operator, with capped scores.

@@ -201,8 +201,12 @@ def _peak(numbers: str, cluster: Cluster) -> float | None:
 
 
 def _operator_s(operator: Operator, cluster: Cluster, costs: Costs) -> float:
-    done = Amounts(**{name: operator.amounts.get(name, 0.0) for name in AMOUNTS})
+    amounts = {name: operator.amounts.get(name, 0.0) for name in AMOUNTS}
     t, peak = costs.torch, _peak(operator.numbers, cluster) or inf
+    if operator.numbers == "float32" and (half := _peak("bfloat16", cluster)):
+        # a narrow product, as of an adapter, waits for its sides: twice the bytes, at any rate
+        amounts["product_sides"] *= 2 * peak / half
+    done = Amounts(**amounts)
     factor = t.update_factor if operator.phase == "optimizer" else t.traffic_factor
     return gpu_s(done, peak, cluster, costs, factor) + done.host_bytes / (
         host_bytes_per_s(cluster) or inf

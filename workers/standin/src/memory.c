@@ -11,7 +11,6 @@
 #define HOST (-1)
 #define UNKNOWN (-2)
 #define PAGE ((size_t)4096)
-#define LARGEST_WRITE MIB
 #define LARGEST_COPY_WITH_HOST (64 * MIB)
 
 typedef struct {

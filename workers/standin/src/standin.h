@@ -13,6 +13,7 @@ enum {
 };
 
 #define MIB ((size_t)1 << 20)
+#define LARGEST_WRITE MIB /* of the device: what is larger is not looked at */
 #define RUNTIME_VERSION 13000
 
 /* Hidden: the library is preloaded, and a `copy` of ours must not be taken for another's. */
