@@ -133,7 +133,9 @@ class Texts:
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
     given = {**texts.limits(asked), **further(texts, asked)}
-    return read_here({**given, "cluster": asked.cluster or "local"}, texts.wrong)
+    if asked.cluster is None:
+        given["cluster"] = "local"
+    return read_here(given, texts.wrong)
 
 
 def further(texts: Texts, asked: Asked) -> dict[str, object]:

@@ -161,7 +161,8 @@ def suggest(
         allowed = "is not applied with memory_limit_gib: give one"
         beside.append(UsageError("headroom", headroom, allowed))
     if from_file is None:
-        request = read_here(plain_arguments(**{**asked, "cluster": cluster or "local"}), beside)
+        asked["cluster"] = "local" if cluster is None else cluster
+        request = read_here(plain_arguments(**asked), beside)
     elif beside:
         raise beside[0]
     else:

@@ -389,7 +389,8 @@ def _check_started(text: str, cluster: Cluster) -> bool:
             told = told or name in _RANKS
             if value != str(size):
                 allowed = f"the first lines say {size}, of {cluster.name}, and it cannot be changed"
-                raise UsageError(name, int(value), f"{allowed} alone: export anew")
+                given = int(value) if len(value) < 10 else value
+                raise UsageError(name, given, f"{allowed} alone: export anew")
     return told
 
 

@@ -192,6 +192,12 @@ def test_a_variable_that_was_changed_is_not_passed_over(format_name: str) -> Non
     ("format_name", "was", "put", "said"),
     [
         ("torchrun", "--nproc-per-node 8", "--nproc-per-node 4", "--nproc-per-node: got 4; .* 8"),
+        (
+            "torchrun",
+            "--nproc-per-node 8",
+            f"--nproc-per-node {'9' * 5000}",
+            "--nproc-per-node: got",
+        ),
         ("sbatch", "--nproc-per-node 8", "--nproc-per-node=2", "--nproc-per-node: got 2"),
         ("sbatch", "#SBATCH --nodes=2", "#SBATCH --nodes=1", "--nodes: got 1; the first lines say"),
         ("sbatch", "--gpus-per-node=8", "--gpus-per-node=4", "--gpus-per-node: got 4"),
