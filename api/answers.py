@@ -22,7 +22,8 @@ from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
-from tuner.explain.known import best_known, is_forecast, why_none
+from tuner.explain.brief import is_forecast
+from tuner.explain.known import best_known, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results import Evidence, headline

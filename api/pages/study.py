@@ -31,9 +31,9 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import tied_text
+from tuner.explain.brief import is_forecast, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
-from tuner.explain.known import is_forecast, why_none
+from tuner.explain.known import why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking

@@ -18,6 +18,7 @@ from tuner.client.cases import Policy
 from tuner.client.check import Checked
 from tuner.client.from_file import (
     FileQuestion,
+    beside_file,
     diff,
     least_change,
     patched,
@@ -123,8 +124,13 @@ def _facts(
         yield "", f"{fits}; {_figures(now, per)}" if now.fits else fits
     if best is None:
         return
+    script = beside_file(question, asked, best.settings)
     if not wanted and refused is None:
-        yield "best", "the file has the fastest settings that fit already"
+        of_all = ", of what it says" if script else ""
+        yield "best", f"the file has the fastest settings that fit already{of_all}"
+        if script:
+            yield "beside it", f"the answer needs {script}, which no field of it says"
+            yield "", _figures(best, per)
         return
     said = describe(best.settings)
     if isinstance(now, Checked):  # with knobs at their default that the file has otherwise
@@ -139,6 +145,8 @@ def _facts(
     if said := _difference(now, best):
         yield "difference", said
     yield "changes", ", ".join(wanted) if refused is None else f"none: {refused}"
+    if script:
+        yield "beside it", f"the answer needs {script}, which no field of it says"
 
 
 def _figures(one: Checked | Candidate, per: str) -> str:

@@ -92,9 +92,9 @@ class Tools:
         global_batch_size: Batch | None = None,
         sequence_length: Length | None = None,
         from_file: File = "",  # of a union the text of JSON would come as an object
-        framework: Framework = "torch",
+        framework: Framework | None = None,
         precision: Precision | None = None,
-        optimizer: str = "adamw",
+        optimizer: str | None = None,
         adapter: Adapter | None = None,
         fidelity: Literal["predicted", "rehearsed", "emulated", "measured"] = "predicted",
         max_probes: Annotated[int | None, Field(ge=1)] = None,

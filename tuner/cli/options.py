@@ -277,15 +277,16 @@ class Asked(WorkloadAsked):
     """Options that ``suggest`` and ``probe`` have in common, as they were written."""
 
     cluster: Annotated[
-        str,
+        str | None,
         option(
             "CLUSTER",
             "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine.",
+            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine. By default"
+            " local; where only --fidelity predicted is asked of an exported file, its own.",
             PLACE,
             cluster_names,
         ),
-    ] = "local"
+    ] = None
     knob: Annotated[
         list[str] | None,
         option(

@@ -31,9 +31,9 @@ from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
 from tuner.core.words import memory_range_text, probe_word, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
-from tuner.explain.brief import IN_BRIEF, brief, scale
+from tuner.explain.brief import IN_BRIEF, brief, is_forecast, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
-from tuner.explain.known import answer, is_forecast, why_none
+from tuner.explain.known import answer, why_none
 from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question

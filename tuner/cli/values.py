@@ -132,7 +132,10 @@ class Texts:
 
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
-    return read_here({**texts.limits(asked), **further(texts, asked)}, texts.wrong)
+    given = {**texts.limits(asked), **further(texts, asked)}
+    if asked.cluster is None:
+        given["cluster"] = "local"
+    return read_here(given, texts.wrong)
 
 
 def further(texts: Texts, asked: Asked) -> dict[str, object]:

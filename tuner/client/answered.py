@@ -28,7 +28,8 @@ from tuner.core.words import (
     sizes_text,
 )
 from tuner.errors import TunerError, UnknownNameError, UsageError, why_unreadable
-from tuner.explain.known import answer, is_forecast, why_none
+from tuner.explain.brief import is_forecast
+from tuner.explain.known import answer, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.results.points import row_text, rows_of
 from tuner.space import Space

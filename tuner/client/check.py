@@ -185,7 +185,8 @@ def with_study(opened: Opened, store: Store) -> Found:
     try:
         question = store.study(named[0]).question
     except UsageError:
-        return found
+        unknown = f"study {named[0]}, which the file names, is not in this database"
+        return replace(found, notes=(*found.notes, unknown))
     knobs: dict[str, Any] = {**found.knobs, **named[1]}
     if "tp_size" in named[1]:
         shards = named[1]["tp_size"] < question.cluster.world_size
@@ -384,7 +385,12 @@ def check_file(
     """The same of a file at ``path`` that was read; ``given`` is what it does not say."""
     with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
         found = with_study(opened, store)
-        case = case_of(found, given, place_of(path).parent)
+        try:
+            case = case_of(found, given, place_of(path).parent)
+        except UsageError as error:
+            if error.given is not None or found.notes == opened.found.notes:
+                raise
+            raise UsageError(error.field, None, f"{error.allowed}; {found.notes[-1]}") from error
         dry_runs.prepare([case])
         return check_case(store, found.format_name, case, dry_runs.of(case))
 

@@ -31,7 +31,7 @@ from tuner.errors import UsageError
 from tuner.launchfiles import axolotl, trainer
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.files import is_text
-from tuner.launchfiles.fsdp import ON_HOST, layer_class
+from tuner.launchfiles.fsdp import ON_HOST, layer_class, weights
 from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import attention_names, linears
@@ -74,7 +74,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     for one in found.uncounted:
         if one.rules_out:
             raise NotCoveredError(one.key, one.value, one.effect)
-    beside = _with_header(found, beside)
+    beside, taken = _with_header(found, beside)
     own = partial(_own, found, beside)
     # Where it was to run, and in which versions, may have changed since it was written.
     stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
@@ -134,7 +134,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         arguments=arguments,
         knobs=knobs,
         made=parts,
-        notes=(*found.notes, *notes, *liger, *why),
+        notes=(*found.notes, *taken, *notes, *liger, *why),
         uncounted=tuple(uncounted),
     )
 
@@ -323,12 +323,16 @@ def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
     return given
 
 
-def _with_header(found: Found, beside: Mapping[str, Any]) -> dict[str, Any]:
+def _with_header(found: Found, beside: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What is said beside a file, and for the rest what the header of an exported one says, unless
-    its fields were changed since."""
+    its fields were changed since; and notes on these.
+
+    Raises:
+        UsageError: a changed field leaves open what was trained.
+    """
     given = {name: value for name, value in beside.items() if value is not None}
     if found.told is None:
-        return given
+        return given, ()
     question, settings = found.told
     work = {"loss": str(question.workload.loss), **question.as_dict()["workload"]}
     for name in ("model_name", "global_batch_size"):  # the batch is made of its parts
@@ -341,9 +345,18 @@ def _with_header(found: Found, beside: Mapping[str, Any]) -> dict[str, Any]:
         "framework_versions": dict(question.framework.versions) or None,
     }
     told = {n: one for n, one in told.items() if one in found.may.get(n, ()) or n not in found.may}
+    notes: tuple[str, ...] = ()
+    may, was = found.may.get("precision", ()), question.workload.precision
+    if len(may) > 1 and was not in may and "precision" not in given:
+        if question.workload.adapter is not None or weights(question) not in may:
+            allowed = f"its script was written for it, and the file says {' or '.join(may)} now"
+            raise UsageError("precision", str(was), f"{allowed}: say which")
+        told["precision"] = str(weights(question))
+        loads = f"{told['precision']}, in which its script loads the weights"
+        notes = (f"exported in {was}, which the file no longer says: taken as {loads}",)
     loaded = found.unsaid & trainer.UNSAID
     knobs = {n: one for n, one in settings.as_dict().items() if n not in found.knobs or n in loaded}
-    return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}
+    return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}, notes
 
 
 def _needed(name: str, value: Any) -> Any:

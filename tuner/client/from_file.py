@@ -28,8 +28,9 @@ from tuner.client.request import (
 )
 from tuner.client.values import NotCoveredError
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import Settings, knob_value
+from tuner.core.configuration import Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
+from tuner.core.measurement import Fidelity
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
@@ -78,7 +79,10 @@ def read_question(
         UsageError: it cannot be read, or something is missing, or said otherwise.
     """
     opened, where = open_file(path, format_name), place_of(path)
-    found = opened.found
+    found, placed = opened.found, beside.get("cluster") is not None
+    says = found.told is not None or "cluster" in found.may
+    if not placed and not (says and more.get("fidelity") == Fidelity.PREDICTED):
+        beside = {**beside, "cluster": "local"}  # where it is probed
     asked = asked_of(found, beside, where.parent)
     values = dict(asked.arguments)
     if "fused_loss" in found.free:
@@ -184,6 +188,12 @@ def _knobs(opened: Opened, asked: FileSays) -> dict[str, list[Any]]:
     """Values that are allowed: what the file can say otherwise is free."""
     found: dict[str, list[Any]] = {}
     for name, value in asked.knobs.items():
+        if name not in opened.found.knobs and name not in opened.found.free:
+            # only the header of an exported one says it, of the answer that it was; a fused loss is
+            # looked at by itself where logits are large
+            if name == "fused_loss" and value:
+                found[name] = [value, False]
+            continue
         if name not in opened.found.free:
             found[name] = [value]
         elif values := opened.found.free[name]:
@@ -238,7 +248,8 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
         UsageError: the file cannot be changed so.
     """
     knobs, free = question.asked.knobs, question.opened.found.free
-    kept = [name for name in knobs if name not in free]  # also what was counted without
+    said = question.opened.found.knobs
+    kept = [name for name in said if name not in free]  # also what was counted without
     return put_into(question.opened, str(question.path), knobs, asked, best, kept)
 
 
@@ -256,7 +267,10 @@ def put_into(
     Raises:
         UsageError: the file cannot be changed so.
     """
-    reader = READERS[opened.found.format_name]
+    name = opened.found.format_name
+    if name not in READERS:
+        raise UsageError("file", path, f"is of {name}, which is not changed: export the answer")
+    reader = READERS[name]
     present = Settings(**{name: knob_value(name, value) for name, value in knobs.items()})
     kept = frozenset(kept)
     best = replace(best, **{name: getattr(present, name) for name in kept})
@@ -277,6 +291,21 @@ def put_into(
             allowed = f"{said} cannot be put into it: it would read {again[name]}"
             raise UsageError("file", path, allowed)
     return text, wanted
+
+
+def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
+    """Names the knobs of the best settings that no field of the file holds, where they are not
+    known to be so already: ``micro_batch_size=4``."""
+    found, known = question.opened.found, {**Settings().all_values(), **question.asked.knobs}
+    if "micro_batch_size" not in question.asked.knobs:
+        del known["micro_batch_size"]  # whoever starts the file must say it
+    idle = {*idle_knobs(best), *(() if sync_acts(asked, best) else ("sync_each_batch",))}
+    changed = (
+        f"{name}={show(value)}"
+        for name, value in best.all_values().items()
+        if name not in idle | {*found.knobs, *found.free} and known.get(name) != value
+    )
+    return ", ".join(changed)
 
 
 def diff(question: FileQuestion, text: str) -> str:

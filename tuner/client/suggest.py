@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from inspect import signature
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
@@ -38,18 +37,18 @@ def suggest(
     global_batch_size: int | None = None,
     sequence_length: int | None = None,
     from_file: str | os.PathLike[str] | None = None,
-    cluster: ClusterLike = "local",
-    optimizer: str = "adamw",
+    cluster: ClusterLike | None = None,
+    optimizer: str | None = None,
     precision: str | None = None,
     reduce_dtype: str | None = None,
-    loss: str = "hf",
-    tensor_parallel: str = "sequence_parallel",
+    loss: str | None = None,
+    tensor_parallel: str | None = None,
     adapter: str | Mapping[str, Any] | None = None,
-    frozen: Sequence[str] = (),
+    frozen: Sequence[str] | None = None,
     packing: str | Mapping[str, Any] | None = None,
-    task: str = "causal_lm",
-    image_tokens: int = 0,
-    framework: str = "torch",
+    task: str | None = None,
+    image_tokens: int | None = None,
+    framework: str | None = None,
     framework_versions: Mapping[str, str] | None = None,
     knobs: Mapping[str, Sequence[Any]] | None = None,
     headroom: float | None = None,
@@ -86,16 +85,18 @@ def suggest(
         sequence_length: tokens of one sequence.
         from_file: a configuration that is launched today, by its path or as its text, which says
             the question, as ``tuner suggest --from`` reads it. Other arguments say what it does
-            not; those that are left at their default are the file's to say, but for the cluster.
-        cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields.
-        optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``.
+            not, and none says otherwise what it says.
+        cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields; by default
+            ``local``, and with ``predicted`` that of a file which says one.
+        optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``; by
+            default ``adamw``.
         precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
             and the Trainer, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
-        loss: ``hf``, ``fp32`` or ``own_dtype``: what is done with whole logits.
-        tensor_parallel: ``sequence_parallel``, ``sharded_logits`` or ``gathered_logits``: how
-            layers are split under tensor parallelism.
+        loss: ``hf`` (by default), ``fp32`` or ``own_dtype``: what is done with whole logits.
+        tensor_parallel: ``sequence_parallel`` (by default), ``sharded_logits`` or
+            ``gathered_logits``: how layers are split under tensor parallelism.
         adapter: ``lora`` or ``qlora``, or its fields, such as ``{"method": "lora", "rank": 8}``:
             what is trained in the place of the model; by default all of it is trained.
         frozen: parts of the model that are not trained, such as ``embeddings``, ``head`` and
@@ -103,10 +104,10 @@ def suggest(
         packing: ``varlen``, ``position_ids``, ``block_diagonal`` or ``padded``, or with documents,
             such as ``{"variant": "varlen", "documents": {"mean": 512}}``: how documents lie in a
             sequence; by default a sequence is one text.
-        task: ``causal_lm``, ``masked_lm``, ``sequence_classification`` or ``image_text_to_text``:
-            what the model is trained for.
+        task: ``causal_lm`` (by default), ``masked_lm``, ``sequence_classification`` or
+            ``image_text_to_text``: what the model is trained for.
         image_tokens: tokens of each sequence that stand for images, with ``image_text_to_text``.
-        framework: ``torch``, ``accelerate``, ``trainer`` or ``nanotron``.
+        framework: ``torch`` (by default), ``accelerate``, ``trainer`` or ``nanotron``.
         framework_versions: versions by package; by default those installed.
         knobs: values that are allowed, by knob, such as ``{"micro_batch_size": [1, 2]}``.
         headroom: share of each GPU's usable memory to leave free; by default 0.05.
@@ -160,13 +161,12 @@ def suggest(
         allowed = "is not applied with memory_limit_gib: give one"
         beside.append(UsageError("headroom", headroom, allowed))
     if from_file is None:
+        asked["cluster"] = "local" if cluster is None else cluster
         request = read_here(plain_arguments(**asked), beside)
     elif beside:
         raise beside[0]
     else:
-        usual = signature(suggest).parameters
-        given = {n: one for n, one in asked.items() if n == "cluster" or one != usual[n].default}
-        values = plain_arguments(**given)
+        values = plain_arguments(**asked)
         said = {name: values.pop(name) for name in BESIDE_A_FILE & values.keys()}
         request = read_question(os.fspath(from_file), None, said, values, db).request
     if not isinstance(write or {}, Mapping):

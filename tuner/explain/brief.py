@@ -12,7 +12,7 @@ from typing import Any
 from tuner.core.answer import Reason, Suggestion
 from tuner.core.configuration import ACCUMULATION, Settings, idle_knobs
 from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Evaluation
-from tuner.core.measurement import Basis
+from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
 from tuner.core.study import OPEN, Question, Study
 from tuner.core.words import (
@@ -120,6 +120,15 @@ class Brief:
     sure: tuple[str, ...]
 
 
+def is_forecast(study: Study, suggestion: Suggestion) -> bool:
+    """True where what is suggested is predicted, while it was to be measured, emulated, or its
+    memory rehearsed."""
+    best, asked = suggestion.best, study.limits.fidelity
+    if best is None or asked is Fidelity.PREDICTED:
+        return False
+    return not best.is_rehearsed if asked is Fidelity.REHEARSED else best.basis is not None
+
+
 def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> Brief:
     """The brief answer of a suggestion that has a best."""
     best = suggestion.best
@@ -128,12 +137,11 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
     for fact in suggestion.facts:
         by_kind.setdefault(fact["kind"], fact)
     changes = _changes(suggestion)
-    asked = str(study.limits.fidelity)
-    as_asked = {"predicted": best.basis is not None, "rehearsed": best.is_rehearsed}
-    forecasts = not as_asked.get(asked, best.basis is None)
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
-        title=f"Predicted, not {asked}" if forecasts else so_far,
+        title=f"Predicted, not {study.limits.fidelity}"
+        if is_forecast(study, suggestion)
+        else so_far,
         answer=tuple(_answer(study.question, best, tokens, by_kind, changes[:MOST_CHANGES])),
         why=tuple(_why(by_kind, changes, best)),
         changes=tuple(map(effect_cells, changes[:MOST_CHANGES])),

@@ -26,6 +26,7 @@ from tuner.errors import (
     TunerError,
 )
 from tuner.explain import facts
+from tuner.explain.brief import is_forecast
 from tuner.explain.english import say
 from tuner.explain.facts import AwkwardBatch, Fact, KnobPredicted, WhatFollows
 from tuner.explain.memory import memory_facts, of_workload, padding
@@ -132,15 +133,6 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
     if suggestion.best is None:
         raise why_none(study, suggestion)
     return suggestion.best
-
-
-def is_forecast(study: Study, suggestion: Suggestion) -> bool:
-    """True where what is suggested is predicted, while it was to be measured, emulated, or its
-    memory rehearsed."""
-    best, asked = suggestion.best, study.limits.fidelity
-    if best is None or asked is Fidelity.PREDICTED:
-        return False
-    return not best.is_rehearsed if asked is Fidelity.REHEARSED else best.basis is not None
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:

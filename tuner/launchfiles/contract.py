@@ -497,8 +497,8 @@ def told(question: Question, settings: Settings, about: About) -> dict[str, Any]
     return {"format": about.format_name, "settings": str(settings), **values}
 
 
-def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
-    """The format, the question and the settings that :func:`told` made.
+def told_in(values: Mapping[str, Any], path: str) -> tuple[str, Question, Settings]:
+    """The format, the question and the settings that :func:`told` made, of a file at ``path``.
 
     Raises:
         UsageError: it was changed.
@@ -525,11 +525,11 @@ def told_in(values: Mapping[str, Any]) -> tuple[str, Question, Settings]:
         ArithmeticError,
     ) as error:
         why = " ".join(str(error).split())[:200]
-        allowed = f"is not as tuner export wrote it ({why}): take it out, or export anew"
-        raise UsageError("file", _MARK[2:-1], allowed) from error
+        changed = f"what is below '{_MARK[2:-1]}' is not as tuner export wrote it ({why})"
+        raise UsageError("file", path, f"{changed}: take it out, or export anew") from error
 
 
-def told_in_comment(text: str) -> tuple[str, Question, Settings] | None:
+def told_in_comment(text: str, path: str) -> tuple[str, Question, Settings] | None:
     """The same of the first comment that has it; ``None`` where none does."""
     found = re.search(rf"(?m)^{_MARK}\r?\n((?:#   .*\n?)*)", text)
     if found is None:
@@ -538,4 +538,4 @@ def told_in_comment(text: str) -> tuple[str, Question, Settings] | None:
         values = json.loads("".join(line[4:] for line in found[1].splitlines()))
     except (ValueError, RecursionError):
         values = {}
-    return told_in(values if isinstance(values, Mapping) else {})
+    return told_in(values if isinstance(values, Mapping) else {}, path)

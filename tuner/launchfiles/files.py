@@ -20,7 +20,8 @@ from typing import Any
 import tomlkit
 import yaml
 
-from tuner.core.configuration import KNOBS, Settings
+from tuner.core.cluster import Cluster
+from tuner.core.configuration import KNOBS, Checkpointing, Settings
 from tuner.core.study import Question
 from tuner.errors import UnknownNameError, UsageError, why_unreadable
 from tuner.launchfiles import (
@@ -268,7 +269,7 @@ def read_text(
 
     With ``reads_others`` a file that it names is read too, from beside it.
     """
-    told, syntax = told_in_comment(text), syntax_of(path)
+    told, syntax = told_in_comment(text, path), syntax_of(path)
     if told is not None:
         own = trainer.NAME if told[0] == trainer.FLAGS.name else told[0]
         if own not in READERS and format_name is None:
@@ -297,9 +298,10 @@ def read_text(
         values = {**values, "deepspeed": parse(whole.decode(errors="replace"), engine)}
     found = READERS[name].read(values)
     if told is None and isinstance(values.get("tuner"), Mapping) and "reads" in values["tuner"]:
-        told = told_in(values["tuner"]["reads"])
+        told = told_in(values["tuner"]["reads"], path)
     if told is not None:
-        found = replace(found, told=told[1:])
+        unseen = (_code_unseen("the script in its comments"),) if name == accelerate.NAME else ()
+        found = replace(found, told=told[1:], notes=(*found.notes, *unseen))
     return Opened(text=text, values=values, found=found)
 
 
@@ -312,6 +314,22 @@ _FIELDS = frozenset({
     "model", "cluster", "sequence_length", "global_batch_size", "optimizer", "precision",
     "reduce_dtype", "loss",
 })  # fmt: skip
+# What starts ranks, in a command, an option of Slurm's or a TrainJob: nodes, and ranks of each.
+_STARTS = re.compile(
+    r"(?:^|\s)(?P<name>--nnodes|--nodes|numNodes|--gpus-per-node|--nproc[-_]per[-_]node"
+    r"|numProcPerNode)(?::\s*|[ =]+)(?P<value>[^\s;&|]+)"
+)
+_NODES = frozenset({"--nnodes", "--nodes", "numNodes"})
+_RANKS = frozenset({"--nproc-per-node", "--nproc_per_node", "numProcPerNode"})
+# Values that knobs have where nobody names another.
+_NAMED: Mapping[str, tuple[Any, ...]] = {
+    "cpu_offload": (False,),
+    "cp_size": (1,),
+    "fused_loss": (False,),
+    "activation_checkpointing": tuple(one for one in Checkpointing if one != "offload"),
+}
+# The formats that have such.
+_STARTING = frozenset({"torchrun", "sbatch", "kubernetes"})
 # Of where it was written.
 _ORIGIN = frozenset({"study_id", "date", "provenance"})
 
@@ -335,11 +353,45 @@ def _exported(text: str, format_name: str, question: Question, settings: Setting
         else:
             told = f"the first lines say {written.get(variable, 'nothing of it')}"
             raise UsageError(variable, word, f"{told}, and it cannot be changed alone: export anew")
-    code = "what it was written for is taken from its first lines: changes of its code are not seen"
-    notes = (code,) if format_name == torch_module.FORMAT.name else ()
+    notes = [_code_unseen("its code")] if format_name == torch_module.FORMAT.name else []
+    ranks = f"{PREFIX}WORLD_SIZE"
+    if format_name in _STARTING and not _check_started(text, question.cluster):
+        notes.append(f"how many ranks of a node it starts is not seen: {ranks} is taken for right")
     return Found(
-        format_name=format_name, knobs=knobs, may=may, notes=notes, told=(question, settings)
+        format_name=format_name,
+        knobs=knobs,
+        # but for what is in no space unless it is named
+        free={name: () for name in knobs if name not in _NAMED or knobs[name] in _NAMED[name]},
+        may=may,
+        ranks=question.cluster.world_size if ranks in text else None,
+        ranks_field=ranks,
+        notes=tuple(notes),
+        told=(question, settings),
     )
+
+
+def _code_unseen(what: str) -> str:
+    return f"what it was written for is taken from its first lines: changes of {what} are not seen"
+
+
+def _check_started(text: str, cluster: Cluster) -> bool:
+    """Refuses a command that starts other nodes or ranks than the cluster has; tells whether it
+    says how many ranks of a node."""
+    told = False
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.lstrip().startswith("#") and not line.startswith("#SBATCH"):
+            continue
+        for found in _STARTS.finditer(line):
+            name, value = found["name"], found["value"].strip("\"'")
+            size = cluster.nodes if name in _NODES else cluster.gpus_per_node
+            if not value.isdecimal():
+                continue
+            told = told or name in _RANKS
+            if value != str(size):
+                allowed = f"the first lines say {size}, of {cluster.name}, and it cannot be changed"
+                given = int(value) if len(value) < 10 else value
+                raise UsageError(name, given, f"{allowed} alone: export anew")
+    return told
 
 
 def _word(text: str) -> str:

@@ -566,7 +566,7 @@ def told_by_name(values: Mapping[str, Any]) -> tuple[str, dict[str, int]] | None
     """The study that exported arguments say they are of, and how many GPUs split a layer, or a
     sequence, where several do."""
     name = str(values.get("run_name"))
-    found = re.match(r"tuner (\S+) \S+ \w+((?: [tc]p_size=\d+)*);", name)
+    found = re.match(r"tuner (\S+) \S+ \w+((?: [tc]p_size=\d+)*)(?:;|$)", name)
     if found is None:
         return None
     pairs = (one.split("=") for one in found[2].split())

@@ -99,7 +99,7 @@ def next_rehearsal(study: Study) -> ProbeRequest | Stop:
         needed = need_text(known.smallest, known.limit_bytes)
         return Stop(reason="no settings fit", nothing_fits=needed)
     last = last_failure(seen)
-    why = f"{why or 'every settings that may fit was rehearsed'}; none of them gave a result"
+    why = f"{why or 'all settings that may fit were rehearsed'}; none of them gave a result"
     return Stop(reason=f"{why} that fits{f'; the last: {last}' if last else ''}")
 
 

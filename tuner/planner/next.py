@@ -73,7 +73,7 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     if proposed is not None:
         tolerance = f"{100 * known.study.limits.tolerance:g}%"
         return Stop(reason=f"no probe is expected to gain {tolerance} or more")
-    why = "every settings that may fit was probed"
+    why = "all settings that may fit were probed"
     return Stop(reason=why) if known.fitting else _nothing(known, why)
 
 

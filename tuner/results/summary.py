@@ -22,7 +22,8 @@ from tuner.core.words import (
     speed_text,
 )
 from tuner.errors import NothingFitsError, UsageError
-from tuner.explain.known import is_forecast, why_none
+from tuner.explain.brief import is_forecast
+from tuner.explain.known import why_none
 from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost

@@ -404,7 +404,7 @@ def _checked(
     for one in fixed:
         wanted = getattr(settings, one.knob)
         if one.knob in SIZES and wanted != one.value:
-            raise UsageError(one.knob, show(wanted), f"cannot be had here: {one.why}")
+            raise UsageError(one.knob, wanted, f"cannot be had here: {one.why}")
     for knob in ("sharding", *SIZES, "activation_checkpointing", "cpu_offload"):
         check_possible(question, knob, getattr(checked, knob))
     if broken := broken_rule(question, checked):

@@ -235,3 +235,16 @@ def test_studies_of_other_knobs_count_too(cli, made, question, tmp_path):
     assert other.code == 0
     assert other.json["seen"] is None
     assert other.json["cluster"] == parse_cluster("2xa100-80gb").as_dict()
+
+
+def test_a_study_that_is_not_here_is_told(question, environment):
+    text = export("trainer", question, check_settings(question, parse_settings(BEST)), ABOUT)
+    with pytest.raises(tuner.UsageError, match=f"study {ABOUT.study_id}, .* not in this database"):
+        tuner.check(text, dry_runs="none")
+
+
+def test_a_number_of_gpus_is_told_as_one(cli):
+    asked = ("--model", "qwen2.5-0.5b", "--cluster", "8xh100-80gb", "--framework", "deepspeed")
+    sizes = ("--global-batch-size", "16", "--sequence-length", "1024")
+    found = cli("predict", *asked, *sizes, "--settings", "micro_batch_size=1,cp_size=2")
+    assert (found.code, "cp_size: got 2; " in found.err) == (2, True), found.err

@@ -3,10 +3,14 @@
 import pytest
 import yaml
 
+import tuner
 from tuner.catalog.versions import version_table
 from tuner.client.from_file import patched, read_question
+from tuner.client.request import read_here
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
+from tuner.core.quantity import Provenance
+from tuner.launchfiles import FORMATS, About, export
 
 NANOTRON = """\
 # how we train
@@ -189,3 +193,47 @@ def test_of_a_tie_the_file_is_changed_least(cli, tmp_path, more, each):
     assert own["changes"]
     assert "accelerator_config" not in own["changes"]
     assert found["best"]["settings"]["sync_each_batch"] is False  # the answer itself
+
+
+def exported(tmp_path, format_name, cluster="8xh100-80gb"):
+    asked = {"cluster": cluster, "model": "qwen2.5-0.5b", "sequence_length": 1024}
+    stack = {"framework": "accelerate", "precision": "bf16_mixed"}
+    request = read_here({**asked, **stack, "global_batch_size": 64})
+    question = request.question(installed_versions())
+    settings = parse_settings(
+        "sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=8"
+    )
+    about = About(study_id="st-0123456789ab", date="2026-01-15", provenance=Provenance.PREDICTED)
+    path = tmp_path / FORMATS[format_name].file_name
+    path.write_text(export(format_name, question, settings, about), encoding="utf-8")
+    return path
+
+
+def test_what_only_the_header_says_is_free(cli, tmp_path):
+    path = exported(tmp_path, "accelerate")
+    found = read_question(str(path), None, {}, {"fidelity": "predicted"})
+    assert found.request.knobs.micro_batch_size is None
+    assert found.asked.knobs["micro_batch_size"] == 1  # as it is today
+    assert found.request.cluster.name == "8xh100-80gb"
+    shown = cli("suggest", "--from", str(path), "--fidelity", "predicted")
+    assert shown.code == 0, shown.err
+    said = " ".join(shown.out.partition("Your file: ")[2].split())
+    assert "the answer needs micro_batch_size=" in said
+    assert ", which no field of it says" in said
+    assert "fit already " not in said.replace("already, of what it says", "")
+
+
+def test_a_file_that_is_started_by_itself_is_answered(cli, tmp_path):
+    path = exported(tmp_path, "env")
+    shown = cli("suggest", "--from", str(path), "--fidelity", "predicted")
+    assert shown.code == 0, shown.err
+    said = " ".join(shown.out.partition("Your file: ")[2].split())
+    assert "is of env, which is not changed: export the answer" in said
+
+
+def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):
+    path = tmp_path / "ax.yaml"
+    path.write_text(AXOLOTL.replace("adamw_torch", "sgd"), encoding="utf-8")
+    for said in ({"optimizer": "adamw"}, {"framework": "torch"}):
+        with pytest.raises(tuner.UsageError, match="the file says"):
+            tuner.suggest(from_file=path, cluster="2xrtx-4090", fidelity="predicted", **said)

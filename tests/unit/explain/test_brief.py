@@ -135,6 +135,7 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Trust the ranking; absolute speed may be off (-50% to +25%)."
     assert told(best=best).title == "Predicted, not measured"
+    assert told(fidelity=Fidelity.PREDICTED).title == "Answer"  # also of what was measured
     assert told(state=StudyState.RUNNING).title == "Best so far"
 
 

@@ -188,6 +188,66 @@ def test_a_variable_that_was_changed_is_not_passed_over(format_name: str) -> Non
         changed("WORLD_SIZE", "3")
 
 
+@pytest.mark.parametrize(
+    ("format_name", "was", "put", "said"),
+    [
+        ("torchrun", "--nproc-per-node 8", "--nproc-per-node 4", "--nproc-per-node: got 4; .* 8"),
+        (
+            "torchrun",
+            "--nproc-per-node 8",
+            f"--nproc-per-node {'9' * 5000}",
+            "--nproc-per-node: got",
+        ),
+        ("sbatch", "--nproc-per-node 8", "--nproc-per-node=2", "--nproc-per-node: got 2"),
+        ("sbatch", "#SBATCH --nodes=2", "#SBATCH --nodes=1", "--nodes: got 1; the first lines say"),
+        ("sbatch", "--gpus-per-node=8", "--gpus-per-node=4", "--gpus-per-node: got 4"),
+        ("kubernetes", "numProcPerNode: 8", "numProcPerNode: 4", "numProcPerNode: got 4"),
+        ("env", "TUNED_CLUSTER=", "TUNED_CLUSTER=4xh100-80gb #", "TUNED_WORLD_SIZE: got"),
+    ],
+)
+def test_a_file_that_starts_other_ranks_is_refused(format_name, was, put, said) -> None:
+    name, text = FORMATS[format_name].file_name, written(format_name)
+    changed = text.replace(was, put)
+    assert changed != text
+    with pytest.raises(UsageError, match=said):
+        case_of(read_text(changed, name).found, {})
+
+
+def written(format_name: str) -> str:
+    return export(format_name, *EXAMPLES[format_name].parts(), ABOUT)
+
+
+def test_ranks_that_a_command_leaves_to_the_machine_are_told() -> None:
+    changed = re.sub("--nproc-per-node [0-9]+", "--nproc-per-node gpu", written("torchrun"))
+    (note,) = read_text(changed, "torchrun.sh").found.notes
+    assert "TUNED_WORLD_SIZE is taken for right" in note
+    assert read_text(written("torchrun"), "torchrun.sh").found.notes == ()
+
+
+def test_a_precision_that_the_file_no_longer_says_is_the_weights() -> None:
+    text = export("accelerate", *CASES["bf16_mixed"].parts(), ABOUT)
+    changed = text.replace("mixed_precision: bf16", "mixed_precision: 'no'")
+    assert changed != text
+    case = case_of(read_text(changed, "a.yaml").found, {})
+    assert case.question.workload.precision is Precision.FP32
+    assert any("exported in bf16_mixed, which the file no longer says" in n for n in case.notes)
+    assert (
+        case_of(
+            read_text(changed, "a.yaml").found, {"precision": "bf16"}
+        ).question.workload.precision
+        is Precision.BF16
+    )
+    adapted = export("accelerate", *CASES["checkpointing_with_adapter"].parts(), ABOUT)
+    changed = adapted.replace("mixed_precision: bf16", "mixed_precision: 'no'")
+    with pytest.raises(UsageError, match=r"precision: got 'bf16_mixed'; .*: say which"):
+        case_of(read_text(changed, "a.yaml").found, {})
+
+
+def test_code_in_comments_is_told_to_be_unseen() -> None:
+    notes = read_text(written("accelerate"), "a.yaml").found.notes
+    assert any("the script in its comments are not seen" in note for note in notes)
+
+
 BROKEN = (
     "{",
     "[" * 10**5,
@@ -203,7 +263,7 @@ def test_a_header_that_was_broken_is_told(line: str) -> None:
     text = export("env", *EXAMPLES["env"].parts(), ABOUT)
     broken = re.sub("(?m)(?:^#   .*\n)+", lambda _: f"#   {line}\n", text)
     assert broken != text
-    with pytest.raises(UsageError, match="is not as tuner export wrote it"):
+    with pytest.raises(UsageError, match=r"^file: got 'tuned.env'; .* is not as tuner export"):
         read_text(broken, "tuned.env")
 
 

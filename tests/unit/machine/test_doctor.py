@@ -38,7 +38,7 @@ def look(given, versions=None, cluster="cpu:2"):
 
 
 # A replica has the smallest that do what larger ones do; none has stages of a pipeline.
-SIZES = {"tp_size", "pp_size", "micro_batch_size", "gradient_accumulation_steps"}
+SIZES = {"tp_size", "pp_size", "cp_size", "micro_batch_size", "gradient_accumulation_steps"}
 
 
 def test_the_usual_cases_check_every_knob():

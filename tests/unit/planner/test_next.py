@@ -66,7 +66,7 @@ def test_without_a_tolerance_a_small_space_is_exhausted(lab):
     study, stop = lab.Machine(question).play(lab.study(question, max_probes=50, tolerance=0.0))
     tried = {p.request.settings for p in study.probes}
     assert tried == set(enumerate_space(question).legal)
-    assert stop.reason == "every settings that may fit was probed"
+    assert stop.reason == "all settings that may fit were probed"
 
 
 def test_the_answer_is_good(lab):
@@ -165,7 +165,7 @@ def test_that_nothing_fits_is_not_said_where_some_failed_otherwise(lab):
     assert ended == {Outcome.CRASHED, Outcome.OOM}
     assert stop.nothing_fits == ""
     assert stop.reason.startswith(
-        "every settings that may fit was probed; none of the settings probed gave a result that"
+        "all settings that may fit were probed; none of the settings probed gave a result that"
         " fits; the last: "
     )
 

@@ -19,6 +19,7 @@ from tuner.space import enumerate_space
 
 RAW = {
     "id",
+    "number",
     "settings",
     "fidelity",
     "repetition",

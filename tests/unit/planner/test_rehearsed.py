@@ -14,8 +14,8 @@ from tuner.core.script import read_script
 from tuner.core.study import ProbeRequest, ProbeState, Question, StudyState
 from tuner.core.workload import Workload
 from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError
-from tuner.explain.brief import brief
-from tuner.explain.known import answer, is_forecast, why_none
+from tuner.explain.brief import brief, is_forecast
+from tuner.explain.known import answer, why_none
 from tuner.model import load_model
 from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, Wait, is_answered, next_probe
