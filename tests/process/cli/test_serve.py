@@ -1,11 +1,15 @@
 """The command that becomes the service."""
 
 import os
+import sqlite3
+import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
 from tuner.environment import passed
+from tuner.store.migrate import BEFORE_RELEASE
 
 SERVICE = [sys.executable, "-P", "-m", "api"]
 
@@ -56,3 +60,19 @@ def test_a_database_with_its_password_is_no_argument(cli, became, monkeypatch):
     (argv,) = became
     assert "secret" not in str(argv)
     assert os.environ["TUNER_DB"] == "postgresql://user:secret@host/tuner"
+
+
+def test_a_database_of_an_older_schema_is_named_and_nothing_is_served(cli, tmp_path):
+    database = tmp_path / "old.db"
+    assert cli("db", "upgrade", "--db", f"sqlite:///{database}").code == 0
+    with closing(sqlite3.connect(database)) as old:
+        old.execute("UPDATE tuner_alembic_version SET version_num = ?", (BEFORE_RELEASE[-1],))
+        old.commit()
+    main = "from tuner.cli import main; main()"
+    command = [sys.executable, "-P", "-c", main, "serve", "--port", "0", "--db"]
+    result = subprocess.run(
+        [*command, f"sqlite:///{database}"], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 1
+    assert f"{database} was written before the first release" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -12,6 +12,7 @@ from tests.unit.launchfiles.cases import Case
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.workload import Loss, Precision, Workload
+from tuner.cost.memory.attention import ring_buffers
 from tuner.cost.memory.layers import LayerKey, _Layer
 from tuner.cost.time.collectives import Op, step_collectives
 from tuner.launchfiles.accelerate import script
@@ -42,7 +43,8 @@ def test_buffers_and_bytes_are_those_of_torch(ranks: int, keys: int) -> None:
         recompute=False, device=cluster.gpu.device, attention=None, ring=ranks,  # type: ignore
     )  # fmt: skip
     layer = _Layer(key, sparse=False, sliding=False, starts=False)
-    forward, backward = layer._ring(layer.keys)
+    tokens = layer.tokens
+    forward, backward = ring_buffers(tokens * layer.queries, tokens * layer.keys, layer.c, ranks)
     rows = 4 * 256 * 32  # of logarithms that some blocks keep, which are not counted
     assert max(one["forward"] for one in each) == pytest.approx(forward, abs=4 * rows)
     half = 2 * 256 * 128 * keys  # of one kernel's gradients of keys and values, in the last block

@@ -41,7 +41,7 @@ def test_near_misses_of_timed_steps_count(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(run, "build_stack", lambda spec, place: built)
     monkeypatch.setattr(Rank, "_track", track)
     monkeypatch.setattr(Rank, "_time", time)
-    spec = SimpleNamespace(is_alone=False)
+    spec = SimpleNamespace(is_alone=False, fidelity="measured")
     Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()  # type: ignore[arg-type]
     assert record.memory == {"allocation_retries": 3}
     assert record.outcome == "ok"

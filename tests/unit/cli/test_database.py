@@ -43,7 +43,7 @@ def test_a_database_is_checked(cli, answered, database):
 
 @pytest.mark.parametrize(
     "arguments",
-    [("doctor",), ("studies", "list"), ("suggest", *OF_LLAMA), ("serve", "--port", "0"),
+    [("doctor",), ("studies", "list"), ("suggest", *OF_LLAMA),
      ("workers",), ("keys", "list"), ("db", "upgrade")],
     ids=" ".join,
 )  # fmt: skip
