@@ -34,6 +34,11 @@ from tuner.errors import UsageError
 FP32_IN_MODEL = "<4.46"
 # Releases of transformers whose loss copies the logits, shifted by one token.
 SHIFTED_COPY = "<4.49"
+# Releases of transformers that give attention contiguous queries (``sdpa_attention_forward`` in
+# integrations/sdpa_attention.py; wheels of 4.48.3 to 4.56.2 read, 4.52.4 and 5.2.0 run). Kernels of
+# 2-byte formats return what is laid out like the queries, so that the heads are put together by a
+# copy, which the output projection keeps beside what attention keeps.
+COPIED_HEADS = ">=4.48,<4.56"
 # Tensors of sequence x hidden size that accelerate 1.8 to 1.14 keeps of each layer where FSDP2's
 # option checkpoints, beyond the layer's input, by model type: it wraps the children of a layer, and
 # the input of each is kept. Counted by running ``fsdp2_apply_ac`` of 1.14.0 on small models of all
@@ -142,7 +147,8 @@ def script_bytes(
     kept_logits = returned if script.keeps_outputs else 0.0
     # of all layers until backward has passed them; less is computed again at once then, which is
     # not taken off
-    parts = compute * _parts_kept(workload, settings, framework, script) * tokens
+    heads = _copied_heads(workload, framework) * (model.layers - checkpointed) / tp
+    parts = compute * tokens * (_parts_kept(workload, settings, framework, script) + heads)
     embedding = compute * model.vocab_size * model.hidden_size / tp
     embedding *= not model.tied_embeddings  # which is gathered with the head anyway
     root = embedding if script.one_root_unit and settings.sharding in FSDP else 0.0
@@ -190,3 +196,16 @@ def _parts_kept(
     model = workload.model
     kept = KEPT_OF_PARTS.get(model.model_type, USUALLY_KEPT_OF_PARTS)
     return kept * model.layers * model.hidden_size
+
+
+def _copied_heads(workload: Workload, framework: Framework) -> int:
+    """Channels of a token that each layer that is not checkpointed keeps a second time, because
+    the stated release of transformers lays attention's queries out anew."""
+    release, model = framework.versions.get("transformers"), workload.model
+    if release is None or not meets(release, COPIED_HEADS):
+        return 0
+    by_operators = model.has_capped_scores or model.has_biased_scores
+    by_flash_attention = workload.packing is not None  # its package's functions, not torch's
+    if by_operators or by_flash_attention or COMPUTE_BYTES[workload.precision] != 2:
+        return 0
+    return model.heads * model.head_dim

@@ -109,3 +109,23 @@ def test_parts_of_layers_that_are_checkpointed_keep_their_inputs() -> None:
         for phase in (Phase.FORWARD, Phase.LOSS, Phase.BACKWARD):
             assert found[phase][Category.ACTIVATIONS] == kept * 32 * 4 * 4096 * 4096 * 2
         assert sum(found[Phase.OPTIMIZER].values()) == 0
+
+
+def test_releases_that_lay_queries_out_anew_keep_heads_twice_where_nothing_is_checkpointed() -> (
+    None
+):
+    each = 32 * 4 * 4096 * 4096 * 2  # 32 layers, 4 sequences of 4,096, 4,096 channels in bf16
+    for transformers, how, precision, kept in [
+        ("4.47.1", "none", Precision.BF16, 0),
+        ("4.52.4", "none", Precision.BF16, each),
+        ("4.52.4", "none", Precision.BF16_MIXED, each),
+        ("4.52.4", "every_2", Precision.BF16, each / 2),
+        ("4.52.4", "full", Precision.BF16, 0),
+        ("4.52.4", "none", Precision.FP32, 0),
+        ("4.56.0", "none", Precision.BF16, 0),
+    ]:
+        settings = parse_settings(f"micro_batch_size=4,activation_checkpointing={how}")
+        found = script_bytes(llama(precision), settings, 1, stack(transformers), Script())
+        for phase in (Phase.FORWARD, Phase.BACKWARD):
+            assert found[phase][Category.ACTIVATIONS] == kept, (transformers, how, precision)
+        assert found[Phase.OPTIMIZER][Category.ACTIVATIONS] == 0
