@@ -1,4 +1,4 @@
-"""Transcripts of ``tuner suggest --from`` in pages are what the command prints."""
+"""Transcripts of answers without a device, in pages, are what the command prints."""
 
 import re
 import shlex
@@ -44,3 +44,13 @@ def test_changes_shown_of_a_deepspeed_file_are_printed(tmp_path, monkeypatch, ca
     assert main([*shlex.split(command)[1:], "--db", f"sqlite:///{tmp_path}/studies.db"]) == 0
     printed = capsys.readouterr().out
     assert masked(printed[printed.index("--- ds.json") :]) == masked(said)
+
+
+def test_sizes_shown_are_printed(tmp_path, monkeypatch, capsys):
+    page = blocks("docs/cli.md")
+    shown = next(place for place, one in enumerate(page) if one.language == "text")
+    command, said = (one.text for one in page[shown - 1 : shown + 1])
+    monkeypatch.setenv("COLUMNS", "100")
+    words = shlex.split(command.replace("\\\n", " "))
+    assert main([*words[1:], "--db", f"sqlite:///{tmp_path}/studies.db"]) == 0
+    assert capsys.readouterr().out.split() == said.split()
