@@ -596,8 +596,8 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         said += ["offload"] if settings.cpu_offload else []
         found["fsdp"] = said if isinstance(words, list) else " ".join(said)
     options = found.get("fsdp_config")
-    said = Fields(values).part("fsdp_config").values
-    if options and any(map(values.get, _BY_MODEL)) and not any(map(said.get, _BY_PLUGIN)):
+    written = Fields(values).part("fsdp_config").values
+    if options and any(map(values.get, _BY_MODEL)) and not any(map(written.get, _BY_PLUGIN)):
         recomputes = options.pop("activation_checkpointing")  # the Trainer takes one of the two
         found |= {name: found[name] or recomputes for name in _BY_MODEL if name in found}
     return {name: found[name] for name in _TUNED if name in found}
