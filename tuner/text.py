@@ -154,6 +154,11 @@ def size_number(size_bytes: float, divisor: int) -> str:
     return f"{size:.0f}" if size >= 100 else f"{size:.1f}" if size >= 10 else f"{size:.2f}"
 
 
+def three_digits(value: float) -> str:
+    """A number as it reads well in a list: ``0.0152``, ``8.03``, ``1027``."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
+
+
 class DoubledNameError(ValueError):
     """An object holds a name twice.
 

@@ -19,6 +19,7 @@ from tuner.client.request import TuneRequest
 from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Fidelity
 from tuner.core.study import HEADROOM, MOST_PROBES, SamplerName
+from tuner.text import three_digits
 
 # What is chosen as GPU kind for ranks on the workers' processors.
 CPU = "cpu"
@@ -148,10 +149,9 @@ def groups() -> tuple[FieldGroup, ...]:
     counts = {name: models.entry(name)["parameters"] for name in models.names()}
     offered = {
         MODEL: tuple(
-            Choice(
-                name, f"{n / 1e9:.3g} B parameters" if n >= 1e9 else f"{n / 1e6:.3g} M parameters"
-            )
+            Choice(name, f"{three_digits(n / unit)} {letter} parameters")
             for name, n in counts.items()
+            for unit, letter in [(1e9, "B") if n >= 1e9 else (1e6, "M")]
         ),
         GPU: (
             *(

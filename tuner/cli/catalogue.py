@@ -3,7 +3,7 @@
 from tuner.cli.console import print_rows
 from tuner.cli.errors import print_json
 from tuner.client.values import listed_gpus, listed_models
-from tuner.text import size_text
+from tuner.text import size_text, three_digits
 
 # Of a GPU, of what is listed.
 RATES = ("memory_bytes_per_s", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
@@ -32,7 +32,7 @@ def show_models(begun: str, *, as_json: bool) -> int:
 
 
 def _billions(parameters: int | None) -> str:
-    return "-" if parameters is None else f"{parameters / 1e9:.3g}"
+    return "-" if parameters is None else three_digits(parameters / 1e9)
 
 
 def show_gpus(begun: str, *, as_json: bool) -> int:

@@ -75,6 +75,11 @@ def test_figures_are_shown_with_three_digits():
     assert (range_text(speed), range_text(UNKNOWN)) == ("1,201 to 1,260", "- to -")
 
 
+def test_counts_of_a_list_are_never_written_with_powers_of_ten():
+    for value, text in ((0.0152, "0.0152"), (8.03, "8.03"), (70.6, "70.6"), (999.9, "1000")):
+        assert units.three_digits(value) == text
+
+
 def test_numbers_that_are_none_are_null_in_json():
     value = {"a": [1.5, float("nan"), (float("inf"), {"b": float("-inf")})], "c": "é"}
     for indent in (None, 2):
