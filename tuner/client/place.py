@@ -32,6 +32,7 @@ from tuner.core.launcher import LauncherName, default_launcher
 from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import Limits, Question, missing_beside
 from tuner.cost.calibration import Calibration
+from tuner.cost.memory.tensors import counts
 from tuner.cost.prediction import uncovered
 from tuner.errors import UsageError
 from tuner.explain.ways_out import least_need
@@ -39,12 +40,17 @@ from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
 from tuner.store import default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
-from tuner.text import show_all, size_text
+from tuner.text import duration_text, show_all, size_text
 
 if TYPE_CHECKING:
     from tuner.store.workers import RegisteredWorker
 
 STRONGEST = tuple(Fidelity)
+
+# Rate at which a core computes training's products at most: some 45 GFLOP/s are measured in fp32.
+CORE_FLOPS_PER_S = 5e10
+# Seconds of a micro-batch of CPU ranks, beyond which a probe, of some ten, is not worth its time.
+MOST_MICRO_BATCH_S = 60.0
 
 # Finds the calibration of a question's devices.
 Rates = Callable[[Question], Calibration | None]
@@ -175,13 +181,10 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         # other machines are looked at by the worker, which is on one of them
         if (request.launcher or default_launcher()) is LauncherName.LOCAL:
             check_here(question.cluster)
-        if no_gpu and (need := least_need(question, limits)) and not need.fits:
+        if no_gpu and (hindered := _too_much_for(question, limits)):
             name, ways = question.cluster.name, no_gpu.partition(": ")[2]
             raise UsageError(
-                "cluster",
-                "local",
-                f"no GPU is here, so it is {name}, where {question.trained} needs"
-                f" {size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}: {ways}",
+                "cluster", "local", f"no GPU is here, so it is {name}, {hindered}; {ways}"
             )
     elif fidelity is not Fidelity.PREDICTED:
         _check_software(question)
@@ -209,6 +212,26 @@ def _no_gpu(request: RequestHere, question: Question) -> str:
         f"no GPU is here, so local is {cluster.name}: name the cluster and ask for predictions, as"
         " with --cluster 8xh100-80gb --fidelity predicted, or try a small model on these CPUs, as"
         f" with --model stories15m --cluster {cluster.name}"
+    )
+
+
+def _too_much_for(question: Question, limits: Limits) -> str:
+    """Why nobody who expected a GPU wants a question probed on CPU ranks; empty if it may be."""
+    if (need := least_need(question, limits)) and not need.fits:
+        sizes = f"{size_text(need.needed_bytes)} of {size_text(need.limit_bytes)}"
+        return f"where {question.trained} needs {sizes}"
+    cluster, work = question.cluster, question.workload
+    if work.is_traced or not cluster.gpu.cores:
+        return ""
+    tokens = work.sequence_length * cluster.world_size
+    seconds = (
+        6 * counts(work.model).active_parameters * tokens / cluster.gpu.cores / CORE_FLOPS_PER_S
+    )
+    if seconds <= MOST_MICRO_BATCH_S:
+        return ""
+    return (
+        f"where a sequence on each rank takes {duration_text(seconds)} or more, forward and"
+        f" backward, and a probe several: --cluster {cluster.name} says that this is meant"
     )
 
 

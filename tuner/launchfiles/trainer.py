@@ -573,15 +573,12 @@ def told_by_name(values: Mapping[str, Any]) -> tuple[str, dict[str, int]] | None
     return found[1], {knob: int(size) for knob, size in pairs}
 
 
-# Fields by which layers are checkpointed, and options of FSDP by which they are.
-_BY_MODEL = ("gradient_checkpointing", "activation_checkpointing")
+_BY_MODEL = ("gradient_checkpointing", "activation_checkpointing")  # the second since 5.23
 _BY_PLUGIN = ("activation_checkpointing", "fsdp_activation_checkpointing")
-
 # What an answer says of them.
 _TUNED = (
-    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config",
-    "gradient_checkpointing", "gradient_checkpointing_kwargs", "activation_checkpointing",
-    "activation_checkpointing_kwargs", "use_liger_kernel", "liger_kernel_config", "fsdp",
+    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", *_BY_MODEL,
+    *(f"{name}_kwargs" for name in _BY_MODEL), "use_liger_kernel", "liger_kernel_config", "fsdp",
     "fsdp_config",
 )  # fmt: skip
 

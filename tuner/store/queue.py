@@ -63,6 +63,8 @@ from tuner.store.workers import WorkerIdentity
 
 # Lost workers after which a probe is closed: it may be what kills them.
 MOST_LOSSES = 3
+# Characters of a study's reason, which may name all settings of a configuration.
+LONGEST_REASON = 500
 
 
 class Queue:
@@ -332,8 +334,9 @@ def move_study(
     session: Session, study: StudyRow, to: StudyState, reason: str, now: datetime
 ) -> None:
     """Changes the state of a study whose row is locked, and adds the event."""
-    data = {"before": str(study.state), "state": str(to), "reason": one_line(reason)}
-    study.state, study.reason = to, one_line(reason)
+    reason = one_line(reason, LONGEST_REASON)
+    data = {"before": str(study.state), "state": str(to), "reason": reason}
+    study.state, study.reason = to, reason
     if to is not StudyState.RUNNING:
         study.worker = study.worker_seen_at = None
     add_event(session, study.id, EventKind.STUDY, now, data)

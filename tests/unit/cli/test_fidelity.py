@@ -128,3 +128,20 @@ def test_calibrated_links_have_a_price(asked, environment, tmp_path):
     assert placed(emulated).limits.fidelity is Fidelity.EMULATED
     with pytest.raises(UsageError, match="is not known"):  # not measured for ranks that share four
         placed(replace(emulated, cluster="cpu:4"))
+
+
+def test_a_large_model_is_not_probed_on_cpus_where_a_gpu_was_expected(has, asked, monkeypatch):
+    has()
+    monkeypatch.setattr("tuner.machine.usable_cores", lambda: 2)
+    monkeypatch.setattr("tuner.machine.memory_bytes", lambda: 2**40)
+    large = replace(
+        asked, model="llama-3.2-1b", sequence_length="4096", cluster="local", fidelity=None
+    )
+    with pytest.raises(UsageError, match=r"takes 10:.* or more, .*--cluster cpu:2 says that"):
+        placed(large)
+    assert placed(replace(large, cluster="cpu:2")).notes == ()
+    small = placed(replace(large, model="stories15m", sequence_length="256"))
+    assert small.notes[0].startswith("no GPU is here, so local is cpu:2")
+    monkeypatch.setattr("tuner.machine.memory_bytes", lambda: 2**33)
+    with pytest.raises(UsageError, match=r"where llama-3\.2-1b needs"):
+        placed(large)

@@ -348,8 +348,9 @@ def test_what_a_worker_is_at_is_told_while_its_study_runs(store, question):
     told = [event.data for event in store.events(study.id) if event.kind is EventKind.STUDY]
     assert told[-1] == {"before": "running", "state": "running", "reason": "checking"}
     assert len(told) == 2
-    store.move(study.id, StudyState.DONE, "all is known")
-    assert store.study(study.id).reason == "all is known"
+    smallest = f"nothing fits: {'knob=value,' * 25}; the limit is 76.0 GiB"
+    store.move(study.id, StudyState.DONE, smallest)
+    assert store.study(study.id).reason == smallest, "settings and what follows them are whole"
 
 
 def test_time_after_a_study_s_end_is_not_part_of_its_cost(store, question):
