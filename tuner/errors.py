@@ -51,8 +51,9 @@ class TunerError(Exception):
 REQUIRED = "is required"
 
 
-class UsageError(TunerError):
-    """A field of the question is wrong; nothing was written.
+class UsageError(TunerError, ValueError):
+    """A field of the question is wrong; nothing was written. pydantic passes it on, as a
+    ``ValueError``.
 
     Args:
         field: the field's name as the user wrote it, such as ``global_batch_size``.

@@ -21,16 +21,17 @@ from tuner.client.cases import (
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.cases.reading import read_settings
 from tuner.client.files import case_of, place_of
-from tuner.client.predict import SettingsLike, watch_saying
-from tuner.client.request import (
+from tuner.client.parts import (
     ClusterGiven,
     FrameworkField,
     MemoryLimit,
     Part,
     WorkloadGiven,
-    named_cluster,
-    read,
+    cluster_of,
+    not_local,
 )
+from tuner.client.predict import SettingsLike, watch_saying
+from tuner.client.request import read
 from tuner.client.values import (
     BESIDE_A_FILE,
     ClusterLike,
@@ -38,7 +39,6 @@ from tuner.client.values import (
     naming_arguments,
     plain_arguments,
     silent,
-    telling,
 )
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster
@@ -127,7 +127,8 @@ class CheckRequest(Part):
     cluster: (
         Annotated[
             Cluster,
-            PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven),
+            PlainValidator(cluster_of, json_schema_input_type=str | ClusterGiven),
+            BeforeValidator(not_local),
         ]
         | None
     ) = Field(default=None, description="Not needed of a file that tuner export wrote.")
@@ -135,7 +136,7 @@ class CheckRequest(Part):
     settings: Annotated[
         tuple[Settings, frozenset[str]],
         PlainValidator(
-            telling(lambda value, info: read_settings(value)),
+            lambda value, info: read_settings(value),
             json_schema_input_type=str | dict[str, Any],
         ),
     ] = Field(

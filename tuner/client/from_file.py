@@ -14,9 +14,9 @@ from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
 from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
+from tuner.client.parts import FrameworkField
 from tuner.client.place import place_here
 from tuner.client.request import (
-    FrameworkField,
     RequestHere,
     TuneRequest,
     as_field,

@@ -125,7 +125,7 @@ def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
             created_at=body["created_at"],
             asked_at=body["asked_at"],
         )
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(error) from error
 
 
@@ -220,7 +220,7 @@ def _answered(
         shown = {**shown, "launch": launch_of(study.question, files, formats)}
     try:
         suggestion = Suggestion.from_dict(shown)
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(error) from error
     why = none and KINDS.get(_field(none, "kind"), ProbeError)(_field(none, "message"))
     return Answered(

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from pydantic import BaseModel, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
@@ -225,8 +224,6 @@ def uncovered_gpu(name: str, known: Iterable[str]) -> str:
     )
 
 
-Read = Callable[[Any, ValidationInfo], Any]
-
 # Values of a knob that may be allowed.
 MOST_VALUES = 100
 A_LIST = f"must be a list of 1 to {MOST_VALUES} values that are allowed"
@@ -252,28 +249,6 @@ ALLOWED: Mapping[str, str] = {
     "less_than_equal": "must be at most {le}",
     "less_than": "must be below {lt}",
 }
-
-
-def wrong(field: str, given: object, allowed: str) -> PydanticCustomError:
-    """An error in the form in which it passes through pydantic."""
-    return told(UsageError(field, given, allowed))
-
-
-def told(error: UsageError) -> PydanticCustomError:
-    """The same of one that was raised."""
-    return PydanticCustomError("usage", "wrong", {"error": error})
-
-
-def telling(read: Read) -> Read:
-    """``read`` with its usage errors told of the field that is read."""
-
-    def reading(value: Any, info: ValidationInfo) -> Any:
-        try:
-            return read(value, info)
-        except UsageError as error:
-            raise told(error) from error
-
-    return reading
 
 
 def errors_of(
