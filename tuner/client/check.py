@@ -30,7 +30,7 @@ from tuner.client.parts import (
     cluster_of,
     not_local,
 )
-from tuner.client.predict import SettingsLike, watch_saying
+from tuner.client.predict import Saying, SettingsLike
 from tuner.client.request import read
 from tuner.client.values import (
     BESIDE_A_FILE,
@@ -372,7 +372,7 @@ def check(
     if settings is not None:
         written, names = read_settings(settings)
         given["settings"] = {name: getattr(written, name) for name in names}
-    return check_file(opened, path, given, db, policy, watch_saying(progress or silent))
+    return check_file(opened, path, given, db, policy, Saying(progress or silent))
 
 
 def check_file(

@@ -126,7 +126,7 @@ def predict(
         TypeError: neither cases nor all that a single one needs.
         StoreError: the database cannot be used.
     """
-    policy, watch = choice("dry_runs", Policy, dry_runs), _Said(progress or silent)
+    policy, watch = choice("dry_runs", Policy, dry_runs), Saying(progress or silent)
     if from_file is not None and cases is None:
         from tuner.client.check import check  # which shows predictions
 
@@ -156,7 +156,9 @@ def predict(
     return predictions(read, policy, db, watch)
 
 
-class _Said:
+class Saying:
+    """A watch for a caller who is told lines."""
+
     def __init__(self, say: Say) -> None:
         self._say = say
 
@@ -166,11 +168,6 @@ class _Said:
 
     def note(self, text: str) -> None:
         self._say(text)
-
-
-def watch_saying(say: Say) -> Watch:
-    """Watches for a caller who is told lines."""
-    return _Said(say)
 
 
 def predictions(

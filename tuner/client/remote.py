@@ -53,7 +53,6 @@ def answer_there(
     caller: Caller,
     *,
     write: Sequence[str] = (),
-    replaces: bool = False,
     key: str | None = None,
 ) -> Answered:
     """Have the question answered by the service at ``url``."""
@@ -71,7 +70,7 @@ def answer_there(
     question = request.question({**newest, **installed_versions()})
     targets = read_targets(write, question, enumerate_space(question))
     with Service(url, key) as service:
-        body = service.submit(body_of(request, question, replaces=replaces))
+        body = service.submit(body_of(request, question))
         for note in filter(None, (request.workload.note, *body.get("notes", ()))):
             caller.note(note)
         study = study_of(body, service.probes(_field(body, "study_id")))
@@ -85,7 +84,7 @@ def answer_there(
         return _answered(service, study, body, targets)
 
 
-def body_of(request: RequestHere, question: Question, *, replaces: bool = False) -> dict[str, Any]:
+def body_of(request: RequestHere, question: Question) -> dict[str, Any]:
     values, cluster = question.as_dict(), request.cluster
     given, budget = request.model_fields_set, request.budget
     is_spelled = isinstance(cluster, str) and cluster.lower() != "local"
@@ -103,7 +102,7 @@ def body_of(request: RequestHere, question: Question, *, replaces: bool = False)
         "pool": request.pool,
         "labels": dict(request.labels) or None,
         "sampler": None if sampler is SamplerName.COST_MODEL else sampler,
-        "replace": replaces or None,
+        "replace": request.replace or None,
     }
     return {name: value for name, value in body.items() if value is not None}
 

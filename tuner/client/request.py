@@ -451,7 +451,7 @@ class RequestHere(TuneRequest):
 
 
 # Arguments of Python, and options, that are parts of an object of the request.
-_WITHIN: Mapping[str, tuple[str, str]] = {
+WITHIN: Mapping[str, tuple[str, str]] = {
     **{name: ("workload", name) for name in WorkloadGiven.model_fields},
     **{name: ("budget", name) for name in BudgetGiven.model_fields},
     "framework": ("framework", "name"),
@@ -464,8 +464,8 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
     stack = {"name": given.get("framework") or str(FrameworkName.TORCH)}
     values: dict[str, Any] = {"workload": {}, "framework": stack}
     for name, value in given.items():
-        if value is not None and name in _WITHIN:
-            table, inner = _WITHIN[name]
+        if value is not None and name in WITHIN:
+            table, inner = WITHIN[name]
             values.setdefault(table, {})[inner] = value
         elif value is not None:
             values[name] = value
@@ -475,7 +475,7 @@ def nested(given: Mapping[str, Any]) -> dict[str, Any]:
 def as_field(error: UsageError) -> UsageError:
     """An error that is named as an argument is, named as the request's field."""
     table, _, _ = error.field.partition(".")
-    return error.at(".".join(_WITHIN[table])) if table in _WITHIN else error
+    return error.at(".".join(WITHIN[table])) if table in WITHIN else error
 
 
 def as_argument(error: UsageError) -> UsageError:

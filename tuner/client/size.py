@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.client.cases import Case, Policy, Prediction
-from tuner.client.predict import predictions, watch_saying
+from tuner.client.predict import Saying, predictions
 from tuner.client.request import SizeRequest, as_argument, family_of, nested, read
 from tuner.client.values import (
     ClusterLike,
@@ -133,7 +133,7 @@ def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say =
         headroom=request.headroom,
         memory_limit_gib=request.memory_limit_gib,
     )
-    (verified,) = predictions([case], Policy.ALL, db, watch_saying(say))
+    (verified,) = predictions([case], Policy.ALL, db, Saying(say))
     return replace(found, verified=verified)
 
 

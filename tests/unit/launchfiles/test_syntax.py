@@ -118,7 +118,7 @@ def test_a_file_is_read_and_changed_where_its_fields_stand(
     lines: dict[str, str],
 ) -> None:
     path = written(name, text)
-    question = read_question(path, None, PLACE, {"fidelity": "predicted"})
+    question = read_question(path, None, {**PLACE, "fidelity": "predicted"})
     assert question.opened.found.format_name == format_name
     asked = question.asked.arguments
     assert {one: asked[one] for one in facts} == facts
