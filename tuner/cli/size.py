@@ -9,8 +9,8 @@ from tuner.cli.console import Column, paragraphs, print_facts, print_rows, stdou
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import SizeAsked
 from tuner.cli.values import Texts
-from tuner.client.request import SizeRequest
-from tuner.client.size import Sizes, read_size, sizes_here
+from tuner.client.request import SizeRequest, read_arguments
+from tuner.client.size import Sizes, sizes_here
 from tuner.core.quantity import Quantity
 from tuner.core.words import describe, range_text, rough_duration_text, speed_text
 from tuner.errors import NothingFitsError, ProbeError, TunerError
@@ -22,7 +22,7 @@ from tuner.planner.sizing import Sized, SizedCluster
 
 def run(asked: SizeAsked) -> int:
     texts = Texts()
-    request = read_size(texts.arguments(asked, SizeRequest), texts.wrong)
+    request = read_arguments(SizeRequest, texts.arguments(asked, SizeRequest), texts.wrong)
     with watch_of(as_json=asked.json) as watch:
         found = sizes_here(request, verify=asked.verify, db=asked.db, say=watch.waiting)
         watch.waiting("")

@@ -19,7 +19,6 @@ from tuner.text import moment_text
 
 if TYPE_CHECKING:
     from tuner.store import StudySummary
-    from tuner.store.workers import RegisteredWorker
 
 # Studies that are listed.
 MOST = 50
@@ -186,7 +185,20 @@ def list_workers(here: bool = False, json: Json = False, db: Database = None) ->
         ]
         print_json({"workers": listed, "silent": [asdict(one.identity) for one in silent]})
     elif shown:
-        _workers_show(shown)
+        from tuner.cli.console import print_rows
+        from tuner.machine import Machine
+
+        rows = []
+        for worker in shown:
+            machine = Machine.from_dict(worker.machine)
+            kinds = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
+            has = f"{len(machine.gpus)} {kinds}" if machine.gpus else f"{machine.cores} CPU cores"
+            several = f"{len(machine.nodes)} x " if machine.others else ""
+            rows.append(
+                (worker.name, ", ".join(worker.pools) or "-", f"{several}{has}",
+                 worker.versions.get("torch", "-"), moment_text(worker.started_at))
+            )  # fmt: skip
+        print_rows(("worker", "pools", "has", "torch", "since (UTC)"), rows)
     else:
         where = " on this machine" if here else ""
         typer.echo(f"no worker is running{where}: tuner worker starts one", err=True)
@@ -195,20 +207,3 @@ def list_workers(here: bool = False, json: Json = False, db: Database = None) ->
         text = f"{one.name} (process {pid}) has given no sign since {since} UTC: it is stopped, or"
         typer.echo(f"{text} cannot reach the database; kill -CONT {pid} or kill -9 {pid}", err=True)
     return 0 if shown else 1
-
-
-def _workers_show(workers: "Sequence[RegisteredWorker]") -> None:
-    from tuner.cli.console import print_rows
-    from tuner.machine import Machine
-
-    rows = []
-    for worker in workers:
-        machine = Machine.from_dict(worker.machine)
-        kinds = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
-        has = f"{len(machine.gpus)} {kinds}" if machine.gpus else f"{machine.cores} CPU cores"
-        several = f"{len(machine.nodes)} x " if machine.others else ""
-        rows.append(
-            (worker.name, ", ".join(worker.pools) or "-", f"{several}{has}",
-             worker.versions.get("torch", "-"), moment_text(worker.started_at))
-        )  # fmt: skip
-    print_rows(("worker", "pools", "has", "torch", "since (UTC)"), rows)

@@ -120,7 +120,7 @@ class Kept:
 class Part(BaseModel):
     """Part of a request; a field that is null is left out."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     @model_validator(mode="before")
     @classmethod
@@ -196,20 +196,20 @@ def _split(value: Any) -> Any:
 class DocumentsGiven(Part):
     """Tokens of documents, said in one of three ways."""
 
-    lengths: list[int] | None = Field(default=None, description="Of each document.")
-    histogram: list[tuple[int, int]] | None = Field(
-        default=None, description="Lengths, each with how many documents have it."
-    )
-    mean: float | None = Field(default=None, description="As if all documents were as long.")
+    lengths: list[int] | None = None
+    """Of each document."""
+    histogram: list[tuple[int, int]] | None = None
+    """Lengths, each with how many documents have it."""
+    mean: float | None = None
+    """As if all documents were as long."""
 
 
 class PackingGiven(Part):
     """How documents lie in a sequence."""
 
     variant: PackingVariant
-    documents: DocumentsGiven | None = Field(
-        default=None, description="By default each is a whole sequence."
-    )
+    documents: DocumentsGiven | None = None
+    """By default each is a whole sequence."""
 
 
 def _read_packing(value: Any) -> Any:
@@ -226,81 +226,59 @@ def _read_packing(value: Any) -> Any:
 class WorkloadGiven(Part):
     """What is trained."""
 
-    model_name: Annotated[str, Field(min_length=1, max_length=200)] | None = Field(
-        default=None, description="What a configuration is called in answers."
-    )
-    task: Task = Field(  # before the model, which is read for it
-        default=Task.CAUSAL_LM,
-        description="What the model is trained for: its head, its batches and its loss. A"
-        " classifier has as many labels as the configuration says (num_labels, or id2label).",
-    )
+    model_name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    """What a configuration is called in answers."""
+    task: Task = Task.CAUSAL_LM  # before the model, which is read for it
+    """What the model is trained for: its head, its batches and its loss. A classifier has as many
+    labels as the configuration says (num_labels, or id2label)."""
     model: Annotated[
         ModelConfig,
         PlainValidator(_read_model, json_schema_input_type=Short | dict[str, Any]),
-    ] = Field(
-        description="A name of the catalogue, or the fields of a Hugging Face config.json. Nothing"
-        " is downloaded, no path is read, and weights are random."
-    )
-    sequence_length: SequenceLength = Field(description="Tokens of one sequence.")
-    global_batch_size: BatchSize = Field(
-        description="Sequences of one optimizer step, over all GPUs. No answer changes it."
-    )
+    ]
+    """A name of the catalogue, or the fields of a Hugging Face config.json. Nothing is downloaded,
+    no path is read, and weights are random."""
+    sequence_length: SequenceLength
+    """Tokens of one sequence."""
+    global_batch_size: BatchSize
+    """Sequences of one optimizer step, over all GPUs. No answer changes it."""
     optimizer: Optimizer = Optimizer.ADAMW
-    precision: Precision | None = Field(
-        default=None,
-        description="Number formats of weights and compute; by default bf16_mixed with accelerate"
-        " and the Trainer, else bf16.",
-    )
-    reduce_dtype: ReduceDtype | None = Field(
-        default=None,
-        description="Number format in which gradients are summed. By default fp32 with precision"
-        " fp32, else bf16; with accelerate and the Trainer in bf16_mixed what these do (framework):"
-        " fp32 under DDP, bf16 under FSDP.",
-    )
-    loss: Loss = Field(
-        default=Loss.HF,
-        description="What is done with whole logits: transformers' own loss (hf), or cross entropy"
-        " of an fp32 copy of them (fp32) or of them as they are (own_dtype).",
-    )
+    precision: Precision | None = None
+    """Number formats of weights and compute; by default bf16_mixed with accelerate and the Trainer,
+    else bf16."""
+    reduce_dtype: ReduceDtype | None = None
+    """Number format in which gradients are summed. By default fp32 with precision fp32, else bf16;
+    with accelerate and the Trainer in bf16_mixed what these do (framework): fp32 under DDP, bf16
+    under FSDP."""
+    loss: Loss = Loss.HF
+    """What is done with whole logits: transformers' own loss (hf), or cross entropy of an fp32 copy
+    of them (fp32) or of them as they are (own_dtype)."""
     adapter: (
         Annotated[
             Adapter,
             WrapValidator(_read_adapter, json_schema_input_type=AdapterMethod | Adapter),
         ]
         | None
-    ) = Field(
-        default=None,
-        description="What is trained in the place of the model, which is then frozen: lora, or"
-        " qlora, which keeps that model in four bits, or an object of method, rank, alpha, dropout"
-        " target_modules and modules_to_save, as peft calls them, and with qlora quantize and"
-        " double_quant.",
-    )
-
+    ) = None
+    """What is trained in the place of the model, which is then frozen: lora, or qlora, which keeps
+    that model in four bits, or an object of method, rank, alpha, dropout target_modules and
+    modules_to_save, as peft calls them, and with qlora quantize and double_quant."""
     packing: (
         Annotated[
             Packing,
             BeforeValidator(_read_packing, json_schema_input_type=PackingVariant | PackingGiven),
         ]
         | None
-    ) = Field(
-        default=None,
-        description="How documents lie in a sequence: a variant, or an object of variant and"
-        " documents, as lengths, a histogram, or their mean.",
-    )
-    frozen: Annotated[tuple[str, ...], BeforeValidator(_split)] = Field(
-        default=(),
-        description="Parts of the model that are not trained: embeddings, head, or names of its"
-        " modules, such as norm, visual and layers.0-15.",
-    )
-    image_tokens: int = Field(
-        default=0,
-        description="Tokens of each sequence that stand for images, with task image_text_to_text.",
-    )
-    tensor_parallel: TensorParallel = Field(
-        default=TensorParallel.SEQUENCE_PARALLEL,
-        description="How layers are split under tensor parallelism: with sequence parallelism, or"
-        " without it and each rank's logits sharded, or gathered, as transformers' own plans do.",
-    )
+    ) = None
+    """How documents lie in a sequence: a variant, or an object of variant and documents, as
+    lengths, a histogram, or their mean."""
+    frozen: Annotated[tuple[str, ...], BeforeValidator(_split)] = ()
+    """Parts of the model that are not trained: embeddings, head, or names of its modules, such as
+    norm, visual and layers.0-15."""
+    image_tokens: int = 0
+    """Tokens of each sequence that stand for images, with task image_text_to_text."""
+    tensor_parallel: TensorParallel = TensorParallel.SEQUENCE_PARALLEL
+    """How layers are split under tensor parallelism: with sequence parallelism, or without it and
+    each rank's logits sharded, or gathered, as transformers' own plans do."""
 
     _whole: Workload = PrivateAttr()
     _note: str = PrivateAttr(default="")
@@ -376,9 +354,8 @@ class ClusterGiven(Part):
     gpus_per_node: Annotated[int, Whole(1, MOST_GPUS_PER_NODE)]
     intra_node: Annotated[Link, BeforeValidator(few)] | None = None
     inter_node: Annotated[Link, BeforeValidator(few)] | None = None
-    price_per_gpu_hour: Price | None = Field(
-        default=None, description="In any currency; costs are told in it by tuner size."
-    )
+    price_per_gpu_hour: Price | None = None
+    """In any currency; costs are told in it by tuner size."""
 
 
 def _read_fields(value: Mapping[str, Any], info: ValidationInfo) -> Cluster:
@@ -483,11 +460,8 @@ class FrameworkGiven(Part):
     versions: Annotated[
         Mapping[str, str],
         PlainValidator(_read_versions, json_schema_input_type=dict[str, str]),
-    ] = Field(
-        default_factory=dict,
-        description="Releases by package; those left out are the workers'.",
-        examples=[{"accelerate": "1.15.0"}],
-    )
+    ] = Field(default_factory=dict, examples=[{"accelerate": "1.15.0"}])
+    """Releases by package; those left out are the workers'."""
 
     def __hash__(self) -> int:
         return hash((self.name, *self.versions.items()))
@@ -554,7 +528,8 @@ class BudgetGiven(Part):
 
     max_probes: ProbeCount | None = None
     wall_s: Seconds | None = None
-    gpu_s: Seconds | None = Field(default=None, description="GPU-seconds.")
+    gpu_s: Seconds | None = None
+    """GPU-seconds."""
 
 
 MemoryLimit = Annotated[

@@ -41,9 +41,7 @@ from tuner.space import enumerate_space
 
 # The error of each reason for which there is no answer; of others, that nothing ran.
 KINDS: Mapping[str, type[TunerError]] = {
-    "nothing_fits": NothingFitsError,
-    "speed_unknown": SpeedUnknownError,
-    "trains_wrongly": TrainsWronglyError,
+    one.kind: one for one in (NothingFitsError, SpeedUnknownError, TrainsWronglyError)
 }
 
 

@@ -133,9 +133,8 @@ class Common(Part):
     framework: Annotated[FrameworkField, WrapValidator(Kept())] = Field(
         default_factory=lambda: TORCH, json_schema_extra={"default": str(FrameworkName.TORCH)}
     )
-    headroom: Headroom = Field(
-        default=HEADROOM, description="Share of a GPU's memory to leave free."
-    )
+    headroom: Headroom = HEADROOM
+    """Share of a GPU's memory to leave free."""
     memory_limit_gib: MemoryLimit | None = None
 
     @model_validator(mode="before")
@@ -240,10 +239,8 @@ class Asking(Common):
 class TuneRequest(Asking):
     """A question: which settings are the fastest that fit?"""
 
-    cluster: NamedPlace = Field(
-        description="8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields.",
-        examples=["8xh100-80gb"],
-    )
+    cluster: NamedPlace = Field(examples=["8xh100-80gb"])
+    """8xa100-80gb, 4x8xh100-80gb (nodes x GPUs x kind), cpu:2, or its fields."""
     fidelity: Annotated[
         Fidelity | None,
         PlainValidator(
@@ -252,33 +249,28 @@ class TuneRequest(Asking):
                 "auto", "measured", "emulated", "rehearsed", "predicted"
             ],
         ),
-    ] = Field(
-        default=None,
-        description="How probes are run; auto is the strongest that the living workers have.",
-        json_schema_extra={"default": AUTO},
-    )
+    ] = Field(default=None, json_schema_extra={"default": AUTO})
+    """How probes are run; auto is the strongest that the living workers have."""
     budget: BudgetGiven = BudgetGiven()
-    tolerance: Tolerance = Field(default=0.01, description="Gain that is not worth another probe.")
-    pool: Pool = Field(default="", description="Workers that may be at it.")
+    tolerance: Tolerance = 0.01
+    """Gain that is not worth another probe."""
+    pool: Pool = ""
+    """Workers that may be at it."""
     labels: Annotated[
         tuple[tuple[str, str], ...],
         PlainValidator(_read_labels, json_schema_input_type=dict[str, str]),
     ] = Field(
         default=(),
-        description="Short texts by name, such as job and user: lists of studies are filtered by"
-        " them. They change no answer. A study that was asked before keeps its others.",
         json_schema_extra={"maxProperties": MOST_LABELS, "default": {}},
         examples=[{"job": "1234", "user": "ada"}],
     )
-    sampler: SamplerName = Field(
-        default=SamplerName.COST_MODEL,
-        description="Proposes the next configuration: ours, or one of Optuna's.",
-    )
-    replace: StrictBool = Field(
-        default=False,
-        description="Whether a study of this question, open with other limits, is given these:"
-        " whoever waits for it gets no answer within their own limits then. Otherwise this is 409.",
-    )
+    """Short texts by name, such as job and user: lists of studies are filtered by them. They change
+    no answer. A study that was asked before keeps its others."""
+    sampler: SamplerName = SamplerName.COST_MODEL
+    """Proposes the next configuration: ours, or one of Optuna's."""
+    replace: StrictBool = False
+    """Whether a study of this question, open with other limits, is given these: whoever waits for
+    it gets no answer within their own limits then. Otherwise this is 409."""
 
     def cluster_on(self, there: Machine | None) -> Cluster:
         """The cluster; CPU ranks are of a machine, by default this one, unless it names another."""
@@ -341,28 +333,20 @@ class SizeRequest(Asking):
             _read_places,
             json_schema_input_type=Short | ClusterGiven | list[Short | ClusterGiven],
         ),
-    ] = Field(
-        description="The GPUs that there are, of which the fewest are looked for: some of a node,"
-        " or whole nodes. One cluster, or a list of up to 8, each answered by a row.",
-        examples=[["64x8xh100-80gb", "64x8xa100-80gb"]],
-    )
-    family: Short | None = Field(
-        default=None,
-        description="Name of a family of the catalogue, such as llama-3.1: its largest model that"
-        " fits is looked for. Where no workload.model is given, all is asked of that one.",
-    )
-    tokens_per_s: Amount | None = Field(
-        default=None, description="Tokens per second that all GPUs together must reach."
-    )
-    tokens: Amount | None = Field(
-        default=None, description="Tokens to be trained on: how long that takes is told."
-    )
-    within_s: Seconds | None = Field(
-        default=None, description="Seconds in which the tokens must be trained on."
-    )
-    price_per_gpu_hour: Price | None = Field(
-        default=None, description="In any currency; of clusters that have no price of their own."
-    )
+    ] = Field(examples=[["64x8xh100-80gb", "64x8xa100-80gb"]])
+    """The GPUs that there are, of which the fewest are looked for: some of a node, or whole nodes.
+    One cluster, or a list of up to 8, each answered by a row."""
+    family: Short | None = None
+    """Name of a family of the catalogue, such as llama-3.1: its largest model that fits is looked
+    for. Where no workload.model is given, all is asked of that one."""
+    tokens_per_s: Amount | None = None
+    """Tokens per second that all GPUs together must reach."""
+    tokens: Amount | None = None
+    """Tokens to be trained on: how long that takes is told."""
+    within_s: Seconds | None = None
+    """Seconds in which the tokens must be trained on."""
+    price_per_gpu_hour: Price | None = None
+    """In any currency; of clusters that have no price of their own."""
 
     _takes_largest: bool = PrivateAttr(default=False)
 
@@ -511,12 +495,16 @@ def read_request(values: Any, beside: Iterable[UsageError] = ()) -> TuneRequest:
 
 
 def read_here(given: Mapping[str, Any], beside: Iterable[UsageError] = ()) -> RequestHere:
+    return read_arguments(RequestHere, given, beside)
+
+
+def read_arguments(kind: type[T], given: Mapping[str, Any], beside: Iterable[UsageError] = ()) -> T:
     """The request of arguments or options, with errors that are named as these are.
 
     Raises:
         UsageError: one is wrong or missing; with all others that are.
     """
-    return read(RequestHere, nested(given), here=True, beside=beside, named=as_argument)
+    return read(kind, nested(given), here=True, beside=beside, named=as_argument)
 
 
 def read_cluster(value: ClusterLike) -> Cluster:
