@@ -85,20 +85,18 @@ async def predict_case(context: InContext, caller: Reader, body: JsonBody) -> Re
             cases = body["cases"]
             if not isinstance(cases, list) or not 0 < len(cases) <= MOST_CASES:
                 raise UsageError("cases", cases, f"must be a list of 1 to {MOST_CASES} cases")
-            return json_text({"answers": [_one_of(case, dry_runs) for case in cases]})
+            return json_text({"answers": [answered(case, dry_runs) for case in cases]})
+
+    def answered(case: Any, dry_runs: DryRuns) -> dict[str, Any]:
+        try:
+            check_plain(case)
+            return _predicted(_read(case), dry_runs)
+        except UsageError as error:
+            errors = [one.as_dict() for one in error.errors]
+            said = {"field": error.field, "message": error.errors[0].detail, "errors": errors}
+            return {"error": said}
 
     return _json(await context.turns.run(caller.owner, predicted))
-
-
-def _one_of(case: Any, dry_runs: DryRuns) -> dict[str, Any]:
-    try:
-        check_plain(case)
-        return _predicted(_read(case), dry_runs)
-    except UsageError as error:
-        errors = [one.as_dict() for one in error.errors]
-        return {
-            "error": {"field": error.field, "message": error.errors[0].detail, "errors": errors}
-        }
 
 
 def _read(values: Mapping[str, Any]) -> Case | NotCoveredError:

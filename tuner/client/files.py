@@ -60,12 +60,8 @@ def place_of(file: str) -> Path:
 
 
 def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
-    """What a file asks.
-
-    Args:
-        found: what the file says.
-        beside: what is said beside it, by argument of :func:`tuner.predict`.
-        folder: the file's, in which a model may lie.
+    """What a file asks, with what is said ``beside`` it, by argument of :func:`tuner.predict`; a
+    model may lie in its folder.
 
     Raises:
         UsageError: something is missing, or said otherwise.

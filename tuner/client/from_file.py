@@ -62,13 +62,8 @@ class FileQuestion:
 def read_question(
     path: str, format_name: str | None, given: Mapping[str, Any], db: str | None = None
 ) -> FileQuestion:
-    """The question of a file.
-
-    Args:
-        path: the file's, or its text.
-        format_name: whose it is; by default told by its content.
-        given: what is said beside it, limits and knobs, by argument of :func:`tuner.suggest`.
-        db: address of the database.
+    """The question of a file at ``path``, or of its text, whose format is told by its content
+    where it is not named. ``given`` are arguments of :func:`tuner.suggest` beside it.
 
     Raises:
         UsageError: it cannot be read, or something is missing, or said otherwise.

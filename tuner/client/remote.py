@@ -76,7 +76,15 @@ def answer_there(
         text = question_text(study.question)
         caller.note(f"study {study.id} at {service.url}: {text}")
         if study.state in OPEN:
-            study = _followed(service, study, caller)
+            reader = _Reader(service, study)
+            with caller.signals() as signals, caller.progress_of(study) as progress:
+                watch(reader.read, progress, lambda: bool(signals.noted) or reader.is_over)
+                if not reader.is_over:
+                    cancel = f"tuner studies cancel {study.id} --server {service.url}"
+                    goes_on = f"study {study.id} goes on; to cancel it: {cancel}"
+                    raise StoppedError(signals.noted[0], goes_on)
+                study = reader.read()
+                progress.show(study)
         body = service.study(study.id)
         check_limits(study_of(body, []), study.limits)
         return _answered(service, study, body, targets)
@@ -146,19 +154,6 @@ def _probe(values: Mapping[str, Any]) -> Probe:
         measurement=measurement,
         finished_at=values["finished_at"],
     )
-
-
-def _followed(service: Service, study: Study, caller: Caller) -> Study:
-    """The study at its end; shown as it gets there."""
-    reader = _Reader(service, study)
-    with caller.signals() as signals, caller.progress_of(study) as progress:
-        watch(reader.read, progress, lambda: bool(signals.noted) or reader.is_over)
-        if reader.is_over:
-            study = reader.read()
-            progress.show(study)
-            return study
-    cancel = f"tuner studies cancel {study.id} --server {service.url}"
-    raise StoppedError(signals.noted[0], f"study {study.id} goes on; to cancel it: {cancel}")
 
 
 class _Reader:

@@ -482,10 +482,8 @@ def as_argument(error: UsageError) -> UsageError:
 def read_request(values: Any, beside: Iterable[UsageError] = ()) -> TuneRequest:
     """The request in a JSON value, as ``POST /tune`` takes it.
 
-    Args:
-        values: the value.
-        beside: errors of texts that could not be made values; they are told in the place of what
-            is said of the fields.
+    Errors ``beside``, of texts that could not be made values, are told in the place of what is said
+    of the fields.
 
     Raises:
         UsageError: a field is wrong, missing or not covered; with all others that are.

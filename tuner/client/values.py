@@ -264,7 +264,11 @@ def errors_of(
             continue
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             path, name = ".".join(names[:-1]), names[-1][:80]
-            known = sorted(_fields(models[path])) if path in models else []
+            kind = models.get(path)
+            if kind is not None and issubclass(kind, BaseModel):
+                known = sorted(one.alias or own for own, one in kind.model_fields.items())
+            else:
+                known = sorted(one.name for one in fields(kind)) if kind else []
             field = f"{path}.{name}" if path else name
             there = f"; there are {', '.join(known)}" if known else ""
             said = f"no such field{did_you_mean(name, known)}{there}"
@@ -277,12 +281,6 @@ def errors_of(
         allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
         given = None if kind == "missing" else line.get("input")
         yield UsageError(".".join(names) or "body", given, allowed)
-
-
-def _fields(kind: type[Any]) -> Iterable[str]:
-    if issubclass(kind, BaseModel):
-        return [info.alias or name for name, info in kind.model_fields.items()]
-    return (field.name for field in fields(kind))
 
 
 def _placed(names: Sequence[str], field: str) -> str:
