@@ -30,11 +30,10 @@ from tuner.planner.probes import (
     probe_as_dict,
 )
 from tuner.planner.timing import first_counts
-from tuner.results.probe_facts import FIDELITIES, time_facts
+from tuner.results.probe_facts import FIDELITIES, passes_text, time_facts
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
 from tuner.text import (
-    count_text,
     duration_text,
     moment_text,
     show,
@@ -146,7 +145,7 @@ def show_probe(console: Console, study: Study, probe: Probe) -> None:
     console.print(facts_grid(_facts(study, probe, measurement)))
     if measurement.collectives:
         console.print()
-        passes = count_text(measurement.tracked_accumulation, "micro-batch")
+        passes = passes_text(measurement.tracked_accumulation)
         title = f"Collectives of rank 0 in one step of {passes}"
         console.print(Text(title, style="bold"))
         found = measurement.collectives

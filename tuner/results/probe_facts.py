@@ -8,7 +8,7 @@ from tuner.core.study import Probe, Study
 from tuner.core.words import rank_word, rate_text
 from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of
-from tuner.text import count_text, time_text
+from tuner.text import time_text
 
 # What stands behind figures of each fidelity.
 FIDELITIES: Mapping[Fidelity, str] = {
@@ -19,13 +19,17 @@ FIDELITIES: Mapping[Fidelity, str] = {
 }
 
 
+def passes_text(count: int) -> str:
+    return f"{count} micro-batch{'' if count == 1 else 'es'}"
+
+
 def time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[tuple[str, str]]:
     """The speed of a probe; of an emulated one computing and exposed communication apart."""
     if (emulation := found.emulation) is not None:
         # of the steps with most micro-batches
         count = max(emulation.compute_s)
         computing = time_text(median(emulation.compute_s[count]))
-        yield "computing", f"{computing} s of {count_text(count, 'micro-batch')}"
+        yield "computing", f"{computing} s of {passes_text(count)}"
         if emulation.copies_left_out:
             yield "copies", f"are in that time: {emulation.copies_left_out}"
         if emulation.unpriced:
@@ -47,8 +51,7 @@ def time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[tuple
         yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
         return
     steps = " and ".join(
-        f"{len(times)} of {count_text(count, 'micro-batch')}"
-        for count, times in found.step_times_s.items()
+        f"{len(times)} of {passes_text(count)}" for count, times in found.step_times_s.items()
     )
     yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
     if found.losses:
