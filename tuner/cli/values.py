@@ -30,7 +30,6 @@ from tuner.text import (
 )
 
 T = TypeVar("T")
-G = TypeVar("G")
 
 
 def read_documents(field: str, text: str) -> dict[str, object]:
@@ -102,12 +101,8 @@ class Texts:
     def __init__(self) -> None:
         self.wrong: list[UsageError] = []
 
-    def read(self, read: Callable[[str, G], T], field: str, given: G | None) -> T | None:
-        """The value of an option by ``read``; ``None`` where it is left out, or is wrong."""
-        return None if given is None else self.made(lambda: read(field, given))
-
     def made(self, make: Callable[[], T]) -> T | None:
-        """The same of what is made of several."""
+        """What is made of texts; ``None`` where one is wrong."""
         try:
             return make()
         except UsageError as error:
@@ -116,8 +111,8 @@ class Texts:
 
     def option(self, asked: WorkloadAsked, name: str) -> Any:
         """The value of an option, as its argument has it."""
-        given = getattr(asked, name)
-        return self.read(READ[name], name, given) if name in READ else given
+        given, read = getattr(asked, name), READ.get(name)
+        return given if given is None or read is None else self.made(lambda: read(name, given))
 
     def arguments(self, asked: WorkloadAsked, kind: type[Common]) -> dict[str, Any]:
         """The options that say fields of a request of ``kind``, by the names of arguments."""
@@ -155,7 +150,8 @@ class Texts:
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
     given = request_arguments(texts, asked)
-    return read_here({**given, "cluster": asked.cluster or "local"}, texts.wrong)
+    cluster = "local" if asked.cluster is None else asked.cluster
+    return read_here({**given, "cluster": cluster}, texts.wrong)
 
 
 def request_arguments(texts: Texts, asked: Asked) -> dict[str, Any]:
