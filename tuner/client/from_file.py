@@ -257,9 +257,6 @@ def put_into(
 ) -> tuple[str, dict[str, Any]]:
     """The same of a file at ``path`` that says ``knobs``, with settings of any study, but for those
     that are ``kept`` as they are.
-
-    Raises:
-        UsageError: the file cannot be changed so.
     """
     name = opened.found.format_name
     if name not in READERS:

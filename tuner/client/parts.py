@@ -422,11 +422,7 @@ def cluster_of(value: Any, info: ValidationInfo) -> Cluster:
 
 
 def _read_cluster_file(path: Path) -> Any:
-    """Reads a TOML or JSON file, by the ending of its name; its fields are not looked at.
-
-    Raises:
-        UsageError: it cannot be read, is too large, or is not what its name says.
-    """
+    """Reads a TOML or JSON file, by the ending of its name; its fields are not looked at."""
     try:
         with path.open("rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)

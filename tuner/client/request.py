@@ -283,11 +283,7 @@ class TuneRequest(Asking):
         installed: Mapping[str, str],
         cluster: Cluster | None = None,
     ) -> Question:
-        """The question, with ``installed`` versions where none are stated.
-
-        Raises:
-            UsageError: a version that there is not, or no legal settings, or too many of them.
-        """
+        """The question, with ``installed`` versions where none are stated."""
         if cluster is None:
             here = self.cluster
             cluster = parse_cluster(here) if isinstance(here, str) else here
