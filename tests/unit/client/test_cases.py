@@ -19,6 +19,7 @@ from tuner.cost.prediction import Prediction, predict
 from tuner.errors import UsageError
 
 QUANTITY = {"value", "low", "high", "provenance"}
+UNCOVERED = {"cluster": "8xr300"}
 
 
 def test_a_prediction(lab, desk):
@@ -71,6 +72,16 @@ def test_a_gpu_without_rates_has_memory_and_no_speed(lab, desk):
     }
     assert answer["provenance"] == "unknown"
     assert "mine" in answer["reason"]
+
+
+def test_what_is_not_covered_is_unknown_with_the_reason(lab, desk):
+    [answer] = desk.answer(lab.case(**UNCOVERED))
+    assert answer["provenance"] == "unknown"
+    assert "r300" in answer["reason"]
+    assert answer["fits"] is None
+    assert answer["memory"]["allocated_gib"]["value"] is None
+    assert answer["canonical"] is None
+    assert "error" not in answer
 
 
 def test_what_does_not_fit_at_an_unknown_speed_says_both(lab, desk):
