@@ -113,7 +113,11 @@ class Knowledge:
 
     @cached_property
     def infeasible(self) -> frozenset[Settings]:
-        return frozenset(filter(self.is_infeasible, self.space.legal))
+        families, smallest = _families(self.space), self.smallest_too_large.items()
+        heavy = (
+            s for f, size in smallest for s in families.get(f, ()) if s.micro_batch_size >= size
+        )
+        return frozenset((*heavy, *(one for one in self.too_large if one in self.space.places)))
 
     def _is_too_slow(self, settings: Settings) -> bool:
         # A smaller limit may have lost what a slow one was compared with: then it is tried once
@@ -165,7 +169,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
     for probe in study.probes:
         settings = probe.request.settings
         repetitions[settings] = max(repetitions[settings], probe.request.repetition + 1)
-    legal, wrong = frozenset(space.legal), wrong_of(whole, space.legal)
+    wrong = wrong_of(whole, space.legal)
     now = {probe.id for probe in probes_of_asking(study)}
     closed = {one: str(found.outcome) for one, found in wrong.items()}
     closed_layouts: dict[Settings, str] = {}
@@ -185,7 +189,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         whole=whole,
         space=space,
         limit_bytes=limit,
-        findings={s: f for s, f in findings.items() if s in legal},
+        findings={s: f for s, f in findings.items() if s in space.places},
         too_large=too_large,
         closed=closed,
         closed_layouts=closed_layouts,
@@ -359,6 +363,15 @@ def _is_broken(probe: Probe, now: Collection[int]) -> bool:
 
 def family(settings: Settings) -> Family:
     return settings.settings_class, settings.gradient_accumulation_steps > 1
+
+
+# A study is planned again after every probe, in the same space.
+@kept(maxsize=8)
+def _families(space: Space) -> Mapping[Family, Sequence[Settings]]:
+    found: dict[Family, list[Settings]] = defaultdict(list)
+    for settings in space.legal:
+        found[family(settings)].append(settings)
+    return found
 
 
 # A study has few families, and hundreds of probes of them.
