@@ -257,7 +257,9 @@ def _finding(
     request, measurements = ordered[0].request, measurements_of(ordered)
     memories = [m.memory for m in measurements if m.memory]
     count = request.settings.gradient_accumulation_steps
-    whole = step_time(measurements, count, variation=variation)
+    whole = spread = step_time(measurements, count, variation=variation)
+    if any(m.emulation for m in measurements):
+        spread = step_time(measurements, count, with_model=False, variation=variation)
     provenance = BY_FIDELITY[request.fidelity]
 
     def range_of(sizes: Sequence[int]) -> Quantity:
@@ -282,7 +284,7 @@ def _finding(
         limit_bytes=limit_bytes,
         breakdown=largest.by_category,
         step_time_s=whole,
-        spread_s=step_time(measurements, count, with_model=False, variation=variation),
+        spread_s=spread,
         tokens_per_s_per_gpu=speed_of(whole, question),
         probes=ordered,
         extrapolated=is_extrapolated(measurements, count),
