@@ -16,7 +16,7 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "637e20f3092fe83ac8664d47dc2c41590f33c8548ac82869fab5eda266d3cae3"),
+    "dry run": (4, "1c3674858c758269581d6edf9a711b8870b480928fd5666ba9383298a4c79b8c"),
     "verdict": (4, "d51a8da255f3a9977b826eaff31c6afafbb76d117efafcf7165ee8f6177d6ea1"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }

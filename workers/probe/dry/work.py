@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from workers.probe.collectives import tensors_of
 
@@ -168,16 +168,17 @@ def _attention(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> dic
     names = [argument.name for argument in func._schema.arguments]
     of = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, value = (of[which].shape for which in ("query", "key", "value"))
+    heads_behind_tokens = name.startswith(("_flash_attention", "_efficient_attention"))
     flops: float
-    if func.overloadpacket in _SHAPES:
+    if heads_behind_tokens:
         flops = _SHAPES[func.overloadpacket](*args, **kwargs, out_val=out)
-    elif backward:
-        flops = sdpa_backward_flop_count(of["grad_out"].shape, query, key, value)
-    else:
-        flops = sdpa_flop_count(query, key, value)
+    else:  # torch 2.11 counts none where queries have more heads than keys
+        pairs = 2 * query[0] * query[1] * query[2] * key[2]
+        wide, made = query[3], value[3]
+        flops = pairs * (3 * wide + 2 * made if backward else wide + made)
     if of.get("is_causal"):  # half of the keys, and half a tile
         keys = key[-2]
-        if name.startswith(("_flash_attention", "_efficient_attention")):  # heads behind tokens
+        if heads_behind_tokens:
             keys = of.get("max_k") or of.get("max_seqlen_k") or key[-3]
         flops *= (keys + TILE_ROWS) / 2 / keys
     which = "attention_backward" if backward else "attention"
