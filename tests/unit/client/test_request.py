@@ -8,8 +8,8 @@ import pytest
 
 from tests.models import TINY
 from tuner.client.cases import NotCoveredError, read_case
+from tuner.client.parts import LARGEST_FILE_BYTES
 from tuner.client.request import (
-    LARGEST_FILE_BYTES,
     MOST_SETTINGS,
     read_cluster,
     read_here,
@@ -142,113 +142,77 @@ def test_in_mixed_precision_gradients_are_reduced_as_the_framework_does_unless_s
         assert same is (name == "torch")
 
 
-# By change: the field that is wrong, and what is said of it.
-WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"extra": 1}, "extra", "there are budget, cluster, fidelity"),
-    ({"workload": ...}, "workload", "is required"),
-    ({"workload": 5}, "workload", "object of fields"),
-    ({"workload.model": "llama-3.1-9b"}, "workload.model", "did you mean llama-3.1-8b"),
-    ({"workload.model": "/etc/passwd"}, "workload.model", "no such name"),
-    ({"workload.model": {"model_type": "evil"}}, "workload.model.model_type", "not covered"),
-    ({"workload.model": {**TINY, "hidden_size": "64"}}, "workload.model.hidden_size", "integer"),
-    ({"workload.model": {**TINY, "auto_map": {"a": "b"}}}, "workload.model.auto_map", "code"),
-    ({"workload.model": TINY, "workload.model_name": "\n"}, "workload.model_name", "printable"),
-    ({"workload.sequence_length": 4096.0}, "workload.sequence_length", "from 2 to 4194304"),
-    ({"workload.sequence_length": 2**18}, "workload.sequence_length", "takes 131072 at most"),
-    ({"workload.global_batch_size": True}, "workload.global_batch_size", "integer from 1"),
-    ({"workload.reduce_dtype": "fp8"}, "workload.reduce_dtype", "bf16, fp32"),
-    ({"workload.reduce_dtype": "framework"}, "workload.reduce_dtype", "must be bf16 or fp32"),
-    (
-        {"workload.reduce_dtype": "framework", "framework": "nanotron"},
-        "workload.reduce_dtype",
-        "only accelerate and the Trainer",
-    ),
-    ({"workload.adapter": {}}, "workload.adapter.method", "is required in an object: lora"),
-    ({"workload.adapter": {"rank": 8}}, "workload.adapter.method", "is required in an object"),
-    ({"workload.adapter": {"method": "lora", "rank": 0}}, "workload.adapter.rank", "from 1 to"),
-    (
-        {"workload.adapter": {"method": "lora", "quantize": "fp4"}},
-        "workload.adapter.quantize",
-        "needs the method qlora",
-    ),
-    (
-        {"workload.adapter": {"method": "lora", "double_quant": True}},
-        "workload.adapter.double_quant",
-        "needs the method qlora",
-    ),
-    (
-        {"workload.adapter": {"method": "qlora", "double_quant": "maybe"}},
-        "workload.adapter.double_quant",
-        "must be true or false",
-    ),
-    (
-        {"workload.adapter": {"method": "lora", "modules_to_save": "lm_haed"}},
-        "workload.adapter.modules_to_save",
-        "did you mean lm_head?",
-    ),
-    (
-        {"workload.adapter": {"method": "qlora", "quantize": "int8"}},
-        "workload.adapter.quantize",
-        "8-bit layers are not probed",
-    ),
-    (
-        {"workload.adapter": {"method": "lora", "modules_to_save": "norm"}},
-        "workload.adapter.modules_to_save",
-        "must be of embed_tokens, lm_head, which",
-    ),
-    ({"workload.frozen": "layers.0-"}, "workload.frozen", "names such as embed_tokens"),
-    ({"workload.frozen": ["a"] * 3 + [1]}, "workload.frozen", "must be a text"),
-    (
-        {"workload.frozen": "embeddings", "workload.adapter": "lora"},
-        "workload.frozen",
-        "modules_to_save says what is trained beside it",
-    ),
-    ({"workload.packing": "some"}, "workload.packing.variant", "varlen, position_ids"),
-    ({"workload.packing": {"documents": {}}}, "workload.packing.variant", "is required in an"),
-    (
-        {"workload.packing": {"variant": "varlen", "documents": {"mean": 0}}},
-        "workload.packing.documents",
-        "above 0",
-    ),
-    ({"workload.packing": "padded"}, "workload.packing.documents", "with variant padded"),
-    (
-        {"workload.packing": {"variant": "varlen", "documents": [[512, 10]]}},
-        "workload.packing.documents",
-        "must be one of {lengths",
-    ),
-    ({"cluster": ...}, "cluster", "is required"),
-    ({"cluster": " LOCAL "}, "cluster", "is the machine that asks"),
-    ({"cluster": "my.toml"}, "cluster", "no file is read"),
-    ({"cluster": "8xh100-80bg"}, "cluster", "did you mean h100-80gb"),
-    ({"cluster": "8xh100"}, "cluster", "there are several"),
-    ({"cluster": "x" * 5000}, "cluster", "1000 characters"),
-    ({"framework": "torhc"}, "framework", "did you mean torch"),
-    ({"framework": {"name": "jax"}}, "framework.name", "no such name"),
-    ({"framework": {"name": "torch", "version": 1}}, "framework.version", "name, versions"),
-    ({"framework": {"name": "torch", "versions": {"torch": "1.0"}}}, "framework.versions", "older"),
-    ({"knobs.speed": [1]}, "knobs.speed", "there are activation_checkpointing, "),
-    ({"knobs.tp_size": 1}, "knobs.tp_size", "list of 1 to 100"),
-    ({"knobs.tp_size": ["1"]}, "knobs.tp_size", "positive integer"),
-    ({"knobs.tp_size": [7]}, "knobs.tp_size", "must divide"),
-    ({"knobs.sync_each_batch": ["true"]}, "knobs.sync_each_batch", "true or false"),
-    ({"budget.max_probes": 0}, "budget.max_probes", "from 1 to 10000"),
-    ({"budget.wall_s": -1}, "budget.wall_s", "seconds above 0"),
-    ({"budget.gpu_s": 1e12}, "budget.gpu_s", "up to 31622400"),
-    ({"budget.wall_s": float("inf")}, "budget", "finite"),
-    ({"tolerance": 1}, "tolerance", "below 1"),
-    ({"headroom": "5%"}, "headroom", "below 1"),
-    ({"memory_limit_gib": 2**62}, "memory_limit_gib", "up to 1048576"),
-    ({"pool": "a b"}, "pool", "64 letters"),
-    ({"pool": "\ud800"}, "body", "Unicode"),
-    ({"sampler": "annealing"}, "sampler", "cost-model, tpe, gp, random"),
-    ({"replace": 1}, "replace", "true or false"),
-    ({"budget": {f"name{number}": 1 for number in range(101)}}, "budget", "100 fields at most"),
+ADAPTER, PACKING = "workload.adapter", "workload.packing"
+LORA, QLORA = ({f"{ADAPTER}.method": method} for method in ("lora", "qlora"))
+VARLEN = {f"{PACKING}.variant": "varlen"}
+# By change: what is said of the last field of it, or of the field that is named.
+WRONG: list[tuple[dict[str, Any], str, *tuple[str, ...]]] = [
+    ({"extra": 1}, "there are budget, cluster, fidelity"),
+    ({"workload": ...}, "is required"),
+    ({"workload": 5}, "object of fields"),
+    ({"workload.model": "llama-3.1-9b"}, "did you mean llama-3.1-8b"),
+    ({"workload.model": "/etc/passwd"}, "no such name"),
+    ({"workload.model": {"model_type": "evil"}}, "not covered", "workload.model.model_type"),
+    ({"workload.model": {**TINY, "hidden_size": "64"}}, "integer", "workload.model.hidden_size"),
+    ({"workload.model": {**TINY, "auto_map": {"a": "b"}}}, "code", "workload.model.auto_map"),
+    ({"workload.model": TINY, "workload.model_name": "\n"}, "printable"),
+    ({"workload.sequence_length": 4096.0}, "from 2 to 4194304"),
+    ({"workload.sequence_length": 2**18}, "takes 131072 at most"),
+    ({"workload.global_batch_size": True}, "integer from 1"),
+    ({"workload.reduce_dtype": "fp8"}, "bf16, fp32"),
+    ({"workload.reduce_dtype": "framework"}, "must be bf16 or fp32"),
+    ({"framework": "nanotron", "workload.reduce_dtype": "framework"}, "only accelerate and the Tr"),
+    ({ADAPTER: {}}, "is required in an object: lora", f"{ADAPTER}.method"),
+    ({ADAPTER: {"rank": 8}}, "is required in an object", f"{ADAPTER}.method"),
+    ({**LORA, f"{ADAPTER}.rank": 0}, "from 1 to"),
+    ({**LORA, f"{ADAPTER}.quantize": "fp4"}, "needs the method qlora"),
+    ({**LORA, f"{ADAPTER}.double_quant": True}, "needs the method qlora"),
+    ({**QLORA, f"{ADAPTER}.double_quant": "maybe"}, "must be true or false"),
+    ({**LORA, f"{ADAPTER}.modules_to_save": "lm_haed"}, "did you mean lm_head?"),
+    ({**QLORA, f"{ADAPTER}.quantize": "int8"}, "8-bit layers are not probed"),
+    ({**LORA, f"{ADAPTER}.modules_to_save": "norm"}, "must be of embed_tokens, lm_head, which"),
+    ({"workload.frozen": "layers.0-"}, "names such as embed_tokens"),
+    ({"workload.frozen": ["a"] * 3 + [1]}, "must be a text"),
+    ({ADAPTER: "lora", "workload.frozen": "embeddings"}, "modules_to_save says what is trained"),
+    ({PACKING: "some"}, "varlen, position_ids", f"{PACKING}.variant"),
+    ({PACKING: {"documents": {}}}, "is required in an", f"{PACKING}.variant"),
+    ({**VARLEN, f"{PACKING}.documents": {"mean": 0}}, "above 0"),
+    ({PACKING: "padded"}, "with variant padded", f"{PACKING}.documents"),
+    ({**VARLEN, f"{PACKING}.documents": [[512, 10]]}, "must be one of {lengths"),
+    ({"cluster": ...}, "is required"),
+    ({"cluster": " LOCAL "}, "is the machine that asks"),
+    ({"cluster": "my.toml"}, "no file is read"),
+    ({"cluster": "8xh100-80bg"}, "did you mean h100-80gb"),
+    ({"cluster": "8xh100"}, "there are several"),
+    ({"cluster": "x" * 5000}, "1000 characters"),
+    ({"framework": "torhc"}, "did you mean torch"),
+    ({"framework": {"name": "jax"}}, "no such name", "framework.name"),
+    ({"framework": {"name": "torch", "version": 1}}, "name, versions", "framework.version"),
+    ({"framework.name": "torch", "framework.versions": {"torch": "1.0"}}, "older"),
+    ({"knobs.speed": [1]}, "there are activation_checkpointing, "),
+    ({"knobs.tp_size": 1}, "list of 1 to 100"),
+    ({"knobs.tp_size": ["1"]}, "positive integer"),
+    ({"knobs.tp_size": [7]}, "must divide"),
+    ({"knobs.sync_each_batch": ["true"]}, "true or false"),
+    ({"budget.max_probes": 0}, "from 1 to 10000"),
+    ({"budget.wall_s": -1}, "seconds above 0"),
+    ({"budget.gpu_s": 1e12}, "up to 31622400"),
+    ({"budget.wall_s": float("inf")}, "finite", "budget"),
+    ({"tolerance": 1}, "below 1"),
+    ({"headroom": "5%"}, "below 1"),
+    ({"memory_limit_gib": 2**62}, "up to 1048576"),
+    ({"pool": "a b"}, "64 letters"),
+    ({"pool": "\ud800"}, "Unicode", "body"),
+    ({"sampler": "annealing"}, "cost-model, tpe, gp, random"),
+    ({"replace": 1}, "true or false"),
+    ({"budget": {f"name{number}": 1 for number in range(101)}}, "100 fields at most"),
 ]
 
 
 def test_what_is_wrong_is_named_with_its_path():
-    for change, field, allowed in WRONG:
-        values = changed(ASKED, change) if "\ud800" not in change.values() else {**ASKED, **change}
+    for change, allowed, *named in WRONG:
+        (field,) = named or [*change][-1:]
+        values = changed(ASKED, change)
         found = wrong(lambda one: read_request(one).question(VERSIONS), values)
         assert list(found) == [field], change
         assert allowed in found[field], change

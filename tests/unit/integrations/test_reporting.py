@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -25,8 +24,6 @@ for step in range(20):
 print("came to its end", in_probe())
 """
 
-Script = Callable[..., list[subprocess.CompletedProcess[str]]]
-
 
 @pytest.fixture
 def ranks(tmp_path):
@@ -35,14 +32,11 @@ def ranks(tmp_path):
 
     def run(text: str, count: int = 1) -> list[subprocess.CompletedProcess[str]]:
         (tmp_path / "script.py").write_text(text)
-        started = [start(tmp_path, rank_variables(tmp_path, rank, count)) for rank in range(count)]
+        place = {"TUNER_PROBE": str(tmp_path), "WORLD_SIZE": str(count)}
+        started = [start(tmp_path, {**place, "RANK": str(rank)}) for rank in range(count)]
         return [ended(process) for process in started]
 
     return run
-
-
-def rank_variables(folder, rank, count):
-    return {"TUNER_PROBE": str(folder), "RANK": str(rank), "WORLD_SIZE": str(count)}
 
 
 def start(folder, variables):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 from tuner.cost.time.rehearsed import What
 from tuner.cost.time.traced import AMOUNTS
@@ -32,6 +33,41 @@ def test_a_products_weight_is_what_has_no_tokens():
     assert found["product_flops"] == 2 * BATCH * TOKENS * 128 * 256
     assert found["weight_bytes"] == 2 * 128 * 256
     assert found == amounts(aten.mm.default, *args)  # the longest side, where none is known
+
+
+@pytest.mark.parametrize("columns", [256, 252])
+def test_products_with_an_odd_vocabulary_are_told(columns):
+    args = meta(TOKENS, 128), meta(128, columns)
+    found = amounts(aten.mm.default, *args, tokens=TOKENS)
+    assert found.get("unaligned_flops", 0) == (columns % 8 > 0) * found["product_flops"]
+    exact = [one.float() for one in args]
+    assert "unaligned_flops" not in amounts(aten.mm.default, *exact, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("where", ["", "_for_cpu"])
+def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, where, backward):
+    def before_2_13(known):
+        def equal_heads(*shapes):
+            assert len({shape[1] for shape in shapes}) == 1
+            return known(*shapes)
+
+        return equal_heads
+
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        monkeypatch.setattr(flop_counter, name, before_2_13(getattr(flop_counter, name)))
+    query, key = meta(BATCH, 4, TOKENS, WIDTH), meta(BATCH, 2, TOKENS, WIDTH)
+    operator = f"_scaled_dot_product_flash_attention{where}"
+    func, args = getattr(aten, operator).default, (query, key, key, 0.0, True)
+    out = func(*args)
+    if backward:
+        func = getattr(aten, f"{operator}_backward").default
+        counts = () if where else (None, None, TOKENS, TOKENS)
+        args = query, *args[:3], *out[:2], *counts, 0.0, True, *out[6:8]
+    found = amounts(func, *args)
+    flops = 2 * BATCH * 4 * TOKENS * (TOKENS + 128) / 2 * WIDTH
+    which = "attention_backward_flops" if backward else "attention_flops"
+    assert found[which] == (5 if backward else 2) * flops
 
 
 @pytest.mark.parametrize("causal", [False, True])
