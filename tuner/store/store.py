@@ -59,6 +59,7 @@ from tuner.store.tables import (
     StudyRow,
     SummaryRow,
     clock,
+    from_row,
     iso,
 )
 from tuner.store.workers import WorkerIdentity
@@ -273,27 +274,7 @@ class Store(Queue, Caches):
             for owner, outcome, count in session.execute(outcomes):
                 assert outcome is not None
                 counts[owner][outcome] = count
-            return [
-                StudySummary(
-                    id=row.id,
-                    model_name=row.model_name,
-                    cluster_name=row.cluster_name,
-                    state=row.state,
-                    reason=row.reason,
-                    probes=counts[row.id],
-                    pool=row.pool,
-                    labels=row.labels,
-                    revision=row.revision,
-                    created_at=iso(row.created_at),
-                    asked_at=iso(row.asked_at),
-                    method=row.method,
-                    global_batch_size=row.global_batch_size,
-                    sequence_length=row.sequence_length,
-                    framework=row.framework,
-                    fidelity=row.fidelity,
-                )
-                for row in rows
-            ]
+            return [from_row(StudySummary, row, probes=counts[row.id]) for row in rows]
 
     def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
         """The number of studies that :meth:`studies` would list."""
@@ -514,8 +495,7 @@ def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, St
 
 
 def _status(row: Row[Any]) -> StudyStatus:
-    columns = {**row._mapping, "asked_at": iso(row.asked_at), "newest_event": row.newest_event or 0}
-    return StudyStatus(**columns)
+    return from_row(StudyStatus, row, newest_event=row.newest_event or 0)
 
 
 def open_store(
