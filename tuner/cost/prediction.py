@@ -366,9 +366,9 @@ def predict(
     traced = workload.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if reason := uncovered_settings(workload, framework, cluster, settings):
-        return unknown_prediction(limit, reason)
+        return Prediction(limit_bytes=limit, why=reason)
     if traced and (profile is None or script != PLAIN):
-        return unknown_prediction(limit, untraced(workload, script))
+        return Prediction(limit_bytes=limit, why=untraced(workload, script))
     name, piped = framework.name, framework.name is FrameworkName.NANOTRON
     tensors = _allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
@@ -471,11 +471,6 @@ OF_TRACES = (
     "memory, and the operators that time is priced by, are of dry runs of transformers' own class"
     " alone: no arithmetic knows this model type, or what of it is trained"
 )
-
-
-def unknown_prediction(limit: float, why: str) -> Prediction:
-    """Makes the prediction of a configuration about which nothing is known, with the reason."""
-    return Prediction(limit_bytes=limit, why=why)
 
 
 def too_large_text(needed: Quantity, limit: float) -> str:

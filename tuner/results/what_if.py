@@ -16,7 +16,7 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Provenance, weakest
 from tuner.core.study import Question, Study
 from tuner.core.words import seconds_text
-from tuner.cost.prediction import unknown_prediction
+from tuner.cost.prediction import Prediction
 from tuner.errors import UsageError
 from tuner.explain.english import basis_text, failure_text, grounds_text, say
 from tuner.explain.knobs import CHOSEN, MICRO
@@ -224,7 +224,7 @@ class Predictor:
                 why = wrong.why
             else:
                 why = next(why for why, ones in known.uncovered.items() if checked in ones)
-            found = evaluated(checked, unknown_prediction(known.limit_bytes, why))
+            found = evaluated(checked, Prediction(limit_bytes=known.limit_bytes, why=why))
         return WhatIf(
             predicted=found, collapsed=collapsed, notes=tuple(notes), seen=evidence.seen(checked)
         )

@@ -191,11 +191,6 @@ def step_bytes(workload: Workload, cluster: Cluster, own: float, largest: float)
     return FOOTPRINTS[workload.optimizer].takes(rank)
 
 
-def copies_whole(workload: Workload, cluster: Cluster) -> bool:
-    """On CUDA torch's AdamW, unless fused, works on all parameters at once, through one copy."""
-    return workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
-
-
 def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:
     """Bytes of the device's memory that an optimizer's step reads and writes."""
     return parameters * FOOTPRINTS[optimizer].moves(WEIGHT_BYTES[precision])

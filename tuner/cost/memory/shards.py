@@ -278,11 +278,6 @@ def residual_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> 
     return 4 if wide else COMPUTE_BYTES[workload.precision]
 
 
-def frozen_bytes(workload: Workload) -> int:
-    """Bytes of a frozen parameter: it is kept as it is computed with."""
-    return COMPUTE_BYTES[workload.precision]
-
-
 def adapter_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
     """Bytes of an element of an adapter's matrices as its layer finds them: FSDP2 gathers them in
     what is computed with, autocast leaves them fp32."""
@@ -299,11 +294,12 @@ def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster
 
 
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
-    """Bytes of so many parameters, of which some are trained."""
+    """Bytes of so many parameters, of which some are trained; what is frozen beside an adapter is
+    kept as it is computed with."""
     wide = WEIGHT_BYTES[workload.precision]
     if workload.adapter is None:
         return wide * elements
-    return frozen_bytes(workload) * (elements - trained) + wide * trained
+    return COMPUTE_BYTES[workload.precision] * (elements - trained) + wide * trained
 
 
 def loss_width(workload: Workload, settings: Settings, cluster: Cluster) -> int:
