@@ -21,7 +21,7 @@ from tuner.cost.calibration import Calibration, merged
 from tuner.cost.calibration_fit import fitted
 from tuner.errors import ProbeError
 from workers.devices import DeviceLocks, check_cluster, default_lock_path, devices_here, first_gpus
-from workers.launchers.base import Ended, Job, Launcher, Run, Why
+from workers.launchers.base import Ended, Job, Run, Why
 from workers.launchers.local import LocalLauncher, probe_argv
 from workers.measuring.records import (
     default_probes_folder,
@@ -194,11 +194,7 @@ class Options:
 
 
 def calibrate(
-    cluster: Cluster,
-    stop: StopRequest,
-    *,
-    launcher: Launcher | None = None,
-    options: Options | None = None,
+    cluster: Cluster, stop: StopRequest, *, options: Options | None = None
 ) -> Calibration:
     """Measures the cluster, which must be this machine."""
     options = options or Options()
@@ -227,7 +223,7 @@ def calibrate(
         )
         try:
             write_spec(folder, spec)
-            run = (launcher or LocalLauncher()).start(job)
+            run = LocalLauncher().start(job)
         except OSError as error:
             raise ProbeError(f"the ranks could not be started: {error}") from error
         try:

@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -268,17 +268,9 @@ def check_machine(
         if why := why_not_rehearsed(cluster):
             raise ProbeError(f"it cannot be rehearsed here: {why}")
         return False
-    if fidelity is not Fidelity.EMULATED:
-        check_cluster(cluster, there)
-        return False
-    try:
-        why = why_not_emulated(cluster, there=there)
-        substitutes = stands_in(cluster, there=there) if not why else False
-    except UsageError as error:
-        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
-    if why:
-        raise ProbeError(f"{cluster.name} is asked about; {why}")
-    return substitutes
+    emulates = fidelity is Fidelity.EMULATED
+    check_cluster(cluster, there, why_not_emulated if emulates else why_not_measured)
+    return emulates and stands_in(cluster, there=there)
 
 
 def check_free_memory(question: Question, request: ProbeRequest) -> None:
@@ -296,10 +288,14 @@ def check_free_memory(question: Question, request: ProbeRequest) -> None:
         )
 
 
-def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:
+def check_cluster(
+    cluster: Cluster,
+    there: Machine | None = None,
+    why_not: Callable[..., str] = why_not_measured,
+) -> None:
     """Raises ProbeError for a cluster that the machine is not."""
     try:
-        why = why_not_measured(cluster, there=there)
+        why = why_not(cluster, there=there)
     except UsageError as error:
         raise ProbeError(f"{cluster.name} is asked about; {error}") from error
     if why:

@@ -189,7 +189,7 @@ class Executor:
         self._threads: ThreadPoolExecutor | None = None
         self._ranks: list[WarmRanks] = []
         self._over = ""  # why all probes are to be given up, beside a request to stop
-        self._is_waiting = False
+        self.is_waiting = False  # while other workers have the devices that were asked for
         self._told_at = -inf
         self._last: Workplace | None = None
 
@@ -432,7 +432,7 @@ class Executor:
             return None
         until = time.monotonic() + LOCKS_S
         while (found := self._first(alone=alone)) is None:
-            self._is_waiting = True
+            self.is_waiting = True
             if time.monotonic() >= self._told_at + TOLD_S:
                 self._told_at = time.monotonic()
                 log.warning("waiting for %s on this machine", self.holder)
@@ -441,7 +441,7 @@ class Executor:
             # what ended meanwhile has devices too, and they are free now
             if self._collect():
                 return None
-        self._is_waiting, self._told_at = False, -inf
+        self.is_waiting, self._told_at = False, -inf
         for other in self._free():
             if other is not found:
                 other.release()
@@ -453,11 +453,6 @@ class Executor:
         locks = (one for place in self._free() for one in (place.own, place.others))
         return next((who for one in locks if (who := one.holder)), "a worker")
 
-    @property
-    def is_waiting(self) -> bool:
-        """True while other workers have the devices that were asked for."""
-        return self._is_waiting
-
     def can_start(self) -> bool:
         """Tells, and holds the devices, if another probe could begin at once."""
         return any(one.acquire(alone=False, waits=False) for one in self._free())
@@ -468,12 +463,12 @@ class Executor:
             if workplace.has_had_its_turn:
                 workplace.end_ranks()
                 self._stop.wait(ROOM_S)
-            elif not workplace.has_ranks and not self._is_waiting:
+            elif not workplace.has_ranks and not self.is_waiting:
                 workplace.release()
 
     def release(self) -> None:
         """Waits for no device any more, since there is nothing to run."""
-        self._is_waiting = False
+        self.is_waiting = False
         for workplace in self._free():
             workplace.release()
 

@@ -189,6 +189,7 @@ class Replica:
     workload: Workload  # the small model, its batch and number formats
     cluster: Cluster  # CPU processes; nodes stand for the groups of ``hybrid_shard``
     settings: Settings  # the knobs under test, with the replica's own sizes
+    family: str  # of its check (:func:`family_of`)
     notes: tuple[str, ...] = ()  # what the replica leaves out
 
     @property
@@ -301,6 +302,7 @@ def replica_of(
             micro_batch_size=GLOBAL_BATCH // replicas // count,
             gradient_accumulation_steps=count,
         ),
+        family=family_of(question),
         notes=tuple(left_out),
     )
 

@@ -161,18 +161,6 @@ class _SpaceKey:
         return isinstance(other, _SpaceKey) and self.key == other.key
 
 
-def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
-    """The values of ``activation_checkpointing`` that are searched where none are asked for.
-
-    A user's script is known to tell two apart at most: others have to be named. So has ``offload``:
-    it is slower than ``full``, and takes host memory, of which a question says nothing.
-    """
-    if question.script is not None:
-        return PLAIN_CHECKPOINTING
-    searched = (value for value in Checkpointing if value is not Checkpointing.OFFLOAD)
-    return tuple(value for value in searched if not no_checkpointing(question, value))
-
-
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
     return accumulation >= settings.pp_size - 1
@@ -263,7 +251,15 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         "tp_size": divisors(cluster.gpus_per_node),
         "sharding": SHARDINGS[question.framework.name],
         "tp_recompute_allgather": (False, True),
-        "activation_checkpointing": checkpointings(question),
+        # A user's script is known to tell two apart at most: others have to be named. So has
+        # ``offload``: it is slower than ``full``, and takes host memory, of which nothing is said.
+        "activation_checkpointing": PLAIN_CHECKPOINTING
+        if question.script is not None
+        else tuple(
+            value
+            for value in Checkpointing
+            if value is not Checkpointing.OFFLOAD and not no_checkpointing(question, value)
+        ),
         "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
         # else only when asked for: the script's loss must be changed
         "fused_loss": (False, True) if logits_matter(question) else (False,),
