@@ -70,11 +70,8 @@ class StopRequest:
 
 
 def open_fd(text: str) -> int:
-    """The number of an open file, for an option of a command.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not open.
-    """
+    """The number of an open file, for an option of a command. Raises argparse.ArgumentTypeError: it
+    is not open."""
     fd = int(text)
     try:
         os.fstat(fd)

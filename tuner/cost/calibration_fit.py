@@ -40,11 +40,8 @@ def fitted(
     at: str,
     wall_s: float,
 ) -> Calibration:
-    """The rates of a cluster, of the readings of all its ranks.
-
-    Raises:
-        ValueError: no copies or no matrix products were timed.
-    """
+    """The rates of a cluster, of the readings of all its ranks. Raises ValueError: no copies or no
+    matrix products were timed."""
     if not (copies := of_kind(readings, "copy")):
         raise ValueError("no copies were timed")
     # the largest copies, in bytes read and written per second: small ones stay in caches

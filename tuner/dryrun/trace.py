@@ -113,11 +113,8 @@ class Trace(Plain):
 
     @classmethod
     def from_dict(cls, values: object) -> "Trace":
-        """Read a trace.
-
-        Raises:
-            ValueError: another format, an unknown or missing field, or a value of another kind.
-        """
+        """Read a trace. Raises ValueError: another format, an unknown or missing field, or a value
+        of another kind."""
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"traces of format {FORMAT} are read")
         known = {name: value for name, value in values.items() if name != "format"}
@@ -200,11 +197,8 @@ class ProfileStep:
 
 
 def by_sizes(traces: Sequence[Trace], layers: int) -> list[list[Trace]]:
-    """The traces of each group of micro-batch sizes, ascending; by depth within each.
-
-    Raises:
-        ValueError: they do not tell of a model of so many layers.
-    """
+    """The traces of each group of micro-batch sizes, ascending; by depth within each. Raises
+    ValueError: they do not tell of a model of so many layers."""
     if not traces:
         raise ValueError("traces: must be one or more")
     groups: dict[tuple[int, ...], list[Trace]] = {}

@@ -318,10 +318,7 @@ def named(model: ModelConfig, name: str = "") -> ModelConfig:
 
 def _read_bounded(path: Path, spec: str) -> bytes:
     """At most :data:`LARGEST_FILE_BYTES` of a regular file, without ever waiting for a writer.
-
-    Raises:
-        ModelConfigError: it cannot be read, is no regular file, or is larger.
-    """
+    Raises ModelConfigError: it cannot be read, is no regular file, or is larger."""
     try:
         _check_regular(path.stat(), spec)
         # between the two looks it may have become a pipe: opening must not wait

@@ -366,11 +366,8 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
 
 
 def check_possible(question: Question, knob: str, value: Any) -> None:
-    """Refuse a value that no settings of this question can have while the knob is live.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Refuse a value that no settings of this question can have while the knob is live. Raises
+    UsageError: with the reason."""
     if knob == "sharding":
         check_has(question, value)
         if value is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
@@ -433,11 +430,8 @@ def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
 
 
 def check_has(question: Question, value: Sharding) -> None:
-    """Refuse a sharding that the framework does not have, also where sharding is inactive.
-
-    Raises:
-        UsageError: with those that it has.
-    """
+    """Refuse a sharding that the framework does not have, also where sharding is inactive. Raises
+    UsageError: with those that it has."""
     name = question.framework.name
     if value not in SHARDINGS[name]:
         raise UsageError("sharding", value, f"{name} has {', '.join(SHARDINGS[name])}")

@@ -82,10 +82,8 @@ def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
     there do is real but for kernels, and torch's CUDA allocator has that GPU's memory to give.
 
     Ranks ``of_script`` are started by :mod:`workers.rehearsal`, which finds the stand-in for them
-    and is given the user's environment without secrets.
-
-    Raises:
-        ProbeError: the stand-in cannot be built.
+    and is given the user's environment without secrets. Raises ProbeError: the stand-in cannot be
+    built.
     """
     if of_script:
         named = os.environ.get(PASSED_BY_NAME)

@@ -490,11 +490,8 @@ def slurm_site(stop: StopRequest, folder: Path, *, poll_s: float = POLL_S) -> It
 
 
 def facts_of(job_id: str, watch: Watch, folder: Path) -> dict[str, Facts]:
-    """Has each node that is up look at itself, by one step.
-
-    Raises:
-        ProbeError: none is up, or one does not tell, or does not see the folder.
-    """
+    """Has each node that is up look at itself, by one step. Raises ProbeError: none is up, or one
+    does not tell, or does not see the folder."""
     names = [node.name for node in watch.nodes]
     if not names:
         raise ProbeError(f"no node of {watch.name} is up")

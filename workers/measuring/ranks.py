@@ -201,11 +201,8 @@ class WarmRanks:
                 self._end()
 
     def end(self) -> None:
-        """Ends the ranks, if there are any; returns when none is left.
-
-        Raises:
-            ProbeError: a rank cannot be killed.
-        """
+        """Ends the ranks, if there are any; returns when none is left. Raises ProbeError: a rank
+        cannot be killed."""
         with self._lock:
             self._end()
 

@@ -47,11 +47,8 @@ def probes_folder(parent: Path | None) -> Path:
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """A new folder that only this user can read; its name starts with this process's number.
-
-    Raises:
-        ProbeError: it cannot be made.
-    """
+    """A new folder that only this user can read; its name starts with this process's number. Raises
+    ProbeError: it cannot be made."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{name}-", dir=parent)).resolve()

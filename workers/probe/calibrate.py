@@ -56,11 +56,8 @@ class CalibrationSpec:
 
 
 def read_calibration_spec(path: Path) -> CalibrationSpec:
-    """Read a spec file, the same for every rank.
-
-    Raises:
-        ValueError: not JSON, unknown or missing fields, or another format.
-    """
+    """Read a spec file, the same for every rank. Raises ValueError: not JSON, unknown or missing
+    fields, or another format."""
     values = json.loads(path.read_text(encoding="utf-8"))
     if odd := set(values) ^ {f.name for f in fields(CalibrationSpec)}:
         raise ValueError(f"{path.name}: unknown or missing fields {sorted(odd)}")

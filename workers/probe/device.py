@@ -320,11 +320,7 @@ Device = CpuDevice | CudaDevice
 def open_device(
     kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
 ) -> Device:
-    """The device of a rank.
-
-    Raises:
-        RuntimeError: there is no such CUDA device.
-    """
+    """The device of a rank. Raises RuntimeError: there is no such CUDA device."""
     kinds: Mapping[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
     return kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
 

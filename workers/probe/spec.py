@@ -174,11 +174,8 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a spec file.
-
-    Raises:
-        ValueError: not JSON, unknown or missing fields, or another format.
-    """
+    """Read a spec file. Raises ValueError: not JSON, unknown or missing fields, or another
+    format."""
     try:
         return parse_spec(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
@@ -186,11 +183,8 @@ def read_spec(path: Path) -> Spec:
 
 
 def parse_spec(values: dict[str, Any]) -> Spec:
-    """A spec from JSON's values.
-
-    Raises:
-        ValueError: unknown or missing fields, or another format.
-    """
+    """A spec from JSON's values. Raises ValueError: unknown or missing fields, or another
+    format."""
     given, known = set(values), {f.name for f in fields(Spec)}
     required = {
         f.name for f in fields(Spec) if f.default is MISSING and f.default_factory is MISSING

@@ -85,12 +85,9 @@ class ScriptRun:
     def measure(
         self, question: Question, settings: Settings, pause: Callable[[float], str]
     ) -> Measurement:
-        """Runs the question's script with settings.
-
-        Raises:
-            ProbeError: the script was edited or never reports a step, there is no place for the
-                probe's files, or a process cannot be killed.
-        """
+        """Runs the question's script with settings. Raises ProbeError: the script was edited or
+        never reports a step, there is no place for the probe's files, or a process cannot be
+        killed."""
         script = question.script
         assert script is not None
         if why := _why_invalid(question, settings):
@@ -138,12 +135,9 @@ class ScriptRun:
     def rehearse(
         self, question: Question, settings: Settings, pause: Callable[[float], str]
     ) -> Measurement:
-        """Runs rank 0 of the question's script alone, over torch's CUDA allocator on no GPU.
-
-        Raises:
-            ProbeError: the script was edited or cannot be rehearsed, there is no place for the
-                probe's files, or a process cannot be killed.
-        """
+        """Runs rank 0 of the question's script alone, over torch's CUDA allocator on no GPU. Raises
+        ProbeError: the script was edited or cannot be rehearsed, there is no place for the probe's
+        files, or a process cannot be killed."""
         script = question.script
         assert script is not None
         if why := _why_invalid(question, settings):
@@ -248,11 +242,8 @@ class ScriptRun:
 
 
 def _why_invalid(question: Question, settings: Settings) -> str:
-    """Why the launcher cannot run settings; empty if it can.
-
-    Raises:
-        ProbeError: the script was edited since it was asked about.
-    """
+    """Why the launcher cannot run settings; empty if it can. Raises ProbeError: the script was
+    edited since it was asked about."""
     script = question.script
     assert script is not None
     if script.why_other:

@@ -80,9 +80,7 @@ def step_memory(
     """The memory of a configuration. ``pp_size`` divides the layers; no more of it is followed.
 
     Selective checkpointing keeps the first of each ``selects_every`` products, and attention.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
+    Raises ZeroDivisionError: settings of more ranks than the cluster has.
     """
     return followed(Step, workload.part(settings.cp_size), settings, cluster, selects_every)
 
@@ -122,9 +120,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     """The bound of a configuration; it does not fall when only the micro-batch size grows.
 
     The floor is parameters, optimizer state, and gradients as they must be between micro-batches.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
+    Raises ZeroDivisionError: settings of more ranks than the cluster has.
     """
     total = step_memory(workload, settings, cluster).total_bytes
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload

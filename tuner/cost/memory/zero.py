@@ -87,11 +87,8 @@ def plain(workload: Workload, settings: Settings) -> tuple[Workload, Settings]:
 def zero_memory(
     workload: Workload, settings: Settings, cluster: Cluster, zero: Zero = DEFAULTS
 ) -> StepMemory:
-    """The memory of a configuration.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
-    """
+    """The memory of a configuration. Raises ZeroDivisionError: settings of more ranks than the
+    cluster has."""
     return followed(_ZeroStep, workload, settings, cluster, zero)
 
 

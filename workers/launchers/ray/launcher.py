@@ -123,10 +123,8 @@ class RayDriver:
     def ask(self, do: str, *, starts: bool = True, **more: object) -> dict[str, Any]:
         """The answer of the process to a request (``driver.py`` names them).
 
-        One that has ended is started again, unless ``starts`` is off.
-
-        Raises:
-            ProbeError: there is no answer; the text says why.
+        One that has ended is started again, unless ``starts`` is off. Raises ProbeError: there is
+        no answer; the text says why.
         """
         with self._lock:
             if self._process is None and not starts:
