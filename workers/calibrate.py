@@ -44,8 +44,6 @@ FEW, MANY = 1, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of one kind of device."""
-
     rows: int  # tokens of matrix products
     widths: tuple[int, ...]  # channels of matrix products
     copied: int  # elements that are copied: several times the last cache
@@ -185,8 +183,6 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a calibration is run."""
-
     folder: Path = field(default_factory=default_probes_folder)
     lock: Path = field(default_factory=default_lock_path)
     """Path of the locks of devices, which are held while ranks run: a probe would spoil both."""

@@ -127,7 +127,6 @@ class DeviceLocks:
 
     @property
     def wanted(self) -> bool:
-        """True if another waits for a device that is held here."""
         return any(lock.wanted for lock in self._locks if lock.held)
 
     def acquire(self) -> bool:

@@ -69,8 +69,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How a worker runs probes."""
-
     queued_only: bool = False
     serves: bool = False
     """Set where other studies may want this worker, and other workers its study: a study that waits
@@ -98,8 +96,6 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A claimed probe."""
-
     study: Study
     claim: Claim
     lease: Lease
@@ -329,12 +325,10 @@ class Executor:
         return Task(study=study, claim=claim, lease=lease, pause=pause, since=since)
 
     def start(self, workplace: Workplace, task: Task) -> None:
-        """Runs a claimed probe in a workplace whose devices were acquired."""
         assert self._threads is not None
         self._running[self._threads.submit(self._run, workplace, task)] = workplace, task
 
     def give_back(self, claim: Claim, why: str) -> None:
-        """Queues a probe again that was not run, or not to its end."""
         given = retried(partial(self._store.give_back, claim, why), self._stop)
         log.info(
             "probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)"
@@ -382,7 +376,6 @@ class Executor:
 
     @property
     def is_full(self) -> bool:
-        """True while no workplace is free for another probe."""
         return bool(self.workplaces) and len(self._running) == len(self.workplaces)
 
     @property
@@ -449,7 +442,6 @@ class Executor:
 
     @property
     def holder(self) -> str:
-        """Who has the devices that are waited for."""
         locks = (one for place in self._free() for one in (place.own, place.others))
         return next((who for one in locks if (who := one.holder)), "a worker")
 

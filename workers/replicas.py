@@ -137,7 +137,6 @@ class ReplicaTrainer:
 def _compared(
     replica: Replica, versions: Mapping[str, str], found: Measurement, reference: Measurement
 ) -> GuardCheck:
-    """The check of a replica, from its measurement and its reference's."""
     knob = blamed_by_counts(replica.settings, replica.cluster.world_size, found)
     outcome, detail, worst = found.outcome, found.detail, None
     if reference.outcome is not Outcome.OK and outcome in (Outcome.OK, Outcome.NON_FINITE):
@@ -155,7 +154,6 @@ def _compared(
 def _check(
     replica: Replica, outcome: Outcome, detail: str, versions: Mapping[str, str]
 ) -> GuardCheck:
-    """The check of a replica that ended with an outcome where these versions are installed."""
     return GuardCheck(
         key=replica.key(versions),
         family=replica.family,

@@ -33,12 +33,10 @@ class StopRequest:
         self._reading = threading.Lock()
 
     def install(self) -> None:
-        """Takes the signals that ask a process to end."""
         for number in SIGNALS:
             signal.signal(number, self._note)
 
     def request(self, why: str) -> None:
-        """Asks for it from within this process."""
         self.is_from_within = self.is_from_within or not self._why
         self._why = self._why or why
 

@@ -159,7 +159,6 @@ class _Timed:
 
 
 def _layers(readings: Iterable[Reading]) -> list[_Timed]:
-    """Pairs of readings that differ in depth alone."""
     by_shape: dict[str, dict[int, Reading]] = {}
     for reading in readings:
         model = {k: v for k, v in reading.case["model"].items() if k != "num_hidden_layers"}
@@ -204,7 +203,6 @@ BEYOND = 1.1
 
 
 def _costs(small_dim: float, **torch: float) -> Costs:
-    """Constants of matrices and attention alone, and what is given."""
     usual = default_costs()
     nothing = {"traffic_factor": 0.0, "logit_traffic": 0.0}
     changed = replace(usual.torch, **{"small_dim": small_dim, **nothing, **torch})

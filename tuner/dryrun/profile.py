@@ -201,8 +201,6 @@ def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
 def _counted(
     profile: Profile, step: ProfileStep, size: int
 ) -> dict[tuple[str, str, str, str], tuple[float, float]]:
-    """Calls and bytes of each kind of collective in a step."""
-
     def sent(calls: Calls) -> float:
         return _whole(profile, [_straight(step.micro_batch_sizes, p, size) for p in calls.bytes])
 
@@ -329,7 +327,6 @@ def _is_refusal(error: Mapping[str, Any]) -> bool:
 
 
 def _text(error: Mapping[str, Any]) -> str:
-    """An error in one line."""
     where = " in ".join(filter(None, (error.get("operator"), error.get("phase"))))
     text = " ".join(str(error.get("message", "")).split())[:300]
     named = f"{error['type']}: {text}" if text else str(error["type"])

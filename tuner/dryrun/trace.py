@@ -51,8 +51,6 @@ class TraceCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step."""
-
     accumulation: int  # its micro-batches
     segments: tuple[Segment, ...]  # in the step's order
     collectives: tuple[TraceCollective, ...]  # all of the step
@@ -186,8 +184,6 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileStep:
-    """An optimizer step of some number of micro-batches."""
-
     accumulation: int  # its micro-batches
     micro_batch_sizes: tuple[int, ...]
     """One or two sizes that were dry-run, which the figures belong to; for larger ones they are

@@ -148,7 +148,6 @@ def _rope(config: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 
 def _multiple(number: int, of: int) -> int:
-    """The next multiple that is not less."""
     return max(1, -(-number // of)) * of
 
 
@@ -201,7 +200,6 @@ class Replica:
 
     @property
     def structure(self) -> str:
-        """Says what is tested: configuration, ranks, number format."""
         nodes, ranks = self.cluster.nodes, self.cluster.gpus_per_node
         where = f"{nodes}x{ranks} ranks" if nodes > 1 else f"{ranks} ranks"
         return f"{self.settings} on {where} in {self.workload.precision}"

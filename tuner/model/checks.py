@@ -203,7 +203,6 @@ def check_json(value: object, name: str = "", depth: int = 0) -> None:
 
 
 def _shown_key(key: object) -> str:
-    """A field's name, fit to be shown in one line."""
     if not isinstance(key, str):
         raise ModelConfigError("model", "a field whose name is not a string", "must be JSON")
     return key if re.fullmatch(r"[\w.\-]{1,80}", key, re.ASCII) else ascii(key[:80])
@@ -354,7 +353,6 @@ def _one_rope(
 
 
 def _check_rotation(rope: Rope, fields: dict[str, Any], values: dict[str, Any]) -> None:
-    """Checks that a positive, even number of a head's channels is rotated."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     partial = values["partial_rotary_factor"]
     if rope.partial is None and partial != 1.0:

@@ -228,7 +228,6 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
-    """Canonical classes with their inactive knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
     fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
     fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []

@@ -202,7 +202,6 @@ def _answered(session: Session, request: RequestKey) -> str | None:
 
 
 def _remember(session: Session, request: RequestKey, study_id: str) -> None:
-    """Adds a request, and forgets old ones."""
     now = clock(session)
     old = RequestRow.created_at < now - timedelta(seconds=KEPT_S)
     session.execute(delete(RequestRow).where(old))

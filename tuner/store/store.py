@@ -111,8 +111,6 @@ _ENDED = StudyRow.state.not_in(OPEN) & ~exists().where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """One line of a list of studies."""
-
     id: str
     model_name: str  # name of the model, as asked last; for a user's script the name of its file
     cluster_name: str
@@ -283,7 +281,6 @@ class Store(Queue, Caches):
             return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
 
     def notes(self, study_id: str) -> str:
-        """What people noted about a study."""
         with self.transactions.read() as session:
             return session.scalar(select(StudyRow.notes).where(StudyRow.id == study_id)) or ""
 

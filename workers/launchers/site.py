@@ -62,8 +62,6 @@ class Site(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSite:
-    """This machine."""
-
     launcher: Launcher = field(default_factory=LocalLauncher)
     find_devices: Callable[[], tuple[Device, ...]] = devices_here
     name: str = "this machine"
@@ -152,7 +150,6 @@ class Facts(Plain):
 
 
 def facts_here(folder: Path | None = None) -> Facts:
-    """Looks at the machine that this runs on, and for a folder there."""
     machine = this_machine()
     return Facts(
         machine=machine,

@@ -65,7 +65,6 @@ def read_calibration_spec(path: Path) -> CalibrationSpec:
 
 
 def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    """Time all cases on this process's rank, and write its record."""
     started = time.monotonic()
     with recording() as own:
         spec = read_calibration_spec(spec_path)

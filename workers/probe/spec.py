@@ -141,7 +141,6 @@ class Spec:
 
     @property
     def is_alone(self) -> bool:
-        """True if rank 0 runs alone."""
         return self.fidelity != "measured"
 
     @property
@@ -165,7 +164,6 @@ class Spec:
 
     @property
     def is_sharded(self) -> bool:
-        """True if FSDP2 wraps the model."""
         return self.settings.sharding != "ddp" and self.data_parallel_size > 1
 
     def data_parallel_rank(self, rank: int) -> int:

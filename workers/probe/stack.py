@@ -73,7 +73,6 @@ class Stack:
         self.accelerator.step = 0
 
     def batch(self, tokens: torch.Tensor) -> dict[str, Any]:
-        """What the model is called with of a micro-batch's tokens."""
         spec = self.spec
         if spec.image_tokens:
             inner: Any = getattr(self.model, "module", self.model)

@@ -69,8 +69,6 @@ SAID_CHARACTERS = 180
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """How a script's probes are run."""
-
     launcher: Launcher  # starts their hosts, one for each node
     folder: Path
     visible: tuple[str, ...]  # GPUs that ranks see; empty for all of their node
@@ -179,7 +177,6 @@ class ScriptRun:
             remove_folder(folder)
 
     def _write_order(self, question: Question, settings: Settings, folder: Path) -> None:
-        """Writes what the host runs, and what its ranks and their launcher read."""
         script = question.script
         assert script is not None
         plan = {
@@ -202,7 +199,6 @@ class ScriptRun:
         write_orders(folder, script, command, launcher, kept)
 
     def _write_files(self, question: Question, settings: Settings, folder: Path) -> Command:
-        """Writes what the script and its launcher read; the command that does."""
         script = question.script
         assert script is not None
         template = ""
@@ -296,7 +292,6 @@ def rehearsed(record: Mapping[str, Any], *, wall_s: float) -> Measurement:
 
 
 def _knows_why(records: Sequence[Record]) -> bool:
-    """True if some rank has told of a failure."""
     return any(isinstance(one, RankRecord) and one.outcome is not Outcome.OK for one in records)
 
 

@@ -85,7 +85,6 @@ class Graph:
 
     @property
     def next(self) -> int:
-        """The number of the next tensor."""
         return len(self._sizes)
 
     def op(
@@ -153,7 +152,6 @@ class Graph:
         self._held |= dict.fromkeys(tensors, len(self._ops) - 1)
 
     def select(self, *tensors: int) -> None:
-        """Selective checkpointing keeps these outputs."""
         self._selected |= set(tensors)
 
     def compile(self, output: int) -> Program:

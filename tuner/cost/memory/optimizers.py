@@ -28,8 +28,6 @@ class Updated(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What the optimizer of one rank updates."""
-
     width: int  # bytes of an element of a parameter
     own: float  # elements
     largest: float  # elements of the largest parameter

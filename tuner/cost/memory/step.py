@@ -70,7 +70,6 @@ class StepMemory:
         return {phase: one.total(self.micro_batch_size) for phase, one in self.moments.items()}
 
     def breakdown(self, phase: Phase) -> Mapping[str, float]:
-        """Bytes by category at a phase's highest moment."""
         return self.moments[phase].breakdown(self.micro_batch_size)
 
 
@@ -307,7 +306,6 @@ class Step(Wrapping):
 
     @property
     def _gathers(self) -> bool:
-        """Whether logits are gathered over ranks of tensor parallelism."""
         return self.tp > 1 and self.logit_ranks == 1
 
     @property

@@ -172,7 +172,6 @@ class _ZeroStep(Step):
 
     @property
     def _kept(self) -> float:
-        """Bytes of the optimizer's copy of parameters and of its state."""
         state = state_bytes(self.asked, self.cluster)
         if self.stage:
             return (self.master + state) * self.part

@@ -247,7 +247,6 @@ def _end(child: _Child) -> None:
 
 
 def _ended_cpu_s() -> float:
-    """The CPU time of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
