@@ -65,41 +65,39 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers, or
     of another loss than its own. Nor is DeepSpeed's.
     """
-    if framework.name is FrameworkName.DEEPSPEED:
-        return _uncovered_by_zero(workload)
-    if framework.name is not FrameworkName.NANOTRON:
+    if framework.name not in (FrameworkName.DEEPSPEED, FrameworkName.NANOTRON):
         return ""
-    model_type = workload.model.model_type
-    if model_type not in NANOTRON_MODEL_TYPES:
-        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
-        return f"nanotron is covered for {covered}, and not for {model_type}"
-    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
-        asked = f"{workload.precision} with {workload.optimizer}"
-        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
-    if not workload.splits_sequence:
-        asked = f"tensor_parallel={workload.tensor_parallel}"
-        return f"nanotron is covered with sequence parallelism, and not for {asked}"
-    if workload.adapter is not None:
-        return "nanotron trains no adapters"
-    if workload.frozen:
-        return "nanotron trains all of a model"
-    if workload.packing is not None:
-        return "nanotron's packing is its own, and not covered"
-    if workload.loss is not Loss.HF:
-        return f"nanotron's loss is its own, and loss={workload.loss} would change no figure"
-    return ""
-
-
-def _uncovered_by_zero(workload: Workload) -> str:
-    if workload.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD):
-        return f"DeepSpeed is covered with torch's AdamW and SGD, and not with {workload.optimizer}"
-    if workload.is_traced:
-        return f"DeepSpeed is covered by arithmetic, which knows no {workload.model.type_and_task}"
-    if workload.adapter is not None:
-        return "DeepSpeed is covered for whole models, and not for adapters"
-    if workload.packing is not None:
-        return "DeepSpeed is covered for sequences of one document, and not for packing"
-    return ""
+    work, model, optimizer = workload, workload.model, workload.optimizer
+    types = ", ".join(sorted(NANOTRON_MODEL_TYPES))
+    torchs = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD)
+    whys: Mapping[FrameworkName, Mapping[str, object]] = {
+        FrameworkName.DEEPSPEED: {
+            f"DeepSpeed is covered with torch's AdamW and SGD, and not with {optimizer}":
+                optimizer not in torchs,
+            f"DeepSpeed is covered by arithmetic, which knows no {model.type_and_task}":
+                work.is_traced,
+            "DeepSpeed is covered for whole models, and not for adapters":
+                work.adapter is not None,
+            "DeepSpeed is covered for sequences of one document, and not for packing":
+                work.packing is not None,
+        },
+        FrameworkName.NANOTRON: {
+            f"nanotron is covered for {types}, and not for {model.model_type}":
+                model.model_type not in NANOTRON_MODEL_TYPES,
+            "nanotron is covered in bf16 with adamw, and not for"
+            f" {work.precision} with {optimizer}":
+                work.precision is not Precision.BF16 or optimizer is not Optimizer.ADAMW,
+            "nanotron is covered with sequence parallelism, and not for"
+            f" tensor_parallel={work.tensor_parallel}":
+                not work.splits_sequence,
+            "nanotron trains no adapters": work.adapter is not None,
+            "nanotron trains all of a model": work.frozen,
+            "nanotron's packing is its own, and not covered": work.packing is not None,
+            f"nanotron's loss is its own, and loss={work.loss} would change no figure":
+                work.loss is not Loss.HF,
+        },
+    }  # fmt: skip
+    return next((why for why, holds in whys[framework.name].items() if holds), "")
 
 
 def uncovered_settings(

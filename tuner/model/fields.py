@@ -18,10 +18,7 @@ LAYERS, HIDDEN, WIDTH, HEADS = 1024, 2**17, 2**20, 4096
 # The largest sizes that are believed; published ones are well below.
 POSITIONS, VOCABULARY, EXPERTS = 2**24, 2**22, 4096
 
-
-# --------------------------------------------------------------------------------------------
 # Kinds of values
-# --------------------------------------------------------------------------------------------
 
 
 def whole(least: int, most: int) -> Check:
@@ -129,9 +126,7 @@ class Architecture:
     harmless: frozenset[str] = frozenset()  # names that transformers 5 does not read in this type
 
 
-# --------------------------------------------------------------------------------------------
 # Names that are dropped, and names that are refused
-# --------------------------------------------------------------------------------------------
 
 # Names of published files that change neither shape nor compute of a training step, or that
 # transformers 5 does not read: dropped. The weights of a probe are random, so how the published
@@ -205,10 +200,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
 
-
-# --------------------------------------------------------------------------------------------
 # The supported types
-# --------------------------------------------------------------------------------------------
 
 # Keys of transformers' ``ACT2FN`` whose function has no parameters of its own.
 ACTIVATIONS = tuple(

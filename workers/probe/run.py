@@ -373,7 +373,12 @@ class Rank:
         if not self._gave_up:
             for count in counts:
                 self._take(stack, count, left[count], losses)
-        self._note_clocks()
+        # At once: a power cap lets go within milliseconds of the last kernel, heat stays longer.
+        # One rank asks for its node: many at once would wait for each other in the driver.
+        if isinstance(self.device, CudaDevice):
+            clocks = of_first_on_node("clocks", self.rank, node_clocks)
+            if own := clocks.get(self.device.uuid):
+                self.record.hardware["clocks"] = own
         self._note_losses(losses)
 
     def _take(self, stack: Stack, count: int, steps: int, losses: list[torch.Tensor]) -> None:
@@ -420,15 +425,6 @@ class Rank:
         if self.spec.world_size > 1:
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return [float(value) for value in slowest.tolist()]
-
-    def _note_clocks(self) -> None:
-        """Note what this rank's GPU runs at; to be called right after the last timed step."""
-        # At once: a power cap lets go within milliseconds of the last kernel, heat stays longer.
-        # One rank asks for its node: many at once would wait for each other in the driver.
-        if isinstance(self.device, CudaDevice):
-            clocks = of_first_on_node("clocks", self.rank, node_clocks)
-            if own := clocks.get(self.device.uuid):
-                self.record.hardware["clocks"] = own
 
     def _note_losses(self, losses: list[torch.Tensor]) -> None:
         if self._alone is not None:
