@@ -133,6 +133,11 @@ class Framework(Plain):
         required = version_table().frameworks[self.name].fsdp2
         return 2 if any(meets_all(self.versions, one) for one in required) else 1
 
+    def too_old(self, package: str, needed: str) -> str:
+        """The release of a package where it is known and does not meet ``needed``; else empty."""
+        release = self.versions.get(package)
+        return "" if release is None or meets(release, needed) else release
+
     @property
     def puts_off(self) -> bool:
         """True of frameworks that put reductions off until the last micro-batch by themselves
@@ -254,10 +259,9 @@ def no_optimizer(workload: Workload, framework: Framework) -> str:
         return ""
     if framework.name is FrameworkName.TRAINER:  # ``OptimizerNames`` in training_args.py, 5.23
         return "is none of the Trainer's optimizers; ask with --framework accelerate"
-    release = framework.versions.get("torch")
-    if release is None or meets(release, MUON_BY_TORCH):
-        return ""
-    return f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {release}"
+    old = framework.too_old("torch", MUON_BY_TORCH)
+    needed = f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {old}"
+    return old and needed
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

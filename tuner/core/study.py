@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value, no_knob
@@ -185,10 +184,9 @@ def _not_packed(workload: Workload, cluster: Cluster, framework: Framework) -> s
     if packing is None:
         return ""
     oldest = packing.oldest_transformers(workload.model)
-    release = framework.versions.get("transformers")
-    if oldest and release is not None and not meets(release, f">={oldest}"):
+    if oldest and (old := framework.too_old("transformers", f">={oldest}")):
         return (
-            f"needs transformers {oldest} or newer: in {release} tokens of"
+            f"needs transformers {oldest} or newer: in {old} tokens of"
             f" {workload.model.model_type} would see other documents"
         )
     if packing.variant is not PackingVariant.VARLEN:

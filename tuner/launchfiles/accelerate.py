@@ -168,12 +168,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 def _old_loss(question: Question, settings: Settings) -> str | None:
     """Refuses a loss of the code beside the file where models would pass over it."""
-    release = question.framework.versions.get("transformers")
-    old = release is not None and not meets(release, LOSS_OF_MODEL)
+    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
     if question.script is not None or not old or not use_loss(question, settings):
         return None
     return (
-        f"in transformers {release} a model's loss cannot be replaced, and the study has another;"
+        f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
         f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}"
     )
 

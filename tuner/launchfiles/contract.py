@@ -14,7 +14,6 @@ from typing import Any
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
-from tuner.catalog.versions import meets
 from tuner.core.adapter import QUANTIZED
 from tuner.core.cluster import Device, parse_cluster
 from tuner.core.configuration import Settings, Sharding, parse_settings
@@ -270,12 +269,12 @@ FUSED_ON_CPU = ">=2.4"
 
 def fused_optimizer(question: Question) -> str | None:
     """Refuses fused AdamW of parameters on a CPU, where torch would end with an error."""
-    release = question.framework.versions.get("torch")
+    old = question.framework.too_old("torch", FUSED_ON_CPU)
     fuses = question.script is None and question.workload.optimizer is Optimizer.ADAMW_FUSED
-    if not fuses or release is None or meets(release, FUSED_ON_CPU):
+    if not fuses or not old:
         return None
     return (
-        f"torch {release} has no fused AdamW of parameters on a CPU, where they are as the"
+        f"torch {old} has no fused AdamW of parameters on a CPU, where they are as the"
         " optimizer is made; ask again with --optimizer adamw or --framework-version"
         f" torch={FUSED_ON_CPU.strip('>=')}"
     )

@@ -226,19 +226,16 @@ def _other_packing(question: Question) -> str | None:
 
 
 def _other_optimizer(question: Question) -> str | None:
-    optimizer, release = (
-        question.workload.optimizer,
-        question.framework.versions.get("transformers"),
-    )
+    optimizer = question.workload.optimizer
     if question.script is not None:
         return None
     if optimizer not in _OPTIMIZERS:
         return f"the Trainer has no {optimizer}; take the format accelerate"
-    old = release is not None and not meets(release, TORCHAO_BY_TRAINER)
+    old = question.framework.too_old("transformers", TORCHAO_BY_TRAINER)
     if not old or optimizer is not Optimizer.ADAMW_8BIT:
         return None
     return (
-        f"transformers {release} has no adamw_torch_8bit; ask again with --framework-version"
+        f"transformers {old} has no adamw_torch_8bit; ask again with --framework-version"
         f" transformers={TORCHAO_BY_TRAINER.strip('>=')}, or with --optimizer adamw_bnb_8bit"
     )
 
@@ -274,13 +271,9 @@ def _other_sharding(question: Question, settings: Settings) -> str | None:
 
 def no_fsdp2(question: Question) -> str:
     """Why the Trainer's arguments choose no FSDP2 in the stated release; empty where they do."""
-    release = question.framework.versions.get("transformers")
-    if release is None or meets(release, FSDP2_BY_TRAINER):
-        return ""
-    return (
-        f"transformers {release} passes over the arguments that choose FSDP2, and would shard with"
-        " FSDP1"
-    )
+    old = question.framework.too_old("transformers", FSDP2_BY_TRAINER)
+    why = "passes over the arguments that choose FSDP2, and would shard with FSDP1"
+    return old and f"transformers {old} {why}"
 
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:
