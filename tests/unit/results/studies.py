@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.unit.conftest import VERSIONS, make_dry_run
+from tests.conftest import VERSIONS, make_dry_run
 from tests.unit.planner.conftest import SIZES, done, make_question, make_study
 from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
