@@ -160,14 +160,13 @@ class AllocatedTensors:
     breakdowns: Mapping[str, Mapping[str, float]]
     """Bytes by category at each phase's highest moment; at least of the peak's phase."""
     basis: Basis
-    low: float  # lower end of the interval, as a factor
-    high: float
+    width: Width
     late_bytes: float = 0.0  # freed too late for others to use
 
     @property
     def allocated(self) -> Quantity:
         value = sum(self.breakdown.values())
-        return predicted(value, self.low * value, self.high * value)
+        return predicted(value, self.width.low * value, self.width.high * value)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -214,8 +213,7 @@ def _allocated_tensors(
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
-            width = costs.memory.arithmetic
-            return replace(tensors, low=width.low, high=width.high)
+            return replace(tensors, width=costs.memory.arithmetic)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
         tensors = _arithmetic(found, costs.memory.arithmetic)
@@ -237,8 +235,7 @@ def _arithmetic(found: StepMemory, width: Width) -> AllocatedTensors:
         by_phase={str(phase): size for phase, size in found.by_phase.items()},
         breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
         basis=Basis.ARITHMETIC,
-        low=width.low,
-        high=width.high,
+        width=width,
     )
 
 
@@ -250,9 +247,9 @@ def _with_liger(tensors: AllocatedTensors, size: float) -> AllocatedTensors:
     found = tensors.with_more(more)
     off = {phase: MORE_BYTES_OFF * abs(size) * (phase == loss) for phase in found.by_phase}
     peak = max(found.by_phase.values())
-    low = max(found.low * at - off[phase] for phase, at in found.by_phase.items())
-    high = max(found.high * at + off[phase] for phase, at in found.by_phase.items())
-    return replace(found, low=low / peak, high=high / peak)
+    low = max(found.width.low * at - off[phase] for phase, at in found.by_phase.items())
+    high = max(found.width.high * at + off[phase] for phase, at in found.by_phase.items())
+    return replace(found, width=Width(low / peak, high / peak))
 
 
 def _pipeline_bytes(
@@ -274,8 +271,7 @@ def _pipeline_bytes(
         by_phase={phase: sum(breakdown.values())},
         breakdowns={phase: breakdown},
         basis=Basis.ARITHMETIC,
-        low=costs.memory.nanotron.low,
-        high=costs.memory.nanotron.high,
+        width=costs.memory.nanotron,
         late_bytes=most.late_bytes,
     )
 
@@ -298,13 +294,11 @@ def _profile_bytes(
         if package in ran
     )
     peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
-    width = costs.memory.arithmetic if stands_in else costs.memory.dry_run
     return AllocatedTensors(
         by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
         breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
         basis=Basis.DRY_RUN,
-        low=width.low,
-        high=width.high,
+        width=costs.memory.arithmetic if stands_in else costs.memory.dry_run,
     )
 
 

@@ -126,8 +126,11 @@ class Audit:
                 return deleted
 
 
-def add_audit(session: Session, note: AuditNote, study_id: str = "") -> None:
-    """Adds an entry in the transaction that does the thing, so that neither is there alone."""
+def add_audit(session: Session, note: AuditNote | None, study_id: str = "") -> None:
+    """Adds an entry, if there is one, in the transaction that does the thing, so that neither is
+    there alone."""
+    if note is None:
+        return
     short = {name: _printable(v) if isinstance(v, str) else v for name, v in note.data.items()}
     row = AuditRow(
         at=clock(session),

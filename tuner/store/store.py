@@ -339,8 +339,7 @@ class Store(Queue, Caches):
             if to is StudyState.RUNNING:
                 study.worker = worker.as_dict() if worker else None
                 study.worker_seen_at = now
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
             return True
 
     def label(
@@ -370,8 +369,7 @@ class Store(Queue, Caches):
                 return
             study.labels, study.notes = labels, notes
             add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
 
     def delete(self, study_id: str, note: AuditNote | None = None) -> bool:
         """Deletes a study that is at its end, with its probes and events; ``False`` while it is
@@ -382,8 +380,7 @@ class Store(Queue, Caches):
             if session.scalar(select(StudyRow.id).where(StudyRow.id == study_id, _ENDED)) is None:
                 return False
             session.execute(delete(StudyRow).where(StudyRow.id == study_id))
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
             return True
 
     def prune(self, age: timedelta, by: str) -> tuple[int, int]:
