@@ -318,7 +318,7 @@ def named(model: ModelConfig) -> ModelConfig:
 
 def _read_bounded(path: Path, spec: str) -> bytes:
     """Of a regular file as much as tells that it is too large, without ever waiting for a writer.
-    Raises ModelConfigError: it cannot be read, or is no regular file."""
+    Raises ModelConfigError: it cannot be read, is no regular file, or is larger already."""
     try:
         _check_regular(path.stat(), spec)
         # between the two looks it may have become a pipe: opening must not wait
@@ -335,6 +335,8 @@ def _check_regular(status: os.stat_result, spec: str) -> None:
         raise ModelConfigError("model", spec, "is a directory; give the path of its config.json")
     if not stat.S_ISREG(status.st_mode):
         raise ModelConfigError("model", spec, "must be a regular file")
+    if status.st_size > LARGEST_FILE_BYTES:
+        raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
 
 
 def _parse(data: bytes, name: str) -> object:
