@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -239,13 +238,6 @@ def answered(made, question):
 
 
 @pytest.fixture
-def unanswered(made, question):
-    """A finished study in the default database, whose only probe ran out of memory."""
-    with open_store() as store:
-        return stored(store, question, ("sharding=full_shard,micro_batch_size=4", oom(50)))
-
-
-@pytest.fixture
 def failed(made, question):
     """A finished study in the default database, whose only probe crashed, twice."""
     with open_store() as store:
@@ -264,9 +256,6 @@ class Result:
     def json(self):
         """The one object on stdout."""
         return json.loads(self.out)
-
-
-Cli = Callable[..., Result]
 
 
 @pytest.fixture

@@ -16,7 +16,6 @@ from workers.launchers.base import WATCH_FD, Job
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
 STAND_IN_WORKER = Path(__file__).parent / "stand_in_worker.py"
 
-MakeJob = Callable[..., Job]
 __all__ = ["question", "store"]
 Started = subprocess.Popen[str]
 

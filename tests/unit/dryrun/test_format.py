@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "637e20f3092fe83ac8664d47dc2c41590f33c8548ac82869fab5eda266d3cae3"),
-    "verdict": (4, "6c90693636f6b4b94ac306b1cacd4ac00e5d241917365f133723fc13bad0f0b9"),
+    "dry run": (5, "0a9e10753a6f359c3d47b485d79d6eaf8fc42da26c8c295e8cf6ddfb0de99343"),
+    "verdict": (4, "d9528dda9a5dedf87dbdc501b49e2609537574772e144bd8e4e9df870cd8313c"),
     "rates": (3, "d2efcad961f5ff1873b8d22557f587d5a592b5562a0b782192c98704da3e3e71"),
 }
 """The format, and the digest of the sources that it stands for."""
