@@ -6,10 +6,11 @@ part takes less than 8 minutes; what is left then is done when it is called agai
 done twice. Without a part all of them are run, in that order; ``gpu_smoke.py`` goes before.
 With ``--warm`` the probes of a part share a process, which saves each its start.
 
-It needs torch, transformers, accelerate, pydantic and threadpoolctl, and nothing has to be installed of this project:
-``python benchmarks/bench_gpu.py memory`` runs from a copy of the repository. Where there is no git,
-``BENCH_COMMIT`` names the commit. ``--device cpu --reduced --out FILE`` runs every part in small,
-on tiny models, and ``--device cuda --reduced --out FILE`` tries a GPU out in some minutes.
+It needs torch, transformers, accelerate, pydantic and threadpoolctl, and nothing has to be
+installed of this project: ``python benchmarks/bench_gpu.py memory`` runs from a copy. Where
+there is no git, ``BENCH_COMMIT`` names the commit. ``--device cpu --reduced --out FILE`` runs
+every part in small, on tiny models, and ``--device cuda --reduced --out FILE`` tries a GPU out in
+some minutes.
 """
 
 import os

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from tuner.cli.commands import COMMANDS, GROUPS
+from tuner.cli.options import worded
 
 HELP = """Finds the fastest training settings that fit in memory, before a distributed job starts.
 
@@ -71,8 +72,11 @@ class GroupedHelp(TyperCommand):
 
 
 def run(arguments: Sequence[str]) -> int:
+    given = list(arguments)
+    if len(given) == 1 and given[0] in GROUPS:  # a group alone lists, or says what it can do
+        given.append("list" if "list" in GROUPS[given[0]][1] else "--help")
     command = typer.main.get_command(app())
-    code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
+    code = command.main(given, prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 
@@ -126,7 +130,6 @@ def _group(
             end = max(begin.rfind(": "), begin.rfind("; "))
             end = end if end > 0 else begin.rfind(", ")
             short = f"{begin[:end]}." if end > 0 else short
-        group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)(
-            command
-        )
+        made = group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)
+        made(worded(command))
     return group

@@ -109,10 +109,50 @@ def test_new_lines_end_as_those_of_the_file(tmp_path):
     path = tmp_path / "a.yml"
     path.write_bytes(text.encode())
     more = {"fidelity": "predicted"}
-    question = read_question(str(path), None, {"cluster": "8xh100-80gb"}, more)
+    question = read_question(str(path), None, {"cluster": "8xh100-80gb", **more})
     wanted = parse_settings("micro_batch_size=1,activation_checkpointing=full")
     made, _ = patched(question, question.request.question(installed_versions()), wanted)
     assert made == text + "gradient_checkpointing: true\r\n"
+
+
+SHARDED = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+fsdp: full_shard auto_wrap
+fsdp_config: {fsdp_version: 2}
+bf16: true
+"""
+
+
+@pytest.mark.parametrize("more", ["max_length: 4096\n", "cutoff_len: 4096\nstage: sft\n"])
+@pytest.mark.parametrize("said", ["", "gradient_checkpointing: true\n"])
+def test_what_the_model_checkpoints_beside_fsdp_is_turned_off_where_it_is_said(
+    tmp_path, more, said
+):
+    path = tmp_path / "args.yaml"
+    path.write_text(SHARDED + more + said, encoding="utf-8")
+    place = {"cluster": "8xa100-80gb"}
+    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    assert question.asked.knobs["activation_checkpointing"] == "full"
+    wanted = (
+        "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=8,sync_each_batch=false"
+    )
+    asked = question.request.question(installed_versions())
+    _, kept = patched(question, asked, parse_settings(f"{wanted},activation_checkpointing=full"))
+    assert kept == {}
+    _, changes = patched(question, asked, parse_settings(wanted))
+    field = "disable_gradient_checkpointing" if "stage" in more else "gradient_checkpointing"
+    assert changes == {field: "stage" in more}
+
+
+def test_a_fused_loss_that_the_file_has_stays_among_what_is_looked_at(tmp_path):
+    path = tmp_path / "ax.yaml"
+    fused = "liger_fused_linear_cross_entropy: true\n"
+    path.write_text(AXOLOTL_FULL + fused, encoding="utf-8")
+    place = {"cluster": "8xa100-80gb"}
+    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    assert question.request.knobs.fused_loss == (True, False)
 
 
 FSDP = """\
@@ -137,7 +177,7 @@ def test_a_file_of_one_node_leaves_out_what_needs_several(tmp_path):
     def shardings(text, **said):
         path = tmp_path / "accelerate.yaml"
         path.write_text(text, encoding="utf-8")
-        found = read_question(str(path), None, {**beside, **said}, {"fidelity": "predicted"})
+        found = read_question(str(path), None, {**beside, **said, "fidelity": "predicted"})
         return set(found.request.knobs.sharding)
 
     one = shardings(FSDP)
@@ -169,6 +209,17 @@ gradient_accumulation_steps: 4
 optimizer: adamw_torch
 bf16: true
 gradient_checkpointing: true
+"""
+AXOLOTL_FULL = """\
+base_model: meta-llama/Llama-3.1-8B
+sequence_len: 8192
+micro_batch_size: 4
+gradient_accumulation_steps: 4
+optimizer: adamw_torch_fused
+bf16: true
+gradient_checkpointing: true
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true, transformer_layer_cls_to_wrap: LlamaDecoderLayer}
 """
 SYNCED = """\
 accelerator_config:
@@ -211,7 +262,7 @@ def exported(tmp_path, format_name, cluster="8xh100-80gb"):
 
 def test_what_only_the_header_says_is_free(cli, tmp_path):
     path = exported(tmp_path, "accelerate")
-    found = read_question(str(path), None, {}, {"fidelity": "predicted"})
+    found = read_question(str(path), None, {"fidelity": "predicted"})
     assert found.request.knobs.micro_batch_size is None
     assert found.asked.knobs["micro_batch_size"] == 1  # as it is today
     assert found.request.cluster.name == "8xh100-80gb"

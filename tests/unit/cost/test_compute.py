@@ -104,7 +104,8 @@ def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
 
 def test_an_odd_vocabulary_takes_slower_kernels() -> None:
     odd, one = of("gpt2", 1024), Settings(micro_batch_size=8)
-    even = replace(odd, model=read_model_config(odd.model.as_config() | {"vocab_size": 50_304}, "even"))
+    padded = odd.model.as_config() | {"vocab_size": 50_304}
+    even = replace(odd, model=read_model_config(padded, "even"))
     seconds = [ends_compute_s(each, one, CLUSTER, COSTS) for each in (odd, even)]
     flops = 6 * 768 * 50_257 * 8 * 1024 * (1 + COSTS.torch.small_dim * (1 / 768 + 1 / 50_257))
     more = flops * (1 / COSTS.torch.unaligned_flops_per_s - 1 / 794.5e12)

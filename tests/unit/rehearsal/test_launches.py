@@ -46,13 +46,15 @@ def test_products_with_an_odd_vocabulary_are_told(columns):
 
 @pytest.mark.parametrize("backward", [False, True])
 def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, backward):
-    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):  # as before 2.13
-
-        def equal_heads(*shapes, known=getattr(flop_counter, name)):
+    def before_2_13(known):
+        def equal_heads(*shapes):
             assert len({shape[1] for shape in shapes}) == 1
             return known(*shapes)
 
-        monkeypatch.setattr(flop_counter, name, equal_heads)
+        return equal_heads
+
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        monkeypatch.setattr(flop_counter, name, before_2_13(getattr(flop_counter, name)))
     query, key = meta(BATCH, 4, TOKENS, WIDTH), meta(BATCH, 2, TOKENS, WIDTH)
     func = aten._scaled_dot_product_flash_attention.default
     args = (query, key, key, 0.0, True)
