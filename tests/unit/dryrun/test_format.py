@@ -16,7 +16,7 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "0a9e10753a6f359c3d47b485d79d6eaf8fc42da26c8c295e8cf6ddfb0de99343"),
+    "dry run": (5, "d3de3bfee12cfff7e9c3e471e8b36018753a060680fb3d4d8896e45917b3569d"),
     "verdict": (4, "d9528dda9a5dedf87dbdc501b49e2609537574772e144bd8e4e9df870cd8313c"),
     "rates": (3, "d2efcad961f5ff1873b8d22557f587d5a592b5562a0b782192c98704da3e3e71"),
 }
