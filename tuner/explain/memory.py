@@ -27,13 +27,12 @@ from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
-from tuner.explain.facts import (
+from tuner.explain.facts import Fact, KnobChange
+from tuner.explain.predicted import (
     AdapterTrained,
     DocumentsTaken,
     ExpertsPadded,
-    Fact,
     InputsOnHost,
-    KnobChange,
     KnobPredicted,
     MemoryPeak,
     MemoryUnknown,

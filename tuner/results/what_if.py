@@ -18,7 +18,7 @@ from tuner.core.study import Question, Study
 from tuner.core.words import seconds_text
 from tuner.cost.prediction import unknown_prediction
 from tuner.errors import UsageError
-from tuner.explain.english import basis_text, failure_text, grounds_text, say
+from tuner.explain.english import basis_text, failure_text, grounds_text
 from tuner.explain.knobs import CHOSEN, MICRO
 from tuner.explain.memory import memory_facts
 from tuner.planner.forecast import evaluated
@@ -237,7 +237,7 @@ class Predictor:
         if settings not in known.estimates:
             return ()
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
-        return tuple(map(say, memory_facts(question, settings, profiles)))
+        return tuple(map(str, memory_facts(question, settings, profiles)))
 
 
 def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
