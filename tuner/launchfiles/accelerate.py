@@ -370,11 +370,7 @@ GROUPS = ("dp_replicate_size", "dp_shard_size")
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_others(KNOWN)
     if str(fields.values.get("distributed_type")).lower() == "deepspeed":

@@ -244,11 +244,7 @@ NOTES = (
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_misspelt(TOP)
     for name in ENGINES:

@@ -167,11 +167,7 @@ TOKENS = ("sequence_length", "micro_batch_size", "batch_accumulation_per_replica
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     parallel, tokens = fields.part("parallelism"), fields.part("tokens")
     for part, known in ((fields, TOP), (parallel, PARALLEL), (tokens, TOKENS)):

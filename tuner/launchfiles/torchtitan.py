@@ -29,7 +29,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     sync_acts,
 )
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import reshards, weights
 from tuner.model import ModelConfig
 
@@ -309,14 +309,13 @@ def read(values: Mapping[str, Any]) -> Found:
     """
     fields = Fields(values)
     training, parallel = fields.part("training"), fields.part("parallelism")
-    uncounted = []
     for name in ("pipeline_parallel_degree", "expert_parallel_degree"):
         if (size := parallel.whole(name, 1) or 1) > 1:
             effect = "this parallelism of torchtitan's is not predicted"
-            uncounted.append(Uncounted(key=name, value=size, effect=effect, rules_out=True))
+            fields.pass_over(name, effect, size, rules_out=True)
     if fields.part("compile").flag("enable"):
         effect = "compiled models are not predicted: mostly faster, with less memory"
-        uncounted.append(Uncounted(key="compile.enable", value=True, effect=effect))
+        fields.pass_over("compile.enable", effect, True)
     later = _LATER in training
     length = training.whole("max_context_length" if later else "seq_len", 2048) or 2048
     micro, batch = training.whole("local_batch_size", 8) or 8, None
@@ -338,7 +337,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "cp_size": parallel.whole("context_parallel_degree", 1),
         "micro_batch_size": micro,
         "sync_each_batch": True,
-        "activation_checkpointing": str(_read_checkpointing(fields, uncounted)),
+        "activation_checkpointing": str(_read_checkpointing(fields)),
         "cpu_offload": training.flag("enable_cpu_offload"),
     }
     if batch is None:
@@ -374,11 +373,11 @@ def read(values: Mapping[str, Any]) -> Found:
         groups=(copies, shards * knobs["tp_size"] * knobs["cp_size"])
         if in_groups and shards != -1
         else None,
-        uncounted=tuple(uncounted),
+        uncounted=tuple(fields.uncounted),
     )
 
 
-def _read_checkpointing(fields: Fields, uncounted: list[Uncounted]) -> Checkpointing:
+def _read_checkpointing(fields: Fields) -> Checkpointing:
     part = fields.part("activation_checkpoint")
     mode = str(part.values.get("mode", "selective")).lower()
     option = str(part.values.get("selective_ac_option", "2"))
@@ -387,9 +386,7 @@ def _read_checkpointing(fields: Fields, uncounted: list[Uncounted]) -> Checkpoin
     if mode in ("none", "full"):
         return Checkpointing(mode)
     effect = "keeps every second matrix product, and is counted as if it kept all: less memory"
-    uncounted.append(
-        Uncounted(key="activation_checkpoint", value=f"{mode} {option}", effect=effect)
-    )
+    fields.pass_over("activation_checkpoint", effect, f"{mode} {option}")
     return Checkpointing.SELECTIVE
 
 

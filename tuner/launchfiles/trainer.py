@@ -458,11 +458,7 @@ READ = frozenset({
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_misspelt(READ)
     for name, why in REFUSED.items():
