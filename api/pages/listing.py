@@ -25,10 +25,17 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.study import OPEN, StudyState
 from tuner.core.words import listed, rank_word
 from tuner.errors import UsageError
-from tuner.results import Compared, Difference, Headline, Part, differences
-from tuner.results import headline as make_headline
-from tuner.results import points as find_points
-from tuner.results.summary import LEAST_COMPARED, MOST_COMPARED
+from tuner.results.points import points as find_points
+from tuner.results.summary import (
+    LEAST_COMPARED,
+    MOST_COMPARED,
+    Compared,
+    Difference,
+    Headline,
+    Part,
+    differences,
+)
+from tuner.results.summary import headline as make_headline
 from tuner.store import Store, StudyStatus, StudySummary
 from tuner.store.store import ORDERS
 

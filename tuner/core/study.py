@@ -248,6 +248,11 @@ class Question:
             check_script(self.script, self.cluster, self.framework, checked)
 
     @property
+    def job(self) -> tuple[Workload, Cluster, Framework]:
+        """What is trained, where, and with which stack: what a prediction is of."""
+        return self.workload, self.cluster, self.framework
+
+    @property
     def unprobed(self) -> str:
         """What it asks for that no probe runs but a user's script; empty where all is probed."""
         if self.script is not None:

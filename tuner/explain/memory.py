@@ -9,7 +9,7 @@ from typing import Any
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import NOT_PROBED, Framework, FrameworkName
+from tuner.core.framework import NOT_PROBED, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
@@ -70,7 +70,7 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
         workload=question.workload, cluster=question.cluster, framework=question.framework
     )
     profile = profiles.get(settings.settings_class)
-    found = predict(*_asked(question), settings, profile=profile)
+    found = predict(*question.job, settings, profile=profile)
     if found.allocated_bytes.value is None:
         yield MemoryUnknown(why=found.why)
         return
@@ -154,15 +154,14 @@ def memory_changes(
         settings = check_settings(question, settings)
     if _uncovered(question, settings):
         return
-    asked = _asked(question)
     for knob, other in _others(question, settings):
         mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
         if mine is None or theirs is None:
             if question.workload.is_traced:
                 continue  # there is no arithmetic for both
             mine = theirs = None
-        before = predict(*asked, settings, profile=mine)
-        after = predict(*asked, other, profile=theirs)
+        before = predict(*question.job, settings, profile=mine)
+        after = predict(*question.job, other, profile=theirs)
         change, apart = _difference(before, after)
         yield KnobPredicted(
             changes=(
@@ -192,7 +191,7 @@ def memory_changes(
     if workload.is_traced:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
-    before, after = (predict(*_asked(one), settings) for one in (question, changed))
+    before, after = (predict(*one.job, settings) for one in (question, changed))
     change, apart = _difference(before, after)
     name, saves = _largest(apart)
     eight_bit = optimizer is Optimizer.ADAMW_8BIT
@@ -219,10 +218,6 @@ def compared_classes(question: Question, settings: Settings) -> tuple[Settings, 
     """The layouts whose dry runs :func:`memory_facts` can use, each once."""
     others = [settings, *(other for _, other in _others(question, settings))]
     return tuple(dict.fromkeys(one.settings_class for one in others))
-
-
-def _asked(question: Question) -> tuple[Workload, Cluster, Framework]:
-    return question.workload, question.cluster, question.framework
 
 
 def _uncovered(question: Question, settings: Settings) -> str:

@@ -22,8 +22,8 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     comments,
-    fused,
     header,
+    lacking,
     provenance,
     sync_acts,
 )
@@ -102,7 +102,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
             " --knob sync_each_batch=false"
         )
-    if refused := fused("nanotron", settings):
+    if refused := lacking("nanotron", question, settings, "fused_loss"):
         return refused
     if settings.cpu_offload:
         return "nanotron has no CPU offload; ask again with --knob cpu_offload=false"

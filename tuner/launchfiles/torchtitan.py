@@ -57,7 +57,8 @@ _FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
 _REGISTERED = frozenset({
     "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
 })  # fmt: skip
-_POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
+# What newer versions say in Python of activation checkpointing.
+POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
 
 
 def configuration(question: Question, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -96,7 +97,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
 
 def _python(question: Question, settings: Settings) -> str:
     """A function that newer versions are configured by; empty for what was not read there."""
-    policy = _POLICIES.get(settings.activation_checkpointing)
+    policy = POLICIES.get(settings.activation_checkpointing)
     if policy is None:
         return ""
     work, sections = question.workload, configuration(question, settings)
@@ -153,10 +154,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         None
         if question.workload.model.is_causal_lm
         else "torchtitan trains causal language models; take the format accelerate, or trainer",
-        refusals.pipelines("torchtitan", settings, "torch"),
-        refusals.fused("torchtitan", settings),
-        refusals.adapters("torchtitan", question),
-        refusals.packing("torchtitan", question),
+        refusals.lacking(
+            "torchtitan",
+            question,
+            settings,
+            *("pipelines", "fused_loss", "adapters", "packing"),
+            framework="torch",
+        ),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"

@@ -490,9 +490,7 @@ def _planned(asked: Asked, settings: Settings) -> int | str:
     question = asked.question
     try:
         plan = plan_dry_runs(
-            question.workload,
-            question.cluster,
-            question.framework,
+            *question.job,
             settings,
             # If the packages are there is for those to say who make dry runs.
             dict.fromkeys(ALL_PACKAGES, ""),
@@ -511,9 +509,7 @@ def estimate(
 ) -> Evaluation:
     question = asked.question
     prediction = predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         settings,
         limit_bytes=limit_bytes,
         profile=profile,

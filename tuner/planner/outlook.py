@@ -37,9 +37,7 @@ class Outlook:
         by_rules, is_assumed = not question.workload.has_arithmetic, False
         if not by_rules:
             found = predict(
-                question.workload,
-                question.cluster,
-                question.framework,
+                *question.job,
                 known.space.legal[0],
                 limit_bytes=known.limit_bytes,
                 calibration=known.study.calibration,

@@ -240,11 +240,6 @@ class Predictor:
         return tuple(map(str, memory_facts(question, settings, profiles)))
 
 
-def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
-    """Predicts one configuration of one question, as :meth:`Predictor.what_if` does."""
-    return Predictor(study).what_if(settings, given=given)
-
-
 def _notes(evidence: Evidence, found: Evaluation) -> Iterator[str]:
     """Lists what the figures rest on, and what to know of them."""
     known = evidence.forecast

@@ -87,9 +87,7 @@ class Prediction:
 def prediction_of(case: Case, finding: Finding) -> cost.Prediction:
     question = case.question
     return cost.predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         case.settings,
         headroom=case.headroom,
         limit_bytes=case.limit_bytes,
