@@ -151,7 +151,6 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 # Fields that other files do not have.
 MARKS = frozenset({"parallelism", "tokens"})
-OPTIMIZERS = {"adamw": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 # Of a Llama's configuration; transformers has the same names.
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -212,12 +211,13 @@ def _may(fields: Fields, batch: int) -> dict[str, tuple[Any, ...]]:
     model = fields.part("model")
     model.choice("dtype", {"bfloat16": True}, "bfloat16")
     factory = fields.part("optimizer").part("optimizer_factory")
+    names = {name.lower(): optimizer for optimizer, name in _OPTIMIZERS.items()}
     may: dict[str, tuple[Any, ...]] = {
         "framework": ("nanotron",),
         "precision": ("bf16",),
         "sequence_length": (_required(fields.part("tokens"), "sequence_length"),),
         "global_batch_size": (batch,),
-        "optimizer": (str(factory.choice("name", OPTIMIZERS, "adamw")),),
+        "optimizer": (str(factory.choice("name", names, "adamw")),),
     }
     if model.part("model_config").values:
         own = model.part("model_config")  # as transformers' configuration has it
