@@ -58,14 +58,14 @@ class Option:
     """Why it is not legal, or does not act there; empty of what does."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Choices:
     """Choices in a study's space."""
 
-    question: Question
-    knobs: tuple[KnobChoice, ...]
-    legal: tuple[Settings, ...]
-    dead_knobs: tuple[InactiveKnob, ...]
+    def __init__(self, study: Study) -> None:
+        self.question, space = study.question, enumerate_space(study.question)
+        self.knobs = tuple(_choice(study.question, space, knob) for knob in KNOBS)
+        self.legal, self.dead_knobs = space.legal, space.dead_knobs
+        self._legal = frozenset(space.legal)
 
     def __contains__(self, settings: object) -> bool:
         """Tells whether settings are legal ones, in canonical form."""
@@ -132,20 +132,6 @@ class Choices:
         # Offloading can be had, but is in the space only when it is asked for.
         return UsageError("settings", str(found), "is not in the space that the study looks at")
 
-    @cached_property
-    def _legal(self) -> frozenset[Settings]:
-        return frozenset(self.legal)
-
-
-def choices(study: Study) -> Choices:
-    question, space = study.question, enumerate_space(study.question)
-    return Choices(
-        question=question,
-        knobs=tuple(_choice(question, space, knob) for knob in KNOBS),
-        legal=space.legal,
-        dead_knobs=space.dead_knobs,
-    )
-
 
 def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
     kind = KNOBS[knob].kind
@@ -198,7 +184,7 @@ class Predictor:
 
     @cached_property
     def choices(self) -> Choices:
-        return choices(self.study)
+        return Choices(self.study)
 
     def what_if(self, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
         """Predicts a configuration, with what was seen of it.
