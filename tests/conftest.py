@@ -1,15 +1,31 @@
-"""What tests of several packages share."""
+"""What tests of several packages share: dry runs and studies made by hand, tiny models, and the
+command line run in this process."""
 
+import json
 import os
 import shutil
 import zlib
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 
+import tuner
 from tests import profiles
+from tests.models import TINY
 from tests.process.preloaded import preloaded_server
+from tests.unit.made import crashed, ok, oom, stored, study_of
+from tuner.cli import main
+from tuner.core.cluster import parse_cluster
+from tuner.core.framework import framework
+from tuner.core.study import Question
+from tuner.core.workload import Workload
+from tuner.cost.time.traced import AMOUNTS
+from tuner.dryrun import DryRun, plan_dry_runs
+from tuner.model import load_model
 from tuner.store import engine, open_store
 
 profiles.register()
@@ -63,3 +79,193 @@ def preloading(preloaded, monkeypatch):
     """Has all that a test starts, and that trains, be such forks."""
     for name, value in preloaded.environment.items():
         monkeypatch.setenv(name, value)
+
+
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+"""Of the packages that the dry runs are said to have been made with."""
+
+
+def trace(request, one_bytes, more_bytes):
+    """What the dry-run program says of a model whose peak is the same at every depth."""
+    peaks = [one_bytes + more_bytes * (size - 1) for size in request["micro_batch_sizes"]]
+    line = {"bytes": peaks, "categories": {"activations": peaks}}
+    call = {"op": "all_gather", "axis": "dp", "phase": "forward", "overlap": "prefetched"}
+    steps = [
+        {
+            "accumulation": count,
+            "segments": [
+                {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]},
+                {"micro_batch": 0, "phase": "optimizer", "part": "after", "lines": [line]},
+            ],
+            "collectives": [{**call, "count": count, "bytes": [64.0 * count for _ in peaks]}],
+        }
+        for count in request["accumulation_counts"]
+    ]
+    return {
+        **(work_of(request) if request.get("work") else {}),
+        "format": 2,
+        "device": request["spec"]["device"],
+        "layers": request["spec"]["model"]["num_hidden_layers"],
+        "micro_batch_sizes": request["micro_batch_sizes"],
+        "steps": steps,
+        "block_bytes": 0,
+        "notes": [],
+        "versions": VERSIONS,
+        "seconds": 1.0,
+    }
+
+
+def work_of(request):
+    """What the program says of a model whose layers do 1e12 FLOPs for each sequence and pass."""
+    spec, sizes = request["spec"], request["micro_batch_sizes"]
+    again = spec["settings"]["activation_checkpointing"] == "full"
+    layers, none = spec["model"]["num_hidden_layers"], [0 for _ in sizes]
+    passes = {"forward": 1, "backward": 2 + again}
+    return {
+        "work": [
+            {
+                "phase": phase,
+                "part": "layers",
+                "amounts": {
+                    **dict.fromkeys(AMOUNTS, none),
+                    "product_flops": [1e12 * layers * count * size for size in sizes],
+                },
+            }
+            for phase, count in passes.items()
+        ],
+        "trained_elements": 1000,
+        "updated_elements": 1000,
+    }
+
+
+def make_dry_run(
+    question, settings, one_bytes=2.0**30, more_bytes=0.0, *, error=None, versions=None
+):
+    """A dry run of the settings' class: bytes at one sequence, and for each one more."""
+    plan = plan_dry_runs(
+        question.workload, question.cluster, question.framework, settings, versions or VERSIONS
+    )
+    answers = [
+        {"id": request["id"], "error": error}
+        if error
+        else {"id": request["id"], "trace": trace(request, one_bytes, more_bytes)}
+        for request in plan.requests
+    ]
+    return DryRun.from_answers(plan, answers, "2026-01-01T00:00:00+00:00")
+
+
+@pytest.fixture(scope="session")
+def dry_run_of():
+    """Makes dry runs; see :func:`make_dry_run`."""
+    return make_dry_run
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    """The path of a tiny Llama's configuration."""
+    path = tmp_path / "tiny.json"
+    path.write_text(json.dumps(TINY))
+    return str(path)
+
+
+@pytest.fixture
+def case(tiny):
+    """A case with a whole configuration."""
+    work = {"model": json.loads(Path(tiny).read_text()), "sequence_length": 64}
+    return {
+        "workload": {**work, "global_batch_size": 32},
+        "cluster": "8xa100-80gb",
+        "settings": "sharding=full_shard,micro_batch_size=2",
+    }
+
+
+@pytest.fixture
+def database(tmp_path):
+    """Where the default database will be."""
+    return tmp_path / "data" / "studies.db"
+
+
+@pytest.fixture
+def environment(tmp_path, database, monkeypatch):
+    """The environment of a user of one's own, in which no one else's probes are waited for."""
+    own = {
+        "TUNER_DB": f"sqlite:///{database}",
+        "XDG_DATA_HOME": str(tmp_path / "share"),
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": str(Path(tuner.__file__).parents[1]),
+    }
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TUNER_DEBUG", raising=False)
+    monkeypatch.delenv("COLUMNS", raising=False)
+    return {**os.environ}
+
+
+@pytest.fixture
+def question(tiny):
+    """Global batch 8 on two CPU ranks."""
+    workload = Workload(model=load_model(tiny), sequence_length=32, global_batch_size=8)
+    return Question(
+        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("accelerate")
+    )
+
+
+@pytest.fixture
+def lab(question):
+    """Makes measurements and studies: ``lab.study(("sharding=ddp", lab.ok(0.1, 20)))``."""
+    return SimpleNamespace(
+        ok=ok, oom=oom, crashed=crashed, question=question, study=partial(study_of, question)
+    )
+
+
+@pytest.fixture
+def made(make_database, environment, database):
+    """The default database, which is there, and empty."""
+    return make_database(database)
+
+
+@pytest.fixture
+def answered(made, question):
+    """A finished study in the default database; its best is full_shard."""
+    with open_store() as store:
+        return stored(
+            store,
+            question,
+            ("sharding=full_shard,micro_batch_size=4", ok(0.1, 20)),
+            ("sharding=ddp,micro_batch_size=4", ok(0.2, 40)),
+        )
+
+
+@pytest.fixture
+def failed(made, question):
+    """A finished study in the default database, whose only probe crashed, twice."""
+    with open_store() as store:
+        return stored(store, question, ("sharding=full_shard,micro_batch_size=4", crashed()))
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self):
+        """The one object on stdout."""
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def cli(environment, capsys):
+    """Runs ``tuner ARGUMENTS`` in this process."""
+
+    def run(*arguments: str) -> Result:
+        capsys.readouterr()
+        code = main(arguments)
+        out, err = capsys.readouterr()
+        return Result(code, out, err)
+
+    return run

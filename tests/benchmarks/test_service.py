@@ -8,11 +8,6 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture
-def posts(benchmark):
-    return benchmark("service_posts")
-
-
-@pytest.fixture
 def streams(benchmark):
     return benchmark("service_streams")
 

@@ -45,8 +45,6 @@ sys.meta_path.insert(0, Leak())
 """
 """After each probe its process keeps 2 MiB: less than what would be taken for a leak."""
 
-Smoke = Any
-
 
 @pytest.fixture
 def smoke(tmp_path, monkeypatch):

@@ -124,9 +124,6 @@ SUGGEST = (
 )  # fmt: skip
 
 
-MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
-
-
 def tuner(tmp_path, *arguments):
     return subprocess.run(
         [

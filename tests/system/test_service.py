@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +32,6 @@ QUESTION = {
     "knobs": {"activation_checkpointing": ["none"]},
     "budget": {"max_probes": 2},
 }
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")

@@ -69,9 +69,6 @@ def crashed():
     )
 
 
-Found = tuple[str, Measurement | ProbeState]
-
-
 def request_of(question, text, repetition=0):
     """A probe of settings that are written down."""
     settings = check_settings(question, parse_settings(text))

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import psutil
@@ -27,8 +26,6 @@ from tuner.store import open_store
 PROGRAM = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
 LONGEST_S = 900.0
 """For anything here: a machine may be busy."""
-
-Command = Callable[..., list[str]]
 
 
 @pytest.fixture

@@ -6,27 +6,8 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
-import pytest
-
-CLUSTER = "8xa100-80gb"
-SETTINGS = "sharding=full_shard,micro_batch_size=2"
 MAIN = "import sys; from tuner.cli import main; sys.exit(main())"
-
-
-@pytest.fixture
-def case(tiny):
-    """A case with a whole configuration."""
-    return {
-        "workload": {
-            "model": json.loads(Path(tiny).read_text()),
-            "sequence_length": 64,
-            "global_batch_size": 32,
-        },
-        "cluster": CLUSTER,
-        "settings": SETTINGS,
-    }
 
 
 def test_a_case_at_a_time_is_answered_while_the_next_is_not_yet_there(case, environment):

@@ -23,11 +23,8 @@ def asked(tiny, *more, script="plain.py"):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (("--", "--micro", "{micro_batch}"), "script arguments: got '{micro_batch}'; no such"),
-        (("--", "--micro", "2"), "names neither {micro_batch_size} nor"),
         (("--fidelity", "predicted", "--", *BATCH), "fidelity: got 'predicted'; a script is run"),
         (("--launch", "mpirun", "--", *BATCH), "launch: got 'mpirun'; must be one of torchrun, ac"),
-        (("--launch", "accelerate", "--", *BATCH), "starts scripts with --framework accelerate"),
         (
             ("--template", "none.yaml", "--", *BATCH),
             "template: got 'none.yaml'; there is no such file",
@@ -35,10 +32,6 @@ def asked(tiny, *more, script="plain.py"):
         (("--script-env", "X", "--", *BATCH), "script_env: got 'X'; must look like NAME="),
         (("--server", "http://127.0.0.1:1", "--", *BATCH), "services take no scripts"),
         (("--ray", "10.0.0.1:6379", "--", *BATCH), "is for --launcher ray"),
-        (
-            ("--knob", "sharding=ddp,full_shard", "--", *BATCH),
-            "sharding: got 'ddp, full_shard'; {s",
-        ),
     ],
 )
 def test_what_is_refused(cli, tiny, more, said):

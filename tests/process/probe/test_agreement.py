@@ -431,31 +431,6 @@ MORE: dict[str, dict[str, Any]] = {
         "sync_each_batch": False,
     },
 }  # fmt: skip
-ADAPTERS: dict[str, dict[str, Any]] = {
-    f"{kind['method']} {model} {sharding} {how} {sync} {precision} {reduce}": {
-        "model": model, "sharding": sharding, "activation_checkpointing": how,
-        "sync_each_batch": sync, "precision": precision, "reduce_dtype": reduce, "adapter": kind,
-    }
-    for kind in (DROPS, QUANTIZED)
-    for model, precision in (("llama", "bf16_mixed"), ("tied", "bf16"))
-    for reduce in (["bf16", "fp32"] if precision == "bf16_mixed" else ["bf16"])
-    for sharding in ("ddp", "full_shard")
-    for how in ("none", "full")
-    for sync in (True, False)
-}  # fmt: skip
-ADAPTERS |= {
-    f"saved {kind['method']} {sharding} {how} {precision}": {
-        "model": "llama",
-        "sharding": sharding,
-        "activation_checkpointing": how,
-        "precision": precision,
-        "adapter": {**kind, "modules_to_save": ["embed_tokens", "lm_head"]},
-    }
-    for kind in (DROPS, QUANTIZED)
-    for sharding in ("ddp", "full_shard")
-    for how in ("none", "full")
-    for precision in ("bf16", "bf16_mixed")
-}
 NUMBERS = (("bf16", "bf16"), ("bf16", "fp32"), ("bf16_mixed", "bf16"))
 PUT_OFF: dict[str, dict[str, Any]] = {
     f"{precision} reduced in {reduce}": {
@@ -478,10 +453,6 @@ def test_memory_of_two_ranks_is_that_of_a_dry_run_and_of_rank_0_alone(
     [
         lambda: of_cases(MORE),
         lambda: of_cases(PUT_OFF),
-        *(
-            lambda model=model: of_cases({n: c for n, c in ADAPTERS.items() if c["model"] == model})
-            for model in ("llama", "tied")
-        ),
         *(
             lambda ranks=ranks, model=model: combinations(ranks, model, memory_spec)
             for ranks, model in itertools.product((2, 4), ("llama", "mixtral"))

@@ -1,6 +1,5 @@
 """The fixtures of the store's tests, on a PostgreSQL server that is started for them."""
 
-from collections.abc import Callable
 from itertools import count
 
 import pytest
@@ -9,8 +8,6 @@ from sqlalchemy import create_engine, make_url, text
 from tests.postgresql import postgresql_server
 from tests.unit.store.conftest import *  # noqa: F403  (the same fixtures, but for the database)
 from tuner.store import migrate
-
-NewUrl = Callable[[], str]
 
 
 @pytest.fixture(scope="session")

@@ -10,18 +10,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
-from tuner.store import open_store
+from tests.unit.workers.conftest import question, store
 from workers.launchers.base import WATCH_FD, Job
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
 STAND_IN_WORKER = Path(__file__).parent / "stand_in_worker.py"
 
-MakeJob = Callable[..., Job]
+__all__ = ["question", "store"]
 Started = subprocess.Popen[str]
 
 
@@ -86,21 +81,6 @@ def eventually():
             time.sleep(0.02)
 
     return wait
-
-
-@pytest.fixture
-def question():
-    """Small: stories15m on two CPU ranks."""
-    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
-    cluster = parse_cluster("cpu:2")
-    return Question(workload=workload, cluster=cluster, framework=framework("torch"))
-
-
-@pytest.fixture
-def store(make_database, tmp_path):
-    """An empty database."""
-    with open_store(make_database(tmp_path / "tuner.db")) as opened:
-        yield opened
 
 
 @pytest.fixture

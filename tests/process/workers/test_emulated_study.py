@@ -1,6 +1,5 @@
 """Emulated studies from asking to answer: one process plays rank 0 of a cluster."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from workers.executor import WorkerOptions
 from workers.launchers.local import series_argv
 from workers.stop import StopRequest
 from workers.worker import Worker
-
-Emulate = Callable[..., Study]
 
 CLUSTER = {
     "nodes": 2,

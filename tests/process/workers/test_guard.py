@@ -1,7 +1,6 @@
 """Replicas pass in the stack as it is, and each planted fault is caught with its outcome."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ ACCUMULATES = "gradient_accumulation_steps=4"
 SYNC = f"sharding=full_shard,{ACCUMULATES},sync_each_batch"
 TENSOR = f"tp_size=4,{ACCUMULATES},tp_recompute_allgather"
 
-Check = Callable[..., list[GuardCheck]]
 
 pytestmark = pytest.mark.xdist_group("ranks")
 

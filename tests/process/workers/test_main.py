@@ -4,15 +4,12 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 from tuner.core.study import Limits, StudyState
 from workers.__main__ import main
 from workers.stop import SIGNALS
-
-Run = Callable[..., tuple[object, str]]
 
 
 @pytest.fixture

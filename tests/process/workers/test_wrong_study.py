@@ -11,14 +11,11 @@ from starlette.testclient import TestClient
 from api.app import create_app
 from api.settings import Settings
 from tests.process.workers.test_guard import argv_with
-from tests.unit.api.studies import question_of
 from tuner.cli import main
-from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.framework import framework
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.explain.known import answer
-from tuner.planner import Stop, next_probe
 from workers.executor import WorkerOptions
 from workers.stop import StopRequest
 from workers.worker import Worker
@@ -33,18 +30,6 @@ ABOUT = {
 OPTIONS = [part for option in ABOUT.items() for part in option]
 ASK = ["suggest", *OPTIONS, "--fidelity", "predicted", "--max-probes", "1"]
 CASE = ["predict", *OPTIONS, "--dry-runs", "none", "--settings"]
-PRICED = {
-    "nodes": 2,
-    "gpus_per_node": 4,
-    "gpu": {"name": "cpu", "device": "cpu", "memory_bytes": 2**30},
-    "intra_node": {"bytes_per_s": 2e9, "latency_s": 1e-5},
-    "inter_node": {"bytes_per_s": 1e9, "latency_s": 5e-5},
-}
-"""A cluster of CPU ranks whose links are stated, so that emulated steps have a price."""
-BUFFER = (
-    "what fits trains something else: tp_recompute_allgather=false trains something else with"
-    " activation_checkpointing=none: "
-)
 WRONG = "sync_each_batch=true trains something else: rank 0: the optimizer stepped "
 
 pytestmark = pytest.mark.xdist_group("ranks")
@@ -110,41 +95,6 @@ def test_an_optimizer_that_steps_on_each_micro_batch_is_never_suggested(
 
 
 @pytest.mark.long
-def test_an_emulated_rank_that_steps_on_each_micro_batch_is_never_suggested(
-    store, question, options, of_store, capsys
-):
-    """Rank 0 alone counts its optimizer's steps, with the others' losses unknown."""
-    knobs = {"sync_each_batch": (True,), "gradient_accumulation_steps": (2,), "tp_size": (1,)}
-    workload = replace(question.workload, global_batch_size=16)
-    asked = replace(
-        question,
-        workload=workload,
-        cluster=Cluster.from_dict(PRICED),
-        framework=framework("accelerate"),
-        knobs=knobs,
-    )
-    study = store.ask(asked, Limits(fidelity=Fidelity.EMULATED, max_probes=8))
-    fault = options("steps_on_every_micro_batch")
-    assert Worker(store, study.id, stop=StopRequest(), options=fault).run() == 0
-
-    study = store.study(study.id)
-    assert [p.measurement.outcome for p in study.probes] == [Outcome.WRONG_RESULT] * 2
-    assert {p.request.fidelity for p in study.probes} == {Fidelity.EMULATED}
-    assert study.state is StudyState.FAILED
-    assert study.reason.startswith(f"what fits trains something else: {WRONG}")
-    assert main(["export", study.id, "accelerate"]) == 4
-    assert WRONG in capsys.readouterr().err
-    refused = of_store.get(f"/tune/{study.id}/export/accelerate")
-    assert (refused.status_code, refused.json()["reason"]) == (409, "trains_wrongly")
-    for fidelity in Fidelity:  # what it was asked as before, and on other clusters
-        for cluster in (asked.cluster, parse_cluster("8xh100-80gb")):
-            again = store.ask(replace(asked, cluster=cluster), Limits(fidelity=fidelity))
-            end = next_probe(again)
-            assert isinstance(end, Stop)
-            assert end.failure.startswith(f"what fits trains something else: {WRONG}")
-
-
-@pytest.mark.long
 def test_a_buffer_that_is_used_again_is_never_suggested(store, question, options, of_store, capsys):
     """Its steps run, and no count shows it: what closes it are the replicas of the finalists."""
     knobs: dict[str, Any] = {
@@ -198,22 +148,3 @@ def test_a_buffer_that_is_used_again_is_never_suggested(store, question, options
     printed = capsys.readouterr().out
     assert json.loads(printed)["settings"]["tp_recompute_allgather"] is True
     assert of_store.get(f"{path}/export/json").text == printed
-
-    # the value alone, at every fidelity, of this model and of another on GPUs
-    workload = {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 64}
-    wide = {**alone, "workload": workload, "cluster": "8xh100-80gb"}
-    wide["knobs"] = {name: knobs[name] for name in list(knobs)[:3]}
-    for request in (alone, wide):
-        for fidelity in Fidelity:
-            study = store.ask(question_of(request), Limits(fidelity=fidelity))
-            end = next_probe(study)
-            assert isinstance(end, Stop)
-            assert end.failure.startswith(BUFFER)
-            assert answer(study).best is None
-            assert of_store.get(f"/tune/{study.id}/export/json").status_code == 409
-    wide["knobs"] = {}
-    path = of_store.post("/tune", json={**wide, "fidelity": "predicted"}).headers["location"]
-    suggestion = answer(store.study(path.removeprefix("/tune/")))
-    assert suggestion.best is not None
-    for found in (suggestion.best, *suggestion.alternatives, *suggestion.pareto):
-        assert found.settings.tp_size == 1 or found.settings.tp_recompute_allgather

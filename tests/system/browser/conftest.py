@@ -1,6 +1,5 @@
 """One browser and two services for all tests of this package; a new profile for each test."""
 
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,6 @@ from tests.system.browser.tabs import WIDE, Tab, opened
 from tuner.store import Store, open_store
 
 HERE = __file__.rpartition("/")[0]
-OpenTab = Callable[..., Tab]
 
 
 @pytest.hookimpl(tryfirst=True)

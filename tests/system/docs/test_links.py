@@ -2,10 +2,9 @@
 
 import re
 
-from tests.system.docs.pages import PAGES, ROOT, anchors, name_of, text
+from tests.system.docs.pages import PAGES, anchors, name_of, text
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-INDEX = ROOT / "docs" / "index.md"
 
 
 def targets(page):

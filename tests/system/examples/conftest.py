@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -55,9 +54,6 @@ def service(tmp_path_factory):
         settings = Settings(_env_file=None, poll_s=0.02, require_keys=True)
         with serving(create_app(store, settings)) as url:
             yield Service(url=url, store=store, key=key)
-
-
-Ask = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ RUNTIME, JOB = PARTS
 POD = RUNTIME["spec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"]["template"][
     "spec"
 ]
-Start = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture

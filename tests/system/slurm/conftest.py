@@ -1,7 +1,6 @@
 """One Slurm for all tests here, and a job of it whose allocation they are in."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,9 +41,6 @@ def in_slurm(slurm, monkeypatch):
         monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_CONF", slurm.environment["SLURM_CONF"])
     return slurm
-
-
-Allocate = Callable[..., str]
 
 
 @pytest.fixture

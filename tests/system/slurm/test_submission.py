@@ -3,12 +3,10 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
 TUNER = (sys.executable, "-P", "-c", "import sys; from tuner.cli import main; sys.exit(main())")
-Submit = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture

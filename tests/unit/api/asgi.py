@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from starlette.types import Message
 
-Headers = Iterable[tuple[str, str]]
 HOST = ("host", "localhost")
 
 

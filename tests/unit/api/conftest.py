@@ -7,8 +7,8 @@ from starlette.testclient import TestClient
 
 from api.app import create_app
 from api.settings import Settings
+from tests.conftest import make_dry_run
 from tests.unit.api.studies import classes_of, question_of
-from tests.unit.conftest import make_dry_run
 from tuner.dryrun import dry_run_versions
 from tuner.store import open_store
 

@@ -63,16 +63,7 @@ def app(tmp_path_factory):
         yield create_app(store, Settings(_env_file=None, max_open_studies=10**6))
 
 
-TOUCHING = (
-    "open",
-    "os.",
-    "socket.",
-    "subprocess.",
-    "shutil.",
-    "glob.",
-    "pathlib.",
-    "ctypes.dlopen",
-)
+TOUCHES = ("open", "os.", "socket.", "subprocess.", "shutil.", "glob.", "pathlib.", "ctypes.dlopen")
 """Beginnings of the names of what this Python tells its hooks of files, sockets and processes."""
 
 
@@ -89,7 +80,7 @@ class Watch:
         self._stat = os.stat
 
     def hook(self, name, arguments):
-        if self.is_on and name.startswith(TOUCHING):
+        if self.is_on and name.startswith(TOUCHES):
             self.touched.append(f"{name} {arguments[:1]}")
 
     def stat(self, path, *arguments, **more):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 from sqlalchemy import text
@@ -63,7 +62,6 @@ FIGURES = Figures(
     workers_living=2,
 )
 LATENCY = "tuner_http_request_duration_seconds"
-Samples = Mapping[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def samples(metrics):

@@ -56,7 +56,6 @@ OPEN = {
 NOWHERE = {"/docs", "/redoc", "/nowhere"}
 WRONG = {"Authorization": f"Bearer tuner_{'0' * 16}_{'A' * 43}"}
 STALE = {"Cookie": f"tuner_session={'A' * 43}"}
-FORGED: tuple[dict[str, str], ...] = ({}, {"csrf_token": "0" * 128}, {"csrf_token": "0" * 64})
 REFUSED = (303, 401, 403)
 
 

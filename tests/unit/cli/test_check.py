@@ -59,6 +59,17 @@ FLAGGED = """\
 {distributed_type: FSDP, num_processes: 8, mixed_precision: bf16, fsdp_config: {fsdp_version: 2,
 fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP, fsdp_activation_checkpointing: true}}
 """
+LLAMA = ("--model", "llama-3.1-8b", "--dry-runs", "none", "--global-batch-size", "64",
+         "--cluster", "8xh100-80gb", "--sequence-length")  # fmt: skip
+MICRO = ("--settings", "micro_batch_size=1,sync_each_batch=true", "--framework-version")
+
+
+@pytest.fixture
+def flagged(tmp_path, environment):
+    """A check of accelerate's option of checkpointing; a length is to follow."""
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FLAGGED)
+    return ["check", str(path), *LLAMA]
 
 
 def test_arguments_that_an_older_trainer_passes_over_are_refused(cli, tmp_path, environment):
@@ -67,40 +78,23 @@ def test_arguments_that_an_older_trainer_passes_over_are_refused(cli, tmp_path, 
         '{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 8, "bf16": true, "fsdp":'
         ' "full_shard auto_wrap", "fsdp_config": {"version": 2, "reshard_after_forward": true}}'
     )
-    asked = [
-        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "4096", "--dry-runs",
-        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--framework", "trainer",
-        "--framework-version",
-    ]  # fmt: skip
+    asked = ["check", str(path), *LLAMA, "4096", "--framework", "trainer", "--framework-version"]
     old, new = (cli(*asked, f"transformers={release}") for release in ("4.57.6", "5.0.0"))
     assert (old.code, new.code) == (2, 0)
     assert "transformers 4.57.6 passes over the arguments that choose FSDP2" in old.err
 
 
-def test_what_an_older_option_of_checkpointing_keeps_is_counted(cli, tmp_path, environment):
-    path = tmp_path / "accelerate.yaml"
-    path.write_text(FLAGGED)
-    asked = [
-        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "32768", "--dry-runs",
-        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--settings",
-        "micro_batch_size=1,sync_each_batch=true", "--framework-version",
-    ]  # fmt: skip
-    whole, parts = (cli(*asked, f"accelerate={version}") for version in ("1.15.0", "1.14.0"))
+def test_what_an_older_option_of_checkpointing_keeps_is_counted(cli, flagged):
+    releases = ("1.15.0", "1.14.0")
+    whole, parts = (cli(*flagged, "32768", *MICRO, f"accelerate={one}") for one in releases)
     assert (whole.code, parts.code) == (0, 3)
     assert "checkpoints each part of a layer" in " ".join(parts.out.split())
 
 
-def test_an_option_of_checkpointing_that_loses_the_random_state_is_told(cli, tmp_path, environment):
-    path = tmp_path / "accelerate.yaml"
-    path.write_text(FLAGGED)
-    asked = [
-        "check", str(path), "--model", "llama-3.1-8b", "--sequence-length", "4096", "--dry-runs",
-        "none", "--global-batch-size", "64", "--cluster", "8xh100-80gb", "--settings",
-        "micro_batch_size=1,sync_each_batch=true", "--framework-version", "accelerate=1.15.0",
-        "--adapter", "lora", "--lora-dropout",
-    ]  # fmt: skip
+def test_an_option_of_checkpointing_that_loses_the_random_state_is_told(cli, flagged):
+    lora = ("--adapter", "lora", "--lora-dropout")
     for dropout, is_told in (("0.05", True), ("0", False)):
-        done = cli(*asked, dropout)
+        done = cli(*flagged, "4096", *MICRO, "accelerate=1.15.0", *lora, dropout)
         assert done.code == 0, done.err
         assert ("with the adapter's dropout backward" in " ".join(done.out.split())) is is_told
 

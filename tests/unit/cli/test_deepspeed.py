@@ -82,12 +82,3 @@ def test_the_answer_says_what_zero_splits(cli):
     said = json.dumps(done.json)
     assert "split over 16 ranks, and parameters once more within a node" in said
     assert "ranks of a node" not in said
-
-
-def test_no_step_of_it_is_probed_here(cli):
-    done = cli(
-        "probe", "--framework", "deepspeed", "--cluster", "cpu:2", "--model", "stories15m",
-        "--sequence-length", "128", "--global-batch-size", "4", "--settings", "sharding=full_shard",
-    )  # fmt: skip
-    assert done.code == 2
-    assert "framework: got 'deepspeed'; is not probed here" in done.err

@@ -28,6 +28,7 @@ BAD_OPTIONS: list[tuple[list[str], str]] = [
     (["--cluster", "8xa100-80gb"], r"cluster: .*8xa100-80gb.* this machine is "),
     (["--global-batch-size", "7", "--framework", "accelerate"], r"global_batch_size: got 7; must"),
     (["--framework", "nanotron"], r"framework: got 'nanotron'; is not probed here"),
+    (["--framework", "deepspeed"], r"framework: got 'deepspeed'; is not probed here"),
     (["--knob", "cp_size=1,2"], r"cp_size: got '1, 2'; above 1 is not probed here"),
     (["--framework", "accelerate", "--framework-version", "accelerate=1.10.0"],
      r"framework_version: got 'accelerate=1\.10\.0'; accelerate .* is installed here"),

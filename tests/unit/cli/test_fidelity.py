@@ -1,6 +1,5 @@
 """Which fidelity a question is answered at, and what is refused at which."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,7 +17,6 @@ from tuner.store import open_store
 from workers.calibrate import plan
 
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
-Has = Callable[..., None]
 
 
 @pytest.fixture

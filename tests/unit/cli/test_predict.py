@@ -10,20 +10,6 @@ SETTINGS = "sharding=full_shard,micro_batch_size=2"
 
 
 @pytest.fixture
-def case(tiny):
-    """A case with a whole configuration."""
-    return {
-        "workload": {
-            "model": json.loads(Path(tiny).read_text()),
-            "sequence_length": 64,
-            "global_batch_size": 32,
-        },
-        "cluster": CLUSTER,
-        "settings": SETTINGS,
-    }
-
-
-@pytest.fixture
 def file(tmp_path, case):
     """Two cases, and between them one that is wrong, and a blank line."""
     lines = [case, {**case, "cluster": "nowhere"}, {**case, "cluster": "8xh100-80gb"}]

@@ -4,15 +4,14 @@ import re
 
 import pytest
 
+from tests.unit.api.studies import classes_of
 from tuner.client import advance
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.study import Question, Study
 from tuner.core.workload import Workload
 from tuner.dryrun import dry_run_versions
 from tuner.model import load_model
-from tuner.planner.forecast import forecast
 from tuner.store import open_store
 
 GIB = 2**30
@@ -60,16 +59,6 @@ def no_worker(monkeypatch):
 def no_torch(monkeypatch):
     """Nothing that a dry run needs is installed."""
     monkeypatch.setattr(advance, "dry_run_versions", dict)
-
-
-def classes_of(question):
-    study = Study(
-        id="st-1",
-        question=question,
-        limits=Limits(fidelity=Fidelity.PREDICTED),
-        state=StudyState.QUEUED,
-    )
-    return {settings.settings_class for settings in forecast(study).space.legal}
 
 
 @pytest.mark.usefixtures("kept", "no_worker")

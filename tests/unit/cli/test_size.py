@@ -5,7 +5,6 @@ import json
 import pytest
 
 import tuner
-from tuner.core.cluster import parse_cluster
 
 ASKED = ("--model", "stories42m", "--global-batch-size", "96", "--sequence-length", "512",
          "--knob", "sharding=full_shard,ddp", "--knob", "tp_size=1")  # fmt: skip
@@ -83,11 +82,6 @@ def test_a_family_s_largest_model_is_found(cli):
 def test_mistakes_are_told(cli, options, words):
     result = cli("size", *ASKED[:6], "--cluster", "4xa100-80gb", *options)
     assert (result.code, words in result.err) == (2, True), result.err
-
-
-def test_a_price_is_no_part_of_a_cluster_s_question():
-    cluster = parse_cluster("4xa100-80gb")
-    assert "price_per_gpu_hour" not in cluster.as_dict()
 
 
 @pytest.mark.parametrize("width", [80, 100])

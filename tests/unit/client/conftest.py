@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import VERSIONS, trace
 from tests.models import TINY
 from tuner.client.cases import DryRuns, Policy, answer_cases
 from tuner.dryrun import DryRun
 
 MIB = 2**20
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 UNTIED = {**TINY, "tie_word_embeddings": False}
 
@@ -85,33 +85,7 @@ class Runner:
                 error = {"type": self.kind, "message": "is not known", "operator": self.fails}
                 yield {"id": request["id"], "error": {**error, "phase": "forward", "rule": ""}}
             else:
-                yield {"id": request["id"], "trace": trace_of(request)}
-
-
-def trace_of(request):
-    """A trace with the same memory in every phase."""
-    sizes = request["micro_batch_sizes"]
-    found = [size * MIB for size in sizes]
-    line = {"bytes": found, "categories": {"activations": found}}
-    segments = [
-        {"micro_batch": 0, "phase": phase, "part": "before", "lines": [line]}
-        for phase in ("forward", "loss", "backward", "optimizer")
-    ]
-    steps = [
-        {"accumulation": count, "segments": segments, "collectives": []}
-        for count in request["accumulation_counts"]
-    ]
-    return {
-        "format": 2,
-        "device": "cuda",
-        "layers": request["spec"]["model"]["num_hidden_layers"],
-        "micro_batch_sizes": sizes,
-        "steps": steps,
-        "block_bytes": 0,
-        "notes": ["it is made up"],
-        "versions": VERSIONS,
-        "seconds": 0.5,
-    }
+                yield {"id": request["id"], "trace": trace(request, MIB, MIB)}
 
 
 @dataclass

@@ -59,7 +59,7 @@ def test_a_dry_run_decides_memory(lab, desk):
         "activations": pytest.approx(2 / 1024),
         WORKSPACES: pytest.approx(beside),
     }
-    assert memory["by_phase"] == dict.fromkeys(("forward", "loss", "backward", "optimizer"), total)
+    assert memory["by_phase"] == dict.fromkeys(("backward", "optimizer"), total)
 
 
 def test_a_gpu_without_rates_has_memory_and_no_speed(lab, desk):

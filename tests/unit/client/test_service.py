@@ -1,6 +1,5 @@
 """The client of a service: what it sends, what it tries again, and what it makes of refusals."""
 
-from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -9,8 +8,6 @@ import pytest
 from tuner.client import service as module
 from tuner.client.service import Service
 from tuner.errors import RefusedError, ServiceError, UsageError
-
-Handler = Callable[[httpx.Request], httpx.Response]
 
 
 class Clock:

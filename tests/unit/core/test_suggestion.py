@@ -42,22 +42,21 @@ def suggestion(**changes):
     return Suggestion(**{**fields, **changes})
 
 
+MORE = {
+    "dead_knobs": (InactiveKnob(knob="pp_size", why="pp_size is 1: so it is"),),
+    "legal": 46,
+    "predicted_to_fit": 40,
+    "probes": {"ok": 3},
+    "wall_s": 9.0,
+    "device_s": 18.0,
+    "explanation": ("Because.",),
+}
 Q = {"value": 1.0, "low": 0.5, "high": 2.0, "provenance": "measured"}
 
 
 def test_the_json_object_is_the_promised_one():
     one = candidate()
-    values = suggestion(
-        alternatives=(one,),
-        pareto=(one,),
-        dead_knobs=(InactiveKnob(knob="pp_size", why="pp_size is 1: so it is"),),
-        legal=46,
-        predicted_to_fit=40,
-        probes={"ok": 3},
-        wall_s=9.0,
-        device_s=18.0,
-        explanation=("Because.",),
-    ).as_dict()
+    values = suggestion(alternatives=(one,), pareto=(one,), **MORE).as_dict()
     assert json.loads(json.dumps(values, allow_nan=False)) == values
     assert list(values) == [
         "study_id", "state", "workload", "cluster", "framework", "best", "alternatives",
@@ -135,13 +134,7 @@ def test_what_was_sent_is_read_again():
     )
     whole = suggestion(
         alternatives=(candidate(), predicted),
-        dead_knobs=(InactiveKnob(knob="pp_size", why="pp_size is 1: so it is"),),
-        legal=46,
-        predicted_to_fit=40,
-        probes={"ok": 3},
-        wall_s=9.0,
-        device_s=18.0,
-        explanation=("Because.",),
+        **MORE,
         facts=({"kind": "no_other"},),
         launch={"argv": ["a"], "files": {"b": "c"}},
     )

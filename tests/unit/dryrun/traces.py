@@ -1,10 +1,5 @@
 """Small traces made by hand, of models whose every layer adds the same."""
 
-from collections.abc import Callable, Mapping
-
-Moment = Mapping[str, Callable[[int, int], int]]
-"""Bytes of each category at a depth and a micro-batch size."""
-
 SEGMENTS = (
     ("forward", "before"),
     ("forward", "layers"),

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 
@@ -24,8 +23,6 @@ for step in range(20):
     report_step(loss=1.0 / (step + 1), sequences=8)
 print("came to its end", in_probe())
 """
-
-Script = Callable[..., list[subprocess.CompletedProcess[str]]]
 
 
 @pytest.fixture

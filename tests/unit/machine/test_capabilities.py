@@ -1,6 +1,5 @@
 """What this machine can do for a question; the machine is stood in for."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -22,7 +21,6 @@ from workers.calibrate import plan
 GIB = 2**30
 A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 H200 = ReportedGpu(name="NVIDIA H200", memory_mib=143771)
-SetUp = Callable[..., None]
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """A service over a database of its own, and somebody's browser in this process."""
 
-from collections.abc import Callable
-
 import pytest
 
 from api.app import create_app
@@ -11,7 +9,6 @@ from tests.unit.api.conftest import app, settings, store, url
 from tests.unit.pages.html import Element, read_page
 
 __all__ = ["app", "settings", "store", "url"]
-ShowPage = Callable[..., Element]
 
 
 @pytest.fixture

@@ -2,20 +2,19 @@
 
 import logging
 import re
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import func, select, text, update
+from sqlalchemy import func, select, text
 
 from api.app import create_app
 from api.settings import Settings
 from tests.unit.api.browsers import Browser
 from tests.unit.api.studies import PREDICTED, question_of
 from tuner.core.study import Limits
-from tuner.store.access import IDLE, LASTS, Keys
-from tuner.store.tables import Scope, SessionRow, clock
+from tuner.store.access import Keys
+from tuner.store.tables import Scope, SessionRow
 
 WRONG = f"tuner_{'0' * 16}_{'A' * 43}"
 
@@ -48,15 +47,6 @@ def browser(app):
 @pytest.fixture
 def study_id(store):
     return store.ask(question_of(PREDICTED), Limits()).id
-
-
-def aged(store, created, unused):
-    """Lets every session have begun, and been used last, so long ago."""
-    with store.transactions.write() as session:
-        now = clock(session)
-        ends = min(now - created + LASTS, now - unused + IDLE)
-        times = {"created_at": now - created, "expires_at": ends}
-        session.execute(update(SessionRow).values(times))
 
 
 def count(store):
@@ -178,20 +168,6 @@ def test_nobody_is_signed_in_or_out_by_another_site(browser, key):
     assert browser.submit("/sign-out", page="/", **cross).status_code == 403
     assert browser.get("/sign-out").status_code == 405
     assert browser.get("/").status_code == 200
-
-
-def test_a_session_ends_unused_or_after_a_week(browser, key, store):
-    minute = timedelta(minutes=1)
-    for created, unused, open_still in (
-        (timedelta(days=1), IDLE - minute, True),
-        (IDLE, IDLE, False),
-        (LASTS - minute, minute, True),
-        (LASTS, minute, False),
-    ):
-        browser.cookies.clear()
-        browser.sign_in(key)
-        aged(store, created, unused)
-        assert (browser.get("/").status_code == 200) is open_still, (created, unused)
 
 
 def test_who_signs_out_is_out_everywhere(browser, key, store):

@@ -4,7 +4,6 @@ What is ruled out is derived here from the probes alone, not from what the plann
 """
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import exp, isfinite
 
@@ -14,9 +13,6 @@ from tuner.core.measurement import CLOSES_CLASS, RAN, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.cost.memory.step import memory_bound
 from tuner.planner import Stop, Wait, next_probe
-
-Run = Callable[[ProbeRequest, int], Measurement]
-"""What a probe finds, under a limit in bytes."""
 
 ENDS = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED, Outcome.TIMEOUT})
 """Outcomes after which settings are not tried again."""

@@ -43,7 +43,6 @@ FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator
 
 Says = Callable[[Settings], float | Mapping[str, str]]
 """GiB at a micro-batch of one sequence, or an error, of a layout."""
-Make = Callable[..., Study]
 Play = Callable[..., tuple[Study, Stop]]
 
 

@@ -1,3 +1,5 @@
+import pytest
+
 from tuner.core.configuration import parse_settings
 from tuner.planner.knowledge import learned
 from tuner.planner.ranking import choose, pareto
@@ -21,19 +23,32 @@ def findings(lab, *rows):
     return learned(lab.study(probes=probes)).fitting
 
 
-def best(lab, *rows):
+SPREAD = [0.8, 0.9, 0.9, 0.9, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2]
+WIDE = [0.9, 0.95, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8]
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"),
+    [
+        ([(A, 1.0, 900), (B, 1.1, 500)], A),
+        # within the luck of one run the lighter wins, and no further
+        ([(A, 1.0, 900), (B, 1.03, 500)], B),
+        ([(A, 1.0, 900), (B, 1.032, 500)], A),
+        # overlapping intervals are a tie too
+        ([(A, SPREAD, 900), (B, [step + 0.1 for step in SPREAD], 500)], B),
+        # of equally light ones the simpler wins
+        ([(C, 1.0, 500), (A, 1.005, 500)], A),
+        ([(A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 500)], B),
+        ([(A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 502)], C),
+        # a trifle of memory does not beat the fastest
+        ([(A, 1.0, 500), (B, 1.005, 499)], A),
+        # C cannot be told apart from A, but B, which can, is faster than C and lighter
+        ([(A, 1.0, 900), (B, 1.1, 400), (C, WIDE, 500)], A),
+    ],
+)
+def test_the_fastest_or_the_lightest_of_those_that_tie_with_it(lab, rows, chosen):
     choice = choose(lab.study().question, findings(lab, *rows), TOLERANCE)
-    texts = {parse_settings(text): text for text, _, _ in rows}
-    return texts[choice.best.settings]
-
-
-def test_the_fastest_wins(lab):
-    assert best(lab, (A, 1.0, 900), (B, 1.1, 500)) == A
-
-
-def test_within_the_luck_of_one_run_the_lighter_wins(lab):
-    assert best(lab, (A, 1.0, 900), (B, 1.03, 500)) == B
-    assert best(lab, (A, 1.0, 900), (B, 1.032, 500)) == A
+    assert choice.best.settings == parse_settings(chosen)
 
 
 def test_within_the_tolerance_the_lighter_wins(lab):
@@ -58,28 +73,6 @@ def test_repetitions_tell_apart_what_one_run_does_not(lab):
     fitting = [learned(lab.study(probes=p)).fitting for p in (once, twice)]
     answers = [choose(question, found, TOLERANCE).best for found in fitting]
     assert [found.settings for found in answers] == [parse_settings(B), parse_settings(A)]
-
-
-def test_overlapping_intervals_are_a_tie_too(lab):
-    fast = [0.8, 0.9, 0.9, 0.9, 1.0, 1.0, 1.1, 1.1, 1.1, 1.2]
-    slow = [step + 0.1 for step in fast]
-    assert best(lab, (A, fast, 900), (B, slow, 500)) == B
-
-
-def test_of_equally_light_ones_the_simpler_wins(lab):
-    assert best(lab, (C, 1.0, 500), (A, 1.005, 500)) == A
-    assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 500)) == B
-    assert best(lab, (A, 1.0, 900), (C, 1.001, 500), (B, 1.005, 502)) == C
-
-
-def test_a_trifle_of_memory_does_not_beat_the_fastest(lab):
-    assert best(lab, (A, 1.0, 500), (B, 1.005, 499)) == A
-
-
-def test_a_wide_interval_is_no_merit(lab):
-    """C cannot be told apart from A, but B, which can, is faster than C and lighter."""
-    wide = [0.9, 0.95, 1.0, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8]
-    assert best(lab, (A, 1.0, 900), (B, 1.1, 400), (C, wide, 500)) == A
 
 
 def test_the_front_has_what_nothing_beats_twice(lab):

@@ -134,7 +134,6 @@ def test_predictions_are_of_the_study_s_own_question(lab, study):
 CLUSTER = "8xh100-80gb"
 
 Slower = Callable[[Settings], float]
-Earlier = Callable[..., Study]
 
 
 @pytest.fixture

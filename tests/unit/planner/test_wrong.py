@@ -1,13 +1,12 @@
 """Knob values that train something else: found once, confirmed once, and never answered."""
 
 import random
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from tests.unit.planner.machines import play_at_once
-from tuner.core.configuration import Settings, Sharding, parse_settings
+from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, StudyState
@@ -22,7 +21,6 @@ from tuner.planner.knowledge import learned
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 GIB = 2**30
 DETAIL = "rank 0: the optimizer stepped 18 times instead of 6"
-Bug = Callable[[Settings], bool]
 
 
 def steps_on_each(settings):

@@ -2,23 +2,20 @@
 
 from dataclasses import replace
 
-from tests.unit.conftest import VERSIONS, make_dry_run
+from tests.conftest import VERSIONS, make_dry_run
 from tests.unit.planner.conftest import SIZES, done, make_question, make_study
 from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, framework
-from tuner.core.measurement import Fidelity, Measurement
+from tuner.core.measurement import Fidelity
 from tuner.core.study import ProbeRequest, Question
 from tuner.core.workload import Workload
 from tuner.model import read_model_config
 
 MIB = 2**20
 GIB = 2**30
-
-Told = tuple[Settings, Measurement]
-"""What a probe tried, and what it found."""
 
 
 def gpu_question(cluster="2xa100-80gb", batch=8, name="torch", **knobs):

@@ -1,6 +1,5 @@
 """Questions about a script that is there."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,8 +13,6 @@ from tuner.model import load_model
 
 BATCH = ("--micro", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}")
 VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
-
-Asking = Callable[..., Question]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Engine, event, select, update
 from sqlalchemy.orm import Session
 
-from tests.unit.conftest import make_dry_run
+from tests.conftest import make_dry_run
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import framework

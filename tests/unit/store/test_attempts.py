@@ -1,6 +1,5 @@
 """What attempts that left no result have cost an asking."""
 
-from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -13,8 +12,6 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits
 from tuner.store import Claim, WorkerIdentity
 from tuner.store.tables import AttemptRow, StudyRow, clock
-
-Begin = Callable[..., Claim]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Claims, records and what is given back when the answer of the database is lost."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,12 +10,10 @@ import pytest
 from sqlalchemy import select
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
+from tuner.core.study import Limits, ProbeState, Study, StudyState
 from tuner.errors import StoreError
 from tuner.store import open_store
 from tuner.store.tables import AttemptRow
-
-Requests = Callable[[int], list[ProbeRequest]]
 
 PATIENCE_S = 120.0
 

@@ -1,7 +1,6 @@
 """Devices that claims hold: every test runs on each kind of database."""
 
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,11 +11,9 @@ from sqlalchemy.engine import Engine
 from tests.unit.store.conftest import claimed, enter
 from tuner.core import lease
 from tuner.core.measurement import Fidelity, Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.store import WorkerIdentity, open_store
 from tuner.store.tables import AttemptRow, DeviceRow, StudyRow
-
-Requests = Callable[[int], list[ProbeRequest]]
 
 GPUS = ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
 LOST = Measurement(outcome=Outcome.DEVICE_LOST, detail="GPU-0 fell off the bus")

@@ -1,6 +1,5 @@
 """Dry runs in the store: kept for all studies, and read with the studies that name them."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,9 +8,7 @@ from sqlalchemy import text
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState
-from tuner.dryrun import DryRun
 
-MakeDryRun = Callable[..., DryRun]
 FAILURE = {"type": "TimeLimit", "message": "took longer than 60 s"}
 
 

@@ -1,6 +1,5 @@
 """Figures of the whole database: on each kind."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,12 +7,10 @@ import pytest
 from sqlalchemy import update
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.store.figures import read_figures
 from tuner.store.tables import AttemptRow, AttemptState, clock
 from tuner.store.workers import Workers
-
-Requests = Callable[[int], list[ProbeRequest]]
 
 
 def figures(store):

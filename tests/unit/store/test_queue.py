@@ -2,7 +2,6 @@
 
 import random
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -13,12 +12,9 @@ from sqlalchemy.orm import Session
 
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import TRIED_AGAIN, Measurement, Outcome
-from tuner.core.study import OPEN, Limits, ProbeRequest, ProbeState, StudyState
+from tuner.core.study import OPEN, Limits, ProbeState, StudyState
 from tuner.store import engine, open_store, queue
 from tuner.store.tables import AttemptRow, AttemptState
-
-Requests = Callable[[int], list[ProbeRequest]]
-RunOut = Callable[[], None]
 
 
 def test_a_claim_takes_the_oldest_probe_and_runs_the_study(store, study, requests, worker):

@@ -1,7 +1,6 @@
 """What comes out of the store is what went in, in few queries."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -9,11 +8,9 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, StudyState
+from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.errors import StoreError, UnknownNameError, UsageError
 from tuner.store.tables import MeasurementRow, StudyRow
-
-Requests = Callable[[int], list[ProbeRequest]]
 
 
 def test_a_study_is_found_by_a_beginning_of_its_id(store, study):

@@ -1,6 +1,5 @@
 """Which earlier studies a question is read with."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import count
 
@@ -16,8 +15,6 @@ from tuner.core.study import Limits, ProbeRequest, Study
 from tuner.machine import Machine
 from tuner.store.rows import MOST_PROBES
 from tuner.store.tables import StudyRow
-
-Plant = Callable[..., Study]
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -20,9 +19,6 @@ from tuner.planner.spending import probes_of_asking
 from tuner.store import EventKind, open_store, study_id
 from tuner.store.access import Action, Audit, AuditNote
 from tuner.store.tables import AttemptRow, EventRow, MeasurementRow, ProbeRow, StudyRow, clock
-
-Requests = Callable[[int], list[ProbeRequest]]
-RunOut = Callable[[], None]
 
 
 def test_a_new_question_makes_a_queued_study(store, question):

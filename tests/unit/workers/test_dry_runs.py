@@ -1,7 +1,6 @@
 """Predicted studies at a worker, with a stand-in for the program that needs torch."""
 
 import platform
-from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 
@@ -18,7 +17,6 @@ from workers.executor import WorkerOptions
 from workers.worker import INTERRUPTED, Worker
 
 PREDICTED = Limits(fidelity=Fidelity.PREDICTED, max_probes=3)
-Work = Callable[..., int]
 
 
 @pytest.fixture

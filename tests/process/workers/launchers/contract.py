@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from uuid import uuid4
 
 import pytest
@@ -41,7 +41,6 @@ ON_CLUSTERS = (
 )
 PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
 SECRETS = ("TUNER_DB", "HF_TOKEN", "ACCELERATE_USE_FSDP")
-Make = Callable[..., Job]
 
 
 def mark_long(item):

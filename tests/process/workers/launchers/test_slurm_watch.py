@@ -3,7 +3,6 @@
 import logging
 import os
 import time
-from collections.abc import Callable
 from math import inf
 
 import pytest
@@ -19,7 +18,6 @@ case "$*" in *--all*) ;; *) exit;; esac  # its partition is hidden
 cat "{folder}/$(basename "$0").out"; cat "{folder}/$(basename "$0").err" >&2
 test ! -s "{folder}/$(basename "$0").err"
 """
-Answer = Callable[..., None]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -17,8 +16,6 @@ from workers.scripts.host import KEPT_BYTES, NOT_HERE, write_orders
 
 CHILD = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', {code!r}, {tag!r}]{more})"
 HANGS = "import time; time.sleep(1000)"
-
-Host = Callable[..., "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture

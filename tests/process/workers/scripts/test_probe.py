@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,6 @@ from tuner.core.study import Question
 from tuner.errors import ProbeError
 from workers.launchers.local import LocalLauncher
 from workers.scripts.probe import ScriptRun
-
-Run = Callable[..., Measurement]
-Asking = Callable[..., Question]
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Scripts as users have them, launched by torchrun and accelerate on two CPU ranks over gloo."""
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,8 +19,6 @@ SCRIPTS = Path(__file__).parent
 SETTINGS = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
 
 pytestmark = pytest.mark.usefixtures("preloading")
-
-Probe = Callable[..., Measurement]
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """A study of a script: its worker, and workers that serve."""
 
-from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -16,7 +15,6 @@ from workers.stop import StopRequest
 from workers.worker import Worker
 
 BOTH = ("{micro_batch_size}", "{gradient_accumulation_steps}")
-Work = Callable[..., int]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from tests.unit.cost.calibrations import calibration_of
+from tests.unit.cost.test_emulated import CASES
 from tests.unit.workers.measuring.test_emulation import CLUSTER, FIRST, SETTINGS, memory, noted
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Measurement, Outcome
@@ -14,14 +15,6 @@ from workers.measuring.ranks import Kind, Probed
 from workers.measuring.records import RankRecord
 
 KIND = Kind(ranks=1, world_size=8, device="cpu")
-CASES = [
-    {"kind": "copy", "dtype": "bf16", "elements": 1024},
-    {"kind": "matrix", "dtype": "bf16", "rows": 8, "width": 8},
-    *(
-        {"kind": "collective", "op": "all_gather", "axis": "intra", "dtype": "bf16", "elements": n}
-        for n in (10**3, 10**6, 10**8)
-    ),
-]
 
 
 def exposed_s(question, calibration):
