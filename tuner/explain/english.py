@@ -46,55 +46,6 @@ PHASE_WORDS: Mapping[str, str] = {
 
 # Part of the memory by which the upper end of its interval must exceed it to be told.
 CLEARLY = 0.01
-# How values are said in a template, by what stands behind the colon.
-_SAID: Mapping[str, Callable[[Any], str]] = {
-    "and more": lambda count: f" and {count} more" if count else "",
-    "and": lambda items: " and ".join(map(str, items)),
-    "arithmetic": lambda at_assumed_rates: arithmetic_text(at_assumed_rates),
-    "basis": lambda one: basis_text(one),
-    "before": lambda is_transferred: " before it is corrected" if is_transferred else "",
-    "change": change_text,
-    "change interval": lambda change: change_interval_text(change),
-    "effects": lambda fact: "; ".join(
-        f"{knob}: {step} {memory} ({seen})"
-        for knob, step, memory, seen in map(effect_cells, fact.as_dict()["changes"])
-    ),
-    "grounds": lambda grounds: grounds_text(grounds),
-    "few": lambda ones: few_text(map(str, ones)),
-    "interval": interval_text,
-    "list": ", ".join,
-    "number": lambda items: str(len(items)),
-    "or": lambda items: " or ".join(map(str, items)),
-    "need": lambda one: most_text(one),
-    "probes": probes_text,
-    "provenances": lambda one: _provenances(one),
-    "ran": lambda fact: ran_text(fact.days, fact.versions),
-    "seconds": seconds_text,
-    "sentence": lambda text: sentence(text),
-    "settings": describe,
-    "share": share_text,
-    "size": size_text,
-    "smallest": lambda fact: sentence(need_text(fact.smallest, fact.limit_bytes)),
-    "studies": lambda ones: "1 study" if len(ones) == 1 else f"{len(ones)} studies",
-    "versions": lambda versions: ", ".join(f"{one} {version}" for one, version in versions.items()),
-    "was": lambda count: "was" if count == 1 else "were",
-    "where": lambda one: (
-        f" (probe {probes_text(one.probe_ids)})" if one.basis is None else f", {basis_text(one)}"
-    ),
-}
-
-
-class _Words(Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec.startswith("count "):
-            return count_text(value, format_spec.removeprefix("count "))
-        said = _SAID.get(format_spec)
-        return said(value) if said else str(super().format_field(value, format_spec))
-
-
-def phrased(template: str, values: Mapping[str, Any]) -> str:
-    """A template with values in the places of their names; lines of it are one."""
-    return _Words().vformat(" ".join(template.split()), (), values)
 
 
 # -- pieces -----------------------------------------------------------------------------------
@@ -104,11 +55,8 @@ def change_interval_text(change: Change | float) -> str:
     """``25% longer, 80% interval 20% to 30% longer``; of a ratio alone without the interval."""
     if not isinstance(change, Change):
         return change_text(change)
-    return f"{change_text(change.ratio)}, {_interval(change)}"
-
-
-def _interval(change: Change) -> str:
-    return f"80% interval {change_range_text(change.low, change.high)}"
+    interval = change_range_text(change.low, change.high)
+    return f"{change_text(change.ratio)}, 80% interval {interval}"
 
 
 def few_probes_text(numbers: Sequence[int]) -> str:
@@ -187,6 +135,59 @@ def sentence(text: str) -> str:
 def spared_text(spared_bytes: float) -> str:
     """How much less memory an answer needs that was chosen for its upper end."""
     return f"{size_text(spared_bytes)} less" if spared_bytes > 0 else "at its upper end less"
+
+
+# -- templates --------------------------------------------------------------------------------
+
+# How values are said in a template, by what stands behind the colon.
+_SAID: Mapping[str, Callable[[Any], str]] = {
+    "and more": lambda count: f" and {count} more" if count else "",
+    "and": lambda items: " and ".join(map(str, items)),
+    "arithmetic": arithmetic_text,
+    "basis": basis_text,
+    "before": lambda is_transferred: " before it is corrected" if is_transferred else "",
+    "change": change_text,
+    "change interval": change_interval_text,
+    "effects": lambda fact: "; ".join(
+        f"{knob}: {step} {memory} ({seen})"
+        for knob, step, memory, seen in map(effect_cells, fact.as_dict()["changes"])
+    ),
+    "grounds": grounds_text,
+    "few": lambda ones: few_text(map(str, ones)),
+    "interval": interval_text,
+    "list": ", ".join,
+    "number": lambda items: str(len(items)),
+    "or": lambda items: " or ".join(map(str, items)),
+    "need": most_text,
+    "probes": probes_text,
+    "provenances": _provenances,
+    "ran": lambda fact: ran_text(fact.days, fact.versions),
+    "seconds": seconds_text,
+    "sentence": sentence,
+    "settings": describe,
+    "share": share_text,
+    "size": size_text,
+    "smallest": lambda fact: sentence(need_text(fact.smallest, fact.limit_bytes)),
+    "studies": lambda ones: "1 study" if len(ones) == 1 else f"{len(ones)} studies",
+    "versions": lambda versions: ", ".join(f"{one} {version}" for one, version in versions.items()),
+    "was": lambda count: "was" if count == 1 else "were",
+    "where": lambda one: (
+        f" (probe {probes_text(one.probe_ids)})" if one.basis is None else f", {basis_text(one)}"
+    ),
+}
+
+
+class _Words(Formatter):
+    def format_field(self, value: Any, format_spec: str) -> str:
+        if format_spec.startswith("count "):
+            return count_text(value, format_spec.removeprefix("count "))
+        said = _SAID.get(format_spec)
+        return said(value) if said else str(super().format_field(value, format_spec))
+
+
+def phrased(template: str, values: Mapping[str, Any]) -> str:
+    """A template with values in the places of their names; lines of it are one."""
+    return _Words().vformat(" ".join(template.split()), (), values)
 
 
 # -- what people are shown --------------------------------------------------------------------
