@@ -10,7 +10,7 @@ INSTALLED := $(VENV)/.installed
 .PHONY: bench bench-cli bench-predict bench-times bench-suggest bench-warm bench-cpu-probes
 .PHONY: bench-adapters bench-adapter-probes bench-from-axolotl bench-search bench-replay-costs
 .PHONY: bench-service bench-scale bench-pages
-.PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel bench-zero gpu-smoke bench-gpu bench-cuda-allocator bench-rehearsed bench-rehearsed-time bench-knobs docs
+.PHONY: bench-extrapolation bench-any-model bench-traced bench-tensor-parallel bench-zero gpu-smoke bench-gpu bench-cuda-allocator bench-rehearsed bench-rehearsed-time bench-rehearsed-gpu bench-knobs docs
 .PHONY: bench-attack evidence screenshots lock
 
 help:  ## this list
@@ -171,6 +171,12 @@ bench-rehearsed-time:  ## step times of rehearsed scripts against predicted and 
 		$(CUDA_VENV)/bin/python benchmarks/rehearsed_time.py $(ARGS); code=$$?; \
 		$(CUDA_VENV)/bin/python benchmarks/report.py && exit $$code; \
 	else echo "bench-rehearsed-time: nothing is run; make cuda-env installs what it needs (5 GB)"; fi
+
+bench-rehearsed-gpu:  ## rehearsed scripts against the same ones on a GPU: ARGS=FILE of benchmarks/rehearsed_gpu.py --measure (2 minutes)
+	@if test -e $(CUDA_VENV)/.installed; then \
+		$(CUDA_VENV)/bin/python benchmarks/rehearsed_gpu.py $(ARGS); code=$$?; \
+		$(CUDA_VENV)/bin/python benchmarks/report.py && exit $$code; \
+	else echo "bench-rehearsed-gpu: nothing is run; make cuda-env installs what it needs (5 GB)"; fi
 
 bench-knobs: $(INSTALLED)  ## the pictures and tables of docs/knobs.md, dry-run anew (2 minutes)
 	@$(BIN)/python benchmarks/knobs.py

@@ -4,11 +4,13 @@ One CUDA device plays rank 0 of 8 or 64, through the product's own launcher and 
 what it shows is kept beside what is predicted of it in ``benchmarks/results/GPU.json``. Each
 part takes less than 8 minutes; what is left then is done when it is called again, and nothing is
 done twice. Without a part all of them are run, in that order; ``gpu_smoke.py`` goes before.
+With ``--warm`` the probes of a part share a process, which saves each its start.
 
-It needs torch, transformers and accelerate, and nothing has to be installed of this project:
-``python benchmarks/bench_gpu.py memory`` runs from a copy of the repository. Where there is no git,
-``BENCH_COMMIT`` names the commit. ``--device cpu --reduced --out FILE`` runs every part in small,
-on tiny models, and ``--device cuda --reduced --out FILE`` tries a GPU out in some minutes.
+It needs torch, transformers, accelerate, pydantic and threadpoolctl, and nothing has to be
+installed of this project: ``python benchmarks/bench_gpu.py memory`` runs from a copy. Where
+there is no git, ``BENCH_COMMIT`` names the commit. ``--device cpu --reduced --out FILE`` runs
+every part in small, on tiny models, and ``--device cuda --reduced --out FILE`` tries a GPU out in
+some minutes.
 """
 
 import os

@@ -192,8 +192,16 @@ class GpuCase:
         return f"{self.part} {self.way} {self.case.text} #{self.repetition}"
 
 
-def cases_of(part: Part, place: Place) -> list[GpuCase]:
-    """The cases of a part, in the order in which they are run."""
+def cases_of(part: Part, place: Place, way: Way | None = None) -> list[GpuCase]:
+    """The cases of a part, in the order in which they are run.
+
+    With ``way`` all are started so, but those of the part that compares ways.
+    """
+    found = _cases_of(part, place)
+    return found if way is None or part is Part.WARM else [replace(one, way=way) for one in found]
+
+
+def _cases_of(part: Part, place: Place) -> list[GpuCase]:
     if part is Part.SEED:
         return list(_seed(place))
     if part is Part.GRID:

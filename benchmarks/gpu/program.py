@@ -56,6 +56,8 @@ class Run:
     """Starts what runs cases."""
     rates: Rates | None = None
     """Measured rates of the card."""
+    way: Way | None = None
+    """How probes are started; ``None``: as the part does it."""
 
     @property
     def left_s(self) -> float:
@@ -138,7 +140,8 @@ def run_part(run: Run) -> int:
 
     It ends too where a device that was lost is not there again.
     """
-    left = [one for one in cases_of(run.part, run.place) if one.key not in run.file.done]
+    cases = cases_of(run.part, run.place, run.way)
+    left = [one for one in cases if one.key not in run.file.done]
     started, number = time.monotonic(), 0
     if run.part is Part.TIME and left:
         run = replace(run, rates=_rates(run))
@@ -182,11 +185,17 @@ def _line(row: dict[str, Any]) -> str:
     return f"{row['key']}: {row['outcome']}{found}, {row['case_s']:.0f} s"
 
 
-def run_parts(parts: Sequence[Part], place: Place, file: ResultFile, minutes: float) -> None:
+def run_parts(
+    parts: Sequence[Part],
+    place: Place,
+    file: ResultFile,
+    minutes: float,
+    way: Way | None = None,
+) -> None:
     """Run parts one after the other, each in its own time."""
     with DryRunsBeside() as dry_runs:
         for part in parts:
-            run = Run(part=part, place=place, file=file, dry_runs=dry_runs,
+            run = Run(part=part, place=place, file=file, dry_runs=dry_runs, way=way,
                       until=time.monotonic() + 60 * minutes)  # fmt: skip
             left = run_part(run)
             print(f"{part}: {'done' if not left else f'{left} cases left, run it again'}")
@@ -199,6 +208,11 @@ def main() -> int:
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CUDA)
     parser.add_argument("--reduced", action="store_true", help="tiny models, a few rows a part")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for each part")
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="all probes of a part in one process: more of them in the time",
+    )
     parser.add_argument("--out", type=Path, help="the result file; by default of the card")
     options = parser.parse_args()
     if options.out is None and (options.reduced or options.device is Device.CPU):
@@ -213,7 +227,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     parts = list(Part) if options.part == "all" else [Part(options.part)]
-    run_parts(parts, place, file, options.minutes)
+    way = Way.WARM if options.warm else None
+    run_parts(parts, place, file, options.minutes, way)
     show("goals", as_rows(goals(file.rows, file.runs)))
     print(f"written: {out}")
     return 0

@@ -71,8 +71,11 @@ class GroupedHelp(TyperCommand):
 
 
 def run(arguments: Sequence[str]) -> int:
+    given = list(arguments)
+    if len(given) == 1 and given[0] in GROUPS:  # a group alone lists, or says what it can do
+        given.append("list" if "list" in GROUPS[given[0]][1] else "--help")
     command = typer.main.get_command(app())
-    code = command.main(list(arguments), prog_name="tuner", standalone_mode=False)
+    code = command.main(given, prog_name="tuner", standalone_mode=False)
     return int(code or 0)
 
 

@@ -188,11 +188,12 @@ def _knobs(opened: Opened, asked: FileSays) -> dict[str, list[Any]]:
     """Values that are allowed: what the file can say otherwise is free."""
     found: dict[str, list[Any]] = {}
     for name, value in asked.knobs.items():
-        if name not in opened.found.knobs and name not in opened.found.free:
-            # only the header of an exported one says it, of the answer that it was; a fused loss is
-            # looked at by itself where logits are large
-            if name == "fused_loss" and value:
-                found[name] = [value, False]
+        by_header = name not in opened.found.knobs and name not in opened.found.free
+        # a fused loss is looked at by itself only where logits are large
+        if name == "fused_loss" and value and (by_header or name in opened.found.free):
+            found[name] = [value, False]
+            continue
+        if by_header:  # only the header of an exported one says it, of the answer that it was
             continue
         if name not in opened.found.free:
             found[name] = [value]

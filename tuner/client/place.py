@@ -102,9 +102,14 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
         question, notes = _in_versions(request, None, here, "installed where the service runs")
         fidelity = request.fidelity
         if fidelity is None:
-            fidelity = Fidelity.PREDICTED
             whose = f"pool {request.pool}" if request.pool else "this service"
-            notes.append(f"fidelity predicted: no worker of {whose} lives")
+            fidelity, why = Fidelity.PREDICTED, f"no worker of {whose} lives; asked again at its"
+            why += " end, it is chosen anew"
+            of_cpus = question.cluster.gpu.device is Device.CPU and not question.unprobed
+            if of_cpus and rates(question) is None:
+                fidelity = Fidelity.MEASURED
+                why = f"no worker of {whose} lives, and only probes tell the speed of CPU ranks"
+            notes.append(f"fidelity {fidelity}: {why}")
         candidates.append((question, fidelity, here, notes))
     question, fidelity, versions, notes = min(candidates, key=lambda one: STRONGEST.index(one[1]))
     if fidelity not in PROBED and (why := uncovered(question.workload, question.framework)):

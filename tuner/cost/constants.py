@@ -103,6 +103,7 @@ class TorchCosts:
     """Efficiencies and traffic of one GPU's kernels under torch, accelerate and trainer."""
 
     small_dim: float
+    unaligned_flops_per_s: float
     attention_forward: float
     attention_backward: float
     attention_quicker: float

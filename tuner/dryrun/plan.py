@@ -169,7 +169,7 @@ def attention_backends(workload: Workload, cluster: Cluster) -> dict[str, str]:
 
 # Of what a dry run is asked for and of what is kept of it; part of every key. It is raised when the
 # dry-run program comes to other figures, so that no old ones are taken for new.
-DRY_RUN_FORMAT = 4
+DRY_RUN_FORMAT = 5
 # The same of types that only dry runs know.
 TRACED_FORMAT = 8
 # Two points of the straight lines in the micro-batch size.

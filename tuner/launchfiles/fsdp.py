@@ -261,8 +261,8 @@ def reshards(settings: Settings) -> bool:
 
 
 VERSION = (
-    "must be 2: figures are of FSDP2, and FSDP1 needs and takes others; accelerate to-fsdp2 writes"
-    " the file anew"
+    "must be 2: figures are of FSDP2, and FSDP1, which is meant without it, needs and takes others;"
+    " write fsdp_version: 2 (accelerate to-fsdp2 converts accelerate's own files)"
 )
 # Of accelerate 1.15's ``FullyShardedDataParallelPlugin``; those of loading and saving, and of
 # FSDP1, change nothing here.

@@ -63,7 +63,8 @@ def read(values: Mapping[str, Any]) -> Found:
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
-    found = trainer.tuned(question, settings, values)
+    # layers are checkpointed where no field says otherwise
+    found = trainer.tuned(question, settings, {"gradient_checkpointing": True, **values})
     for name in ("gradient_checkpointing", "activation_checkpointing"):
         found.pop(name, None)
         found.pop(f"{name}_kwargs", None)

@@ -572,6 +572,10 @@ def told_by_name(values: Mapping[str, Any]) -> tuple[str, dict[str, int]] | None
     return found[1], {knob: int(size) for knob, size in pairs}
 
 
+# Fields by which layers are checkpointed, and options of FSDP by which they are.
+_BY_MODEL = ("gradient_checkpointing", "activation_checkpointing")
+_BY_PLUGIN = ("activation_checkpointing", "fsdp_activation_checkpointing")
+
 # What an answer says of them.
 _TUNED = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config",
@@ -590,4 +594,9 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         said = ["full_shard" if reshards(settings) else "shard_grad_op", "auto_wrap"]
         said += ["offload"] if settings.cpu_offload else []
         found["fsdp"] = said if isinstance(words, list) else " ".join(said)
+    options = found.get("fsdp_config")
+    written = Fields(values).part("fsdp_config").values
+    if options and any(map(values.get, _BY_MODEL)) and not any(map(written.get, _BY_PLUGIN)):
+        recomputes = options.pop("activation_checkpointing")  # the Trainer takes one of the two
+        found |= {name: found[name] or recomputes for name in _BY_MODEL if name in found}
     return {name: found[name] for name in _TUNED if name in found}

@@ -67,6 +67,7 @@ def read(values: Mapping[str, Any]) -> Found:
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
-    found = trainer.tuned(question, settings, values)
+    # layers are checkpointed where no field says otherwise
+    found = trainer.tuned(question, settings, {"gradient_checkpointing": True, **values})
     renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
     return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}

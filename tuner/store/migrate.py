@@ -112,7 +112,12 @@ def check(url: str) -> list[str]:
         with translated(parsed), engine.connect() as connection:
             state, revision = _state(connection)
             if state is not SchemaState.CURRENT:
-                return [f"{state}: its schema is at {revision or 'none'}, this version's is {HEAD}"]
+                try:
+                    _refuse_unusable(state, revision, shown_url(parsed))
+                except (StoreError, UsageError) as error:
+                    return [f"{state}: {error}"]
+                apart = f"{state}: its schema is at {revision or 'none'}, this version's is {HEAD}"
+                return [f"{apart}: tuner db upgrade brings it there, and keeps what is in it"]
             found: list[str] = []
             if is_sqlite(parsed):
                 lines = connection.exec_driver_sql("PRAGMA quick_check(10)").scalars().all()

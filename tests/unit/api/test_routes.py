@@ -97,10 +97,6 @@ def declared(app):
     }
 
 
-def allows(scope, needed):
-    return list(Scope).index(scope) >= list(Scope).index(needed)
-
-
 def test_every_route_declares_its_scope_and_every_form_is_checked(app):
     found, unchecked = {}, []
     for (method, template), dependant in declared(app).items():
@@ -160,7 +156,8 @@ def test_a_session_opens_what_its_key_does(app, store):
             form = {"csrf_token": browser.token("/")} if method == "POST" else None
             answer = browser.request(method, path_of(template), data=form)
             where = (scope, method, template)
-            assert (answer.status_code not in REFUSED) == allows(scope, needed), where
+            allows = list(Scope).index(scope) >= list(Scope).index(needed)
+            assert (answer.status_code not in REFUSED) == allows, where
 
 
 def signed_in(app, store, scope):

@@ -44,6 +44,14 @@ def test_a_question_is_taken_and_pending_while_nothing_is_known(client, store):
     }
 
 
+def test_before_a_worker_lives_cpu_ranks_are_to_be_measured_where_probes_can_be(client):
+    open_asked = {name: value for name, value in MEASURED.items() if name != "fidelity"}
+    for framework, fidelity in (("accelerate", "measured"), ("nanotron", "predicted")):
+        body = ask(client, {**open_asked, "framework": framework}).json()
+        assert body["terms"]["fidelity"] == fidelity, body["notes"]
+        assert body["notes"][-1].startswith(f"fidelity {fidelity}: no worker of this service lives")
+
+
 def test_what_dry_runs_say_that_are_kept_is_answered_at_once(client, keep_dry_runs):
     keep_dry_runs(PREDICTED)
     body = ask(client).json()

@@ -171,10 +171,15 @@ def test_bad_input_is_one_line_and_writes_nothing(cli, tiny, tmp_path, monkeypat
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_group_alone_lists_or_says_what_it_can_do(cli):
+    for group, listed in (("studies", "no studies yet"), ("db", "upgrade")):
+        result = cli(group)
+        assert (result.code, listed in result.out) == (0, True), result
+
+
 def test_wrong_words_are_one_line(cli, tiny):
     for words, message in (
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
-        ("studies", r"Missing command; see 'tuner studies --help'"),
         (f"probe --model {tiny}", "Missing option '--settings'; see 'tuner probe --help'"),
         (f"suggest --model {tiny} --global-batch-size 8", "--sequence-length is required"),
         ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),

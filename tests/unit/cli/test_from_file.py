@@ -115,6 +115,46 @@ def test_new_lines_end_as_those_of_the_file(tmp_path):
     assert made == text + "gradient_checkpointing: true\r\n"
 
 
+SHARDED = """\
+model_name_or_path: meta-llama/Llama-3.1-8B
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 8
+fsdp: full_shard auto_wrap
+fsdp_config: {fsdp_version: 2}
+bf16: true
+"""
+
+
+@pytest.mark.parametrize("more", ["max_length: 4096\n", "cutoff_len: 4096\nstage: sft\n"])
+@pytest.mark.parametrize("said", ["", "gradient_checkpointing: true\n"])
+def test_what_the_model_checkpoints_beside_fsdp_is_turned_off_where_it_is_said(
+    tmp_path, more, said
+):
+    path = tmp_path / "args.yaml"
+    path.write_text(SHARDED + more + said, encoding="utf-8")
+    place = {"cluster": "8xa100-80gb"}
+    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    assert question.asked.knobs["activation_checkpointing"] == "full"
+    wanted = (
+        "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=8,sync_each_batch=false"
+    )
+    asked = question.request.question(installed_versions())
+    _, kept = patched(question, asked, parse_settings(f"{wanted},activation_checkpointing=full"))
+    assert kept == {}
+    _, changes = patched(question, asked, parse_settings(wanted))
+    field = "disable_gradient_checkpointing" if "stage" in more else "gradient_checkpointing"
+    assert changes == {field: "stage" in more}
+
+
+def test_a_fused_loss_that_the_file_has_stays_among_what_is_looked_at(tmp_path):
+    path = tmp_path / "ax.yaml"
+    fused = "liger_fused_linear_cross_entropy: true\n"
+    path.write_text(AXOLOTL_FULL + fused, encoding="utf-8")
+    place = {"cluster": "8xa100-80gb"}
+    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    assert question.request.knobs.fused_loss == (True, False)
+
+
 FSDP = """\
 distributed_type: FSDP
 num_machines: 1
@@ -169,6 +209,17 @@ gradient_accumulation_steps: 4
 optimizer: adamw_torch
 bf16: true
 gradient_checkpointing: true
+"""
+AXOLOTL_FULL = """\
+base_model: meta-llama/Llama-3.1-8B
+sequence_len: 8192
+micro_batch_size: 4
+gradient_accumulation_steps: 4
+optimizer: adamw_torch_fused
+bf16: true
+gradient_checkpointing: true
+fsdp_version: 2
+fsdp_config: {reshard_after_forward: true, transformer_layer_cls_to_wrap: LlamaDecoderLayer}
 """
 SYNCED = """\
 accelerator_config:

@@ -28,14 +28,11 @@ def finished(lab):
     return lab.study((FIRST, lab.ok(0.1, 20)), (SECOND, lab.oom(64)), (THIRD, lab.crashed()))
 
 
-def undone(probe, state):
-    return replace(probe, state=state, measurement=None, finished_at=None)
-
-
 def without(study, *states):
     """``study`` as it was when its last probes were in ``states``."""
     kept = len(study.probes) - len(states)
-    last = tuple(undone(p, s) for p, s in zip(study.probes[kept:], states, strict=True))
+    pairs = zip(study.probes[kept:], states, strict=True)
+    last = tuple(replace(p, state=s, measurement=None, finished_at=None) for p, s in pairs)
     return replace(study, probes=(*study.probes[:kept], *last))
 
 

@@ -102,6 +102,19 @@ def test_large_products_reach_what_was_measured_and_small_ones_less() -> None:
     assert reached[0] < 0.6 < 0.7 < reached[1] < 0.9 < reached[2] < 1
 
 
+def test_an_odd_vocabulary_takes_slower_kernels() -> None:
+    odd, one = of("gpt2", 1024), Settings(micro_batch_size=8)
+    padded = odd.model.as_config() | {"vocab_size": 50_304}
+    even = replace(odd, model=read_model_config(padded, "even"))
+    seconds = [ends_compute_s(each, one, CLUSTER, COSTS) for each in (odd, even)]
+    flops = 6 * 768 * 50_257 * 8 * 1024 * (1 + COSTS.torch.small_dim * (1 / 768 + 1 / 50_257))
+    more = flops * (1 / COSTS.torch.unaligned_flops_per_s - 1 / 794.5e12)
+    assert seconds[0] - seconds[1] == pytest.approx(more, rel=0.01)
+    exact = [ends_compute_s(replace(each, precision=Precision.FP32), one, CLUSTER, COSTS)
+             for each in (odd, even)]  # fmt: skip
+    assert exact[0] < exact[1]
+
+
 def test_capped_scores_pass_through_memory() -> None:
     """In bf16 the operators of modeling_gemma2 move 44 bytes of each score forward, 62 backward."""
     capped, tokens = of("gemma-2-2b", 8192), 8192

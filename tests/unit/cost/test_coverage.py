@@ -24,10 +24,6 @@ def workload(model: str = "llama-3.1-8b", **more: str) -> Workload:
     )
 
 
-def settings(sharding: str) -> Settings:
-    return Settings(sharding=Sharding(sharding), micro_batch_size=1)
-
-
 def test_nanotron_is_covered_where_it_was_fitted() -> None:
     for asked, word in [
         (workload("mixtral-8x7b"), "mixtral"),
@@ -43,7 +39,7 @@ def test_nanotron_is_covered_where_it_was_fitted() -> None:
         assert uncovered(asked, framework("torch", {})) == ""
 
 
-FULL = settings("full_shard")
+FULL = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=1)
 
 
 def test_experts_that_fsdp1_would_not_pad_are_not_covered() -> None:

@@ -65,6 +65,15 @@ def test_a_product_takes_its_flops_time_in_the_format_of_its_result():
     assert wide.step_time_s.value is None
 
 
+def test_unaligned_products_take_longer():
+    flops = {"product_flops": 1e15}
+    product = kernel(0, **flops) | {"numbers": "bfloat16"}
+    odd = kernel(0, **flops, unaligned_flops=1e15) | {"numbers": "bfloat16"}
+    aligned, slower = (found([("operator", COMPUTES, 0)], [one]) for one in (product, odd))
+    assert slower.step_time_s.value == pytest.approx(1e15 / COSTS.torch.unaligned_flops_per_s)
+    assert slower.step_time_s.value > 5 * aligned.step_time_s.value
+
+
 def test_a_narrow_product_in_fp32_waits_for_twice_the_bytes():
     """As of an adapter's: 16 wide, whose flops are nothing, though the rate is a fraction."""
     tokens, width, rank = 1 << 20, 4096, 16

@@ -14,11 +14,6 @@ def model(model_type, **fields):
     return read_model_config({"model_type": model_type, **fields}, name="model")
 
 
-def kept(config, depth):
-    """The layers of a shallow copy, read back from its configuration alone."""
-    return read_model_config(at_depth(config, depth), name="shallow").layer_kinds
-
-
 def test_parameters_grow_on_a_straight_line_to_the_whole_model():
     for name in {read(one).model_type: one for one in names()}.values():
         config = read(name)
@@ -95,7 +90,8 @@ def test_layers_that_are_spelled_by_letters_are_cut_like_a_list():
 def test_leading_dense_layers_are_kept():
     config = model("qwen3_moe", num_hidden_layers=48, mlp_only_layers=[0, 1, 2])
     assert depths_of(config) == (8, 10)
-    assert [kind.sparse for kind in kept(config, 8)] == [False] * 3 + [True] * 5
+    shallow = read_model_config(at_depth(config, 8), name="shallow")
+    assert [kind.sparse for kind in shallow.layer_kinds] == [False] * 3 + [True] * 5
     assert at_depth(config, 8)["mlp_only_layers"] == [0, 1, 2]
 
 

@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (4, "637e20f3092fe83ac8664d47dc2c41590f33c8548ac82869fab5eda266d3cae3"),
-    "verdict": (4, "d51a8da255f3a9977b826eaff31c6afafbb76d117efafcf7165ee8f6177d6ea1"),
+    "dry run": (5, "0a9e10753a6f359c3d47b485d79d6eaf8fc42da26c8c295e8cf6ddfb0de99343"),
+    "verdict": (4, "e51838bf673295eb928d49078b76d019580e1d951829d4abe2abd8ed59a4f53b"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }
 """The format, and the digest of the sources that it stands for."""

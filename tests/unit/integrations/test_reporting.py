@@ -32,14 +32,11 @@ def ranks(tmp_path):
 
     def run(text: str, count: int = 1) -> list[subprocess.CompletedProcess[str]]:
         (tmp_path / "script.py").write_text(text)
-        started = [start(tmp_path, rank_variables(tmp_path, rank, count)) for rank in range(count)]
+        place = {"TUNER_PROBE": str(tmp_path), "WORLD_SIZE": str(count)}
+        started = [start(tmp_path, {**place, "RANK": str(rank)}) for rank in range(count)]
         return [ended(process) for process in started]
 
     return run
-
-
-def rank_variables(folder, rank, count):
-    return {"TUNER_PROBE": str(folder), "RANK": str(rank), "WORLD_SIZE": str(count)}
 
 
 def start(folder, variables):

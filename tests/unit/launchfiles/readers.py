@@ -34,10 +34,6 @@ def _sharding(shards: bool, reshards: bool, replicas: int = 1) -> str:
     return "full_shard" if reshards else "shard_grad_op"
 
 
-def _trainer(text: str, question: Question) -> Knobs:
-    return _of_arguments(json.loads(text))
-
-
 def _trainer_flags(text: str, question: Question) -> Knobs:
     command = text[text.index("exec torchrun") :].replace("\\\n", " ")
     words = iter(shlex.split(command.partition('"$@"')[2]))
@@ -119,7 +115,7 @@ def _torchtitan(text: str, question: Question) -> Knobs:
 
 # Of formats that the product itself does not read, and of the Trainer's.
 READERS: Mapping[str, Callable[[str, Question], Knobs]] = {
-    "trainer": _trainer,
+    "trainer": lambda text, question: _of_arguments(json.loads(text)),
     "trainer-flags": _trainer_flags,
     "torch": _torch,
     "torchrun": _shell,

@@ -131,17 +131,14 @@ def asked(lab, question, **limits):
     return replace(study, state=StudyState.QUEUED)
 
 
-def as_predicted(study):
-    return answer(replace(study, limits=replace(study.limits, fidelity=Fidelity.PREDICTED)))
-
-
 @pytest.mark.parametrize(
     ("fidelity", "state"),
     [(Fidelity.MEASURED, StudyState.QUEUED), (Fidelity.EMULATED, StudyState.DONE)],
 )
 def test_without_a_probe_it_is_what_is_predicted(lab, question, fidelity, state):
     study = replace(asked(lab, question, fidelity=fidelity), state=state)
-    found, predicted = answer(study), as_predicted(study)
+    limits = replace(study.limits, fidelity=Fidelity.PREDICTED)
+    found, predicted = answer(study), answer(replace(study, limits=limits))
     assert found.best.as_dict() == predicted.best.as_dict()
     assert [one.settings for one in found.alternatives] == [
         one.settings for one in predicted.alternatives

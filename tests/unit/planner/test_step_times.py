@@ -100,10 +100,6 @@ def ends(*values, variation=KNOWN):
     return joint_ends(tuple(map(seen, values)), variation)
 
 
-def width(found):
-    return found[1] - found[0]
-
-
 def test_what_is_clearly_faster_keeps_its_interval():
     low, high = ends(0.0, *(0.08 + 0.005 * n for n in range(8)))[0]
     assert low == pytest.approx(-HALF, abs=0.0015)
@@ -125,7 +121,8 @@ def test_a_little_ahead_of_many_is_mostly_variation():
 def test_contenders_that_agree_show_that_variation_is_small():
     """One run each: nothing was repeated, and yet intervals narrow."""
     own = RunVariation().half_width(1)
-    assert width(ends(*[0.001 * n for n in range(12)], variation=RunVariation())[5]) < 0.5 * own
+    low, high = ends(*[0.001 * n for n in range(12)], variation=RunVariation())[5]
+    assert high - low < 0.5 * own
 
 
 def test_what_was_run_more_often_and_steadily_moves_less():

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils import flop_counter
 
 from tuner.cost.time.rehearsed import What
 from tuner.cost.time.traced import AMOUNTS
@@ -32,6 +33,40 @@ def test_a_products_weight_is_what_has_no_tokens():
     assert found["product_flops"] == 2 * BATCH * TOKENS * 128 * 256
     assert found["weight_bytes"] == 2 * 128 * 256
     assert found == amounts(aten.mm.default, *args)  # the longest side, where none is known
+
+
+@pytest.mark.parametrize("columns", [256, 252])
+def test_products_with_an_odd_vocabulary_are_told(columns):
+    args = meta(TOKENS, 128), meta(128, columns)
+    found = amounts(aten.mm.default, *args, tokens=TOKENS)
+    assert found.get("unaligned_flops", 0) == (columns % 8 > 0) * found["product_flops"]
+    exact = [one.float() for one in args]
+    assert "unaligned_flops" not in amounts(aten.mm.default, *exact, tokens=TOKENS)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, backward):
+    def before_2_13(known):
+        def equal_heads(*shapes):
+            assert len({shape[1] for shape in shapes}) == 1
+            return known(*shapes)
+
+        return equal_heads
+
+    for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
+        monkeypatch.setattr(flop_counter, name, before_2_13(getattr(flop_counter, name)))
+    query, key = meta(BATCH, 4, TOKENS, WIDTH), meta(BATCH, 2, TOKENS, WIDTH)
+    func = aten._scaled_dot_product_flash_attention.default
+    args = (query, key, key, 0.0, True)
+    out = func(*args)
+    if backward:
+        func = aten._scaled_dot_product_flash_attention_backward.default
+        args = (query, *args[:3], out[0], out[1], None, None, TOKENS, TOKENS, 0.0, True,
+                *out[6:8])  # fmt: skip
+    found = amounts(func, *args)
+    flops = 2 * BATCH * 4 * TOKENS * (TOKENS + 128) / 2 * WIDTH
+    which = "attention_backward_flops" if backward else "attention_flops"
+    assert found[which] == (5 if backward else 2) * flops
 
 
 @pytest.mark.parametrize("causal", [False, True])

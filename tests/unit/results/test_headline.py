@@ -20,10 +20,6 @@ def measured():
     return measured_study([(FOUR, make_ok(1.0, 500 * MIB)), (FOUR, make_ok(1.1, 500 * MIB))])
 
 
-def ended(study, reason="the budget is spent"):
-    return replace(study, state=StudyState.DONE, reason=reason)
-
-
 def test_it_is_what_the_answer_says():
     study = measured()
     said = answer(study)
@@ -47,7 +43,7 @@ def test_a_prediction_of_what_is_to_be_measured_says_so():
     assert found.provenance is Provenance.PREDICTED
     assert found.why_none == ""  # it goes on
     assert found.per == "GPU"
-    done = ended(study)
+    done = replace(study, state=StudyState.DONE, reason="the budget is spent")
     assert "has no measured answer" in headline(done, answer(done)).why_none
 
 

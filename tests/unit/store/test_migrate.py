@@ -84,6 +84,9 @@ def test_migrations_make_what_the_tables_say(empty_url, engine):
 
 
 def test_check_tells_what_is_different(empty_url, engine):
+    with engine.connect():  # which makes a SQLite file
+        [found] = migrate.check(empty_url)
+    assert re.match(r"empty: its schema is at none.*: tuner db upgrade brings it there", found)
     migrate.upgrade(empty_url)
     with engine.begin() as connection:  # tables of others beside ours are no difference
         connection.execute(text("CREATE TABLE alembic_version (version_num VARCHAR(32))"))
@@ -129,8 +132,8 @@ def test_a_database_of_another_version_is_refused_and_left_alone(
         with pytest.raises(StoreError, match=words) as refused:
             use(empty_url)
         assert "\n" not in str(refused.value)
-    found = f"{state}: its schema is at {revision}, this version's is {migrate.HEAD}"
-    assert migrate.check(empty_url) == [found]
+    [found] = migrate.check(empty_url)
+    assert re.match(f"{state}: .*{words}", found)
     with engine.begin() as connection:
         assert described(connection) == before
 

@@ -27,6 +27,9 @@ from tuner.model import ModelConfig
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import linears
 
+# What both sides of a 16-bit weight are multiples of where products with it take the usual kernels:
+# 16 bytes (NVIDIA's Matrix Multiplication Background User's Guide).
+ALIGNED = 8
 # Tokens that a matrix kernel computes at once: CUTLASS's usual tile on Ampere and Hopper.
 TILE_ROWS = 128
 
@@ -311,6 +314,9 @@ def ends_compute_s(workload: Workload, settings: Settings, cluster: Cluster, cos
     work = (
         (4 if frozen else 6) * hidden * logits * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
     )
+    if COMPUTE_BYTES[workload.precision] == 2 and vocabulary % ALIGNED:
+        rate = _matmul_rate(workload, cluster, costs)
+        work *= 1 + unaligned_more(rate, costs)
     # the weight is read twice and its gradient written; for each part, which adds it up
     times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0 - frozen
     moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
@@ -323,8 +329,20 @@ def _seconds(
     work: float, moved: float, workload: Workload, cluster: Cluster, costs: Costs
 ) -> float:
     """Seconds of so many FLOPs of wide products, and of so many bytes of the GPU's memory."""
-    peak, memory_rate = peak_flops_per_s(workload, cluster), cluster.gpu.memory_bytes_per_s
-    assert peak is not None
+    memory_rate = cluster.gpu.memory_bytes_per_s
     assert memory_rate is not None
-    rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
-    return work / rate + moved / memory_rate
+    return work / _matmul_rate(workload, cluster, costs) + moved / memory_rate
+
+
+def _matmul_rate(workload: Workload, cluster: Cluster, costs: Costs) -> float:
+    """FLOP/s of wide products in the workload's precision; the GPU's peak must be known."""
+    peak = peak_flops_per_s(workload, cluster)
+    assert peak is not None
+    return peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
+
+
+def unaligned_more(rate: float, costs: Costs) -> float:
+    """How much longer a 16-bit product takes, as a share of its time at this rate, where a side of
+    its weight is no multiple of 8: its kernels load element by element, for tensor cores of an
+    older generation."""
+    return max(0.0, rate / costs.torch.unaligned_flops_per_s - 1)

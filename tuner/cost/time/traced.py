@@ -21,6 +21,7 @@ from tuner.cost.time.compute import (
     host_bytes_per_s,
     logit_bytes,
     peak_flops_per_s,
+    unaligned_more,
 )
 
 # A phase, forward with the loss or backward, and a part: layers, or the ends around them.
@@ -32,6 +33,7 @@ class Amounts:
     """What the operators of a micro-batch do, as ``workers/probe/dry/work.py`` counts it."""
 
     product_flops: float  # of matrix products
+    unaligned_flops: float  # of those, whose weights are not aligned
     product_sides: float  # 2 x tokens x (k + n) of those with weights of k x n
     attention_flops: float  # of fused attention's forward, less the keys that a causal one skips
     attention_scores: float  # the same over the channels of a head
@@ -94,5 +96,7 @@ def gpu_s(
         backward = done.attention_backward_flops + t.attention_dim * done.attention_backward_scores
         work += forward / t.attention_forward + backward / t.attention_backward
     rate = peak if costs.calibrated else peak * matmul_share(cluster.gpu.name)
+    if done.unaligned_flops:
+        work += done.unaligned_flops * unaligned_more(rate, costs)
     moved = traffic_factor * done.moved_bytes + done.weight_bytes
     return work / rate + moved / memory_rate

@@ -24,6 +24,9 @@ _PLAIN_PRODUCTS = {_ATEN.mm, _ATEN.addmm}
 _GROUPED = ("_grouped_mm", "grouped_mm_fallback")
 # Tokens that a matrix kernel computes at once, as the cost model has it (CUTLASS's usual tile).
 TILE_ROWS = 128
+# What a row or a column of a matrix is a multiple of where tensor cores read it at their full rate
+# (NVIDIA's Matrix Multiplication Background User's Guide, "Requirements to use Tensor Cores").
+_ALIGNED_BYTES = 16
 # Operators of FSDP2 and of collectives are no computing: they are priced as communication.
 _ELSEWHERE = frozenset({"c10d", "_c10d_functional", "fsdp", "prim"})
 # Operators that read no more of their tensors than they write, and those that read next to nothing.
@@ -32,6 +35,7 @@ _MAKERS = frozenset({"nll_loss_backward", "embedding_dense_backward", "zeros_lik
 # What is counted, each with its unit in its name or in its comment.
 AMOUNTS = (
     "product_flops",  # of products with weights, and of batches of products
+    "unaligned_flops",  # of those, whose weights are not aligned
     "product_sides",  # 2 x tokens x (k + n) of those with weights of k x n
     "attention_flops",  # of fused attention's forward, without the keys that a causal one skips
     "attention_scores",  # the same over the channels of a head
@@ -140,10 +144,12 @@ def _product(
         return {"product_flops": flops}
     rest = list(sides)
     rest.remove(whole[-1])
+    aligned = all(side * width % _ALIGNED_BYTES == 0 for side in rest)
     return {
         "product_flops": flops,
         "product_sides": 2 * whole[-1] * sum(rest),
         "weight_bytes": rest[0] * rest[1] * width,
+        **({} if aligned or width > 2 else {"unaligned_flops": flops}),
     }
 
 
@@ -170,7 +176,17 @@ def _attention(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> dic
     query, key, value = (of[which].shape for which in ("query", "key", "value"))
     flops: float
     if func.overloadpacket in _SHAPES:
-        flops = _SHAPES[func.overloadpacket](*args, **kwargs, out_val=out)
+        # each key counts for all of its queries, which formulas know of since torch 2.13 only; they
+        # take shapes for tensors
+        heads = -2 if name.startswith(("_flash_attention", "_efficient_attention")) else 1
+        whole = {}
+        for which in ("key", "value"):
+            shape = list(of[which].shape)
+            shape[heads] = query[heads]
+            whole[id(of[which])] = torch.Size(shape)
+        asked = [whole.get(id(one), one) for one in args]
+        named = {key: whole.get(id(one), one) for key, one in kwargs.items()}
+        flops = _SHAPES[func.overloadpacket](*asked, **named, out_val=out)
     elif backward:
         flops = sdpa_backward_flop_count(of["grad_out"].shape, query, key, value)
     else:

@@ -26,7 +26,7 @@ static size_t count, room;
 static size_t used[64], pinned;
 static size_t pool[64], pool_high[64]; /* what was asked for, and the most since it was set */
 
-size_t total_bytes(void) { return (size_t)number("MIB", 143167) * MIB; }
+size_t total_bytes(void) { return (size_t)number("MIB", 143156) * MIB; }
 
 size_t used_bytes(int physical) {
     /* What an H200's context takes; a process that has not touched the device has none, but who
