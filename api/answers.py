@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -21,7 +21,7 @@ from tuner.client.advance import is_answered
 from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
-from tuner.errors import NothingFitsError, SpeedUnknownError, TrainsWronglyError, TunerError
+from tuner.errors import TunerError
 from tuner.explain.brief import is_forecast
 from tuner.explain.known import best_known, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
@@ -50,13 +50,6 @@ MOST_WHOLE = 16
 LONGEST_BRIEF = 1000
 # Threads for those who wait: one computes, the other finds what is computed.
 WAITERS = 2
-
-# Kinds of ``no_answer`` by the error that says why; of any other, ``no_result``.
-KINDS: Mapping[type[TunerError], str] = {
-    NothingFitsError: "nothing_fits",
-    SpeedUnknownError: "speed_unknown",
-    TrainsWronglyError: "trains_wrongly",
-}
 
 
 class Kept(Generic[T]):
@@ -266,4 +259,4 @@ def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:
     if found.best is not None and not is_forecast(study, found):
         return None
     why = why_none(study, found, shown=True)
-    return {"kind": KINDS.get(type(why), "no_result"), "message": str(why)}
+    return {"kind": why.kind, "message": str(why)}

@@ -21,9 +21,10 @@ from tuner.client.cases import (
 )
 from tuner.client.cases.reading import CaseGiven
 from tuner.client.check import CheckRequest, check_case, read_check
+from tuner.client.predict import Saying
 from tuner.client.request import SizeRequest, check_plain, read
 from tuner.client.size import known_of, sizes_of
-from tuner.client.values import listed_gpus, listed_models
+from tuner.client.values import listed_gpus, listed_models, silent
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.launchfiles import FORMATS
@@ -37,16 +38,6 @@ from tuner.text import json_text
 MOST_CASES = 200
 
 router = APIRouter(tags=["answers"])
-
-
-class _Silent:
-    """Is told nothing that a caller would read."""
-
-    def waiting(self, text: str) -> None:
-        """No dry run is made here."""
-
-    def note(self, text: str) -> None:
-        """What is not dry-run says so in its answer."""
 
 
 @router.post(
@@ -88,26 +79,24 @@ async def predict_case(context: InContext, caller: Reader, body: JsonBody) -> Re
 
     def predicted() -> str:
         check_plain(body)
-        with DryRuns(context.store, Policy.NONE, _Silent()) as dry_runs:
+        with DryRuns(context.store, Policy.NONE, Saying(silent)) as dry_runs:
             if set(body) != {"cases"}:
                 return json_text(_predicted(_read(body), dry_runs))
             cases = body["cases"]
             if not isinstance(cases, list) or not 0 < len(cases) <= MOST_CASES:
                 raise UsageError("cases", cases, f"must be a list of 1 to {MOST_CASES} cases")
-            return json_text({"answers": [_one_of(case, dry_runs) for case in cases]})
+            return json_text({"answers": [answered(case, dry_runs) for case in cases]})
+
+    def answered(case: Any, dry_runs: DryRuns) -> dict[str, Any]:
+        try:
+            check_plain(case)
+            return _predicted(_read(case), dry_runs)
+        except UsageError as error:
+            errors = [one.as_dict() for one in error.errors]
+            said = {"field": error.field, "message": error.errors[0].detail, "errors": errors}
+            return {"error": said}
 
     return _json(await context.turns.run(caller.owner, predicted))
-
-
-def _one_of(case: Any, dry_runs: DryRuns) -> dict[str, Any]:
-    try:
-        check_plain(case)
-        return _predicted(_read(case), dry_runs)
-    except UsageError as error:
-        errors = [one.as_dict() for one in error.errors]
-        return {
-            "error": {"field": error.field, "message": error.errors[0].detail, "errors": errors}
-        }
 
 
 def _read(values: Mapping[str, Any]) -> Case | NotCoveredError:
@@ -142,7 +131,7 @@ async def check_file(context: InContext, caller: Reader, body: JsonBody) -> Resp
 
     def checked() -> str:
         check_plain(body)
-        with DryRuns(context.store, Policy.NONE, _Silent()) as dry_runs:
+        with DryRuns(context.store, Policy.NONE, Saying(silent)) as dry_runs:
             name, case = read_check(body)
             if isinstance(case, NotCoveredError):
                 return json_text({"format": name, **Prediction(reason=case.allowed).as_dict()})

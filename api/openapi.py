@@ -139,6 +139,10 @@ def document(app: FastAPI) -> dict[str, Any]:
         for model in DESCRIBED:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             kept |= {**schema.pop("$defs", {}), model.__name__: schema}
+        for schema in kept.values():  # docstrings of fields are wrapped
+            for field in schema.get("properties", {}).values():
+                if "description" in field:
+                    field["description"] = " ".join(field["description"].split())
         kept[TuneRequest.__name__]["examples"] = EXAMPLES["requests"]
         for unused in ("HTTPValidationError", "ValidationError"):
             kept.pop(unused, None)

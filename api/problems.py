@@ -104,14 +104,8 @@ CODES: Mapping[int, ProblemCode] = {
     503: ProblemCode.UNAVAILABLE,
 }
 
-# Status and code of the product's errors; any other is a mistake.
-OF_ERRORS: Mapping[type[TunerError], tuple[int, ProblemCode]] = {
-    UsageError: (422, ProblemCode.INVALID_VALUE),
-    NothingFitsError: (409, ProblemCode.NOTHING_FITS),
-    SpeedUnknownError: (409, ProblemCode.SPEED_UNKNOWN),
-    TrainsWronglyError: (409, ProblemCode.TRAINS_WRONGLY),
-    ProbeError: (409, ProblemCode.NO_ANSWER),
-}
+# Errors that say why there is no answer; any other that has no status of its own is a mistake.
+NO_ANSWER = (NothingFitsError, SpeedUnknownError, TrainsWronglyError)
 
 
 class FieldError(BaseModel):
@@ -216,20 +210,22 @@ def problem_of(error: TunerError) -> JSONResponse:
         return problem(409, str(error), code=code, study_id=error.study_id, terms=apart)
     if isinstance(error, UsageError) and error.field == "study":  # deleted at this moment
         return unknown_study(str(error.given)).response()
-    known = (found for kind, found in OF_ERRORS.items() if isinstance(error, kind))
-    status, code = next(known, (500, ProblemCode.INTERNAL_ERROR))
-    members: dict[str, Any] = {}
-    if isinstance(error, TrainsWronglyError):
-        members["reason"] = "trains_wrongly"
-    detail = str(error)
+    members: dict[str, Any]
     if isinstance(error, UsageError):
         first = error.errors[0]
-        detail = str(first)
-        members |= {"field": first.field, "allowed": first.allowed}
+        members = {"field": first.field, "allowed": first.allowed}
         members["errors"] = [FieldError(**one.as_dict()) for one in error.errors]
         if isinstance(first, UnknownNameError):
             members["nearest"] = first.nearest
-    return problem(status, detail, code=code, **members)
+        return problem(422, str(first), **members)
+    if isinstance(error, ProbeError):
+        return problem(409, str(error), code=ProblemCode.NO_ANSWER)
+    if isinstance(error, NO_ANSWER):
+        code, members = ProblemCode(error.kind), {}
+        if isinstance(error, TrainsWronglyError):
+            members["reason"] = error.kind
+        return problem(409, str(error), code=code, **members)
+    return problem(500, str(error))
 
 
 def add_problems(app: FastAPI, headers: Mapping[str, str] | None = None) -> None:

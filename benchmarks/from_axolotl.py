@@ -109,7 +109,7 @@ class DryRuns:
 
 def asks(path: Path, probes: int = 1) -> FileQuestion:
     more = {"fidelity": "predicted", "max_probes": probes, "wall_s": 600.0}
-    return read_question(str(path), None, {"cluster": CLUSTER}, more)
+    return read_question(str(path), None, {"cluster": CLUSTER, **more})
 
 
 def _dry_run(path: Path) -> Settings | None:

@@ -39,6 +39,7 @@ class TunerError(Exception):
     """Base of the tree. ``str(error)`` is one line, fit to be shown."""
 
     exit_code = 1
+    kind = "no_result"  # why a study has no answer, as services say it
     suggestion: "Suggestion | None" = None
     """What is known nevertheless, where a study was answered and has no best settings."""
 
@@ -51,8 +52,9 @@ class TunerError(Exception):
 REQUIRED = "is required"
 
 
-class UsageError(TunerError):
-    """A field of the question is wrong; nothing was written.
+class UsageError(TunerError, ValueError):
+    """A field of the question is wrong; nothing was written. pydantic passes it on, as a
+    ``ValueError``.
 
     Args:
         field: the field's name as the user wrote it, such as ``global_batch_size``.
@@ -171,16 +173,20 @@ class NothingFitsError(TunerError):
     """No settings of the space fit; the message says what would be needed."""
 
     exit_code = 3
+    kind = "nothing_fits"
 
 
 class TrainsWronglyError(TunerError):
     """Memory suffices for settings, and all of them are known to train something else."""
 
     exit_code = 4
+    kind = "trains_wrongly"
 
 
 class SpeedUnknownError(TunerError):
     """Settings fit, but no speed is known of any; the message says what is missing."""
+
+    kind = "speed_unknown"
 
 
 class OtherLimitsError(TunerError):

@@ -1,32 +1,24 @@
 """One probe in full: what was tried, what came of it, and the evidence."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 from types import SimpleNamespace
 from typing import NamedTuple
 
 from api.pages.charts import OUTSIDE, memory_bar
 from api.pages.render import spaced
-from tuner.core.measurement import RAN, Fidelity, Measurement, Memory, OutOfMemory
+from tuner.core.measurement import RAN, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
-from tuner.core.words import describe, probe_word, range_text, rank_word, speed_text
-from tuner.planner import speed_of
-from tuner.planner.probes import at_todays_rates, attention_text, clocks_text, step_time_of
-from tuner.text import count_text, duration_text, show, size_text, time_text
+from tuner.core.words import describe, probe_word, rank_word
+from tuner.planner.probes import at_todays_rates, attention_text, clocks_text
+from tuner.results.probe_facts import FIDELITIES, time_facts
+from tuner.text import duration_text, show, size_text, time_text
 
 # Lines of the end of a rank's log and characters of one: on the probe's page, on the study's.
 LOG_LINES, LONGEST_LINE = 60, 400
 LOG_LINES_IN_SHORT, LONGEST_LINE_IN_SHORT = 6, 160
 # Ranks whose logs are shown.
 MOST_LOGS = 16
-# What stands behind figures of each fidelity.
-FIDELITIES: Mapping[Fidelity, str] = {
-    Fidelity.MEASURED: "all ranks were run",
-    Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
-    Fidelity.REHEARSED: "memory of rank 0 by torch's CUDA allocator on no GPU, time by arithmetic",
-    Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
-}
-
 # A name, and what is known of it.
 Fact = tuple[str, str]
 
@@ -101,10 +93,7 @@ def _facts(study: Study, probe: Probe, found: Measurement | None) -> Iterator[Fa
         yield from _oom_facts(found.oom)
     if found.memory:
         yield from _memory_facts(study, found.memory)
-    yield from _time_facts(study, probe, found)
-    if found.losses:
-        first, last = found.losses[0], found.losses[-1]
-        yield "loss", f"{first:.4f} in the first step, {last:.4f} in the last"
+    yield from time_facts(study, probe, found)
     if wanted := found.expected_optimizer_steps:
         yield "optimizer", f"stepped {found.optimizer_steps} times of {wanted}"
     hardware = {name: one for name, one in found.hardware.items() if name != "clocks"}
@@ -145,29 +134,6 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
     yield "on the device", f"nvidia-smi may show {shown}; the rest is cache"
     if memory.allocation_retries:
         yield "near misses", f"{memory.allocation_retries} allocations needed a second try"
-
-
-def _time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[Fact]:
-    def interval(value: float | None, low: float | None, high: float | None) -> str:
-        return f"{time_text(value)} s (80% interval {time_text(low)} to {time_text(high)})"
-
-    time, per = step_time_of(study, probe, found), rank_word(study.question)
-    if time.value is not None:
-        speed = speed_of(time, study.question)
-        by = "" if found.step_times_s else ", by arithmetic"
-        yield "speed", f"{speed_text(speed.value)} tokens/s per {per} ({range_text(speed)}){by}"
-        yield "step", interval(time.value, time.low, time.high)
-    emulation = found.emulation
-    if emulation is None:
-        return
-    count = max(emulation.compute_s)
-    passes = count_text(count, "micro-batch") if count == 1 else f"{count} micro-batches"
-    yield "computing", f"{time_text(median(emulation.compute_s[count]))} s of {passes}"
-    if emulation.unpriced:
-        yield "exposed communication", f"unknown: {emulation.unpriced}"
-    else:
-        exposed = emulation.exposed_s[count]
-        yield "exposed communication", interval(exposed.value_s, exposed.low_s, exposed.high_s)
 
 
 def _logs(found: Measurement, most_lines: int, longest: int) -> Sequence[Log]:

@@ -173,7 +173,7 @@ def list_studies(
         line = None
         if stored:
             # Another version may have written it.
-            with suppress(KeyError, TypeError, ValueError, UsageError):
+            with suppress(KeyError, TypeError, ValueError):
                 line = Headline.from_dict(stored.content)
         is_old = stored is None or line is None or stored.newest_event < standing.newest_event
         if is_old and clock() < until and (made := _made(answers, standing)):

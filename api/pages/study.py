@@ -309,18 +309,19 @@ class StudyPages:
     def _make(self, standing: StudyStatus) -> StudyPage:
         whole = self._answers.whole(standing)
         events = self._store.events(standing.id, limit=LATEST_EVENTS, last=True)
-        return study_page(whole, events, lambda: self._why_it_waits(whole.study))
 
-    def _why_it_waits(self, study: Study) -> str:
-        workers = Workers(self._store.transactions).living(study.limits.pool)
-        if not workers:
-            pool = f" --pool {study.limits.pool}" if study.limits.pool else ""
-            return f"No worker runs: start one with tuner worker{pool}"
-        others = [one.id for one in self._store.open_studies({study.limits.pool})
-                  if one.state is StudyState.RUNNING and one.id != study.id]  # fmt: skip
-        if others:
-            return f"Waiting for a worker, which is at {listed(others[:3])}"
-        return "A worker is about to take it"
+        def why_it_waits() -> str:
+            workers = Workers(self._store.transactions).living(whole.study.limits.pool)
+            if not workers:
+                pool = f" --pool {whole.study.limits.pool}" if whole.study.limits.pool else ""
+                return f"No worker runs: start one with tuner worker{pool}"
+            others = [one.id for one in self._store.open_studies({whole.study.limits.pool})
+                      if one.state is StudyState.RUNNING and one.id != whole.study.id]  # fmt: skip
+            if others:
+                return f"Waiting for a worker, which is at {listed(others[:3])}"
+            return "A worker is about to take it"
+
+        return study_page(whole, events, why_it_waits)
 
 
 def study_page(

@@ -7,6 +7,7 @@ import typer
 from typer.core import TyperCommand
 
 from tuner.cli.commands import COMMANDS, GROUPS
+from tuner.cli.options import worded
 
 HELP = """Finds the fastest training settings that fit in memory, before a distributed job starts.
 
@@ -129,7 +130,6 @@ def _group(
             end = max(begin.rfind(": "), begin.rfind("; "))
             end = end if end > 0 else begin.rfind(", ")
             short = f"{begin[:end]}." if end > 0 else short
-        group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)(
-            command
-        )
+        made = group.command(name, cls=GroupedHelp, epilog=exit_codes(of + name), short_help=short)
+        made(worded(command))
     return group

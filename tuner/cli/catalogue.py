@@ -1,18 +1,35 @@
 """``tuner models`` and ``tuner gpus``: the names that there are, with what is known of each."""
 
-from tuner.cli.console import print_rows
+from typing import Annotated
+
+from typer import Argument
+
 from tuner.cli.errors import print_json
-from tuner.client.values import listed_gpus, listed_models
+from tuner.cli.options import Json
 from tuner.text import size_text
 
 # Of a GPU, of what is listed.
 RATES = ("memory_bytes_per_s", "intra_node_bytes_per_s", "inter_node_bytes_per_s")
 
+Part = Annotated[
+    str, Argument(metavar="[PART]", help="Only names that hold this.", show_default=False)
+]
 
-def show_models(begun: str, *, as_json: bool) -> int:
-    """List the models whose names hold ``begun``; the exit code, 1 without any."""
-    listed = listed_models(begun)
-    if as_json:
+
+def list_models(part: Part = "", json: Json = False) -> int:
+    """List the models of the catalogue: size, layers, and the longest sequence.
+
+    Any other model is the path of a Hugging Face config.json.
+
+    \b
+    Example:
+      tuner models llama
+    """
+    from tuner.cli.console import print_rows
+    from tuner.client.values import listed_models
+
+    listed = listed_models(part)
+    if json:
         print_json({"models": listed})
     elif listed:
         rows = [
@@ -35,10 +52,20 @@ def _billions(parameters: int | None) -> str:
     return "-" if parameters is None else f"{parameters / 1e9:.3g}"
 
 
-def show_gpus(begun: str, *, as_json: bool) -> int:
-    """List the kinds of GPUs whose names hold ``begun``; the exit code, 1 without any."""
-    found = listed_gpus(begun)
-    if as_json:
+def list_gpus(part: Part = "", json: Json = False) -> int:
+    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
+
+    Any other GPU is described in a .toml file.
+
+    \b
+    Example:
+      tuner gpus h100
+    """
+    from tuner.cli.console import print_rows
+    from tuner.client.values import listed_gpus
+
+    found = listed_gpus(part)
+    if json:
         print_json({"gpus": found})
     else:
         rows = [

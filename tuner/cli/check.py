@@ -5,14 +5,14 @@ from typing import Any
 
 from rich.text import Text
 
-from tuner.cli.case_options import CheckAsked
 from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
+from tuner.cli.options import CheckAsked
 from tuner.cli.predict import why_not
 from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import NotCoveredError, Policy
-from tuner.client.cases.reading import read_settings
+from tuner.client.cases.reading import CaseGiven, read_settings
 from tuner.client.check import Checked, check_file
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
@@ -29,7 +29,7 @@ def run(asked: CheckAsked) -> int:
     """
     policy = choice("dry_runs", Policy, asked.dry_runs)
     opened, texts = open_file(asked.file, asked.format_name), Texts()
-    given: dict[str, Any] = texts.limits(asked)
+    given: dict[str, Any] = texts.arguments(asked, CaseGiven)
     written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
     if texts.wrong:
         raise all_of(texts.wrong)

@@ -2,39 +2,38 @@
 of all of them must be quick."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated
 
-from typer import Argument, Option
-
-from tuner.cli.case_options import CheckAsked, PredictAsked, RehearseAsked, SizeAsked
+from tuner.cli.administration import (
+    audit_keys,
+    backup_database,
+    check_database,
+    create_key,
+    list_keys,
+    prune_database,
+    revoke_key,
+    upgrade_database,
+)
+from tuner.cli.catalogue import list_gpus, list_models
 from tuner.cli.options import (
+    CheckAsked,
     Database,
     Json,
+    PredictAsked,
     ProbeAsked,
+    RehearseAsked,
+    SizeAsked,
     SuggestAsked,
-    format_names,
-    study_ids,
+    Text,
+    WorkerAsked,
     taking,
 )
-from tuner.core.launcher import LauncherName
+from tuner.cli.studies import StudyId, cancel_study, delete_study, list_studies, list_workers
 
 
 def serve(
-    host: Annotated[
-        str | None, Option(metavar="ADDRESS", help="Address to bind to. By default 127.0.0.1.")
-    ] = None,
-    port: Annotated[
-        int | None, Option(metavar="N", help="Port, 0 for any that is free. By default 8765.")
-    ] = None,
-    require_keys: Annotated[
-        bool | None,
-        Option(
-            "--require-keys/--no-require-keys",
-            help="Whether every caller needs a key. By default unless ADDRESS is a loopback one.",
-        ),
-    ] = None,
+    host: Text = None,
+    port: int | None = None,
+    require_keys: bool | None = None,
     json: Json = False,
     db: Database = None,
 ) -> int:
@@ -50,71 +49,6 @@ def serve(
     from tuner.cli.serve import serve as run
 
     run(host=host, port=port, require_keys=require_keys, as_json=json, db=db)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerAsked:
-    """Options of ``tuner worker``, as they were written."""
-
-    pool: Annotated[
-        list[str] | None,
-        Option(metavar="LABEL", help="Serve the studies of this pool too. Repeatable."),
-    ] = None
-    name: Annotated[
-        str, Option(metavar="NAME", help="What people see. By default host and process number.")
-    ] = ""
-    once: Annotated[bool, Option("--once", help="Serve one study, and end.")] = False
-    drain: Annotated[
-        bool, Option("--drain", help="End when no open study is left that it can serve.")
-    ] = False
-    launcher: Annotated[
-        LauncherName | None,
-        Option(
-            metavar="NAME",
-            help="What starts ranks: local, slurm or ray. By default slurm in an allocation of"
-            " several nodes.",
-        ),
-    ] = None
-    ray: Annotated[
-        str,
-        Option(
-            metavar="HOST:PORT",
-            help="The Ray cluster of --launcher ray. By default $RAY_ADDRESS, or a new one on"
-            " this machine.",
-        ),
-    ] = ""
-    slurm: Annotated[
-        str | None,
-        Option(
-            metavar="OPTIONS",
-            help="Submit the worker with these options of sbatch, and show it until it ends.",
-        ),
-    ] = None
-    probes: Annotated[
-        Path | None,
-        Option(
-            metavar="FOLDER",
-            help="For the files of probes; all nodes must see it. By default in the user's cache.",
-        ),
-    ] = None
-    pass_env: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME",
-            help="Have ranks inherit this environment variable too; it may end in a *. For other"
-            " commands: TUNER_PASS_ENV, with commas. Repeatable.",
-        ),
-    ] = None
-    probe_deadline: Annotated[
-        str | None,
-        Option(
-            metavar="DURATION", help="Time that one probe may take, such as 30m. By default 10m."
-        ),
-    ] = None
-    json: Annotated[
-        bool, Option("--json", help="Log JSON lines, as without a terminal anyway.")
-    ] = False
-    db: Database = None
 
 
 @taking(WorkerAsked)
@@ -149,82 +83,6 @@ def mcp(db: Database = None) -> int:
 
     run(db)
     return 0
-
-
-def list_workers(
-    here: Annotated[
-        bool, Option("--here", help="Only those of this machine, or of this container.")
-    ] = False,
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """List the workers that serve studies now: those that gave a sign within the last minute.
-
-    Exit code 1 says that there is none.
-
-    \b
-    Example:
-      tuner workers --here
-    """
-    from tuner.cli.studies import workers_run as run
-
-    return run(here=here, as_json=json, db=db)
-
-
-def upgrade_database(json: Json = False, db: Database = None) -> int:
-    """Bring a database to this version's schema; a SQLite file that is absent is made.
-
-    SQLite is brought there whenever it is used; other databases only by this command.
-
-    \b
-    Example:
-      tuner db upgrade --db postgresql://user@host/tuner
-    """
-    from tuner.cli.administration import upgrade
-
-    return upgrade(as_json=json, db=db)
-
-
-def check_database(json: Json = False, db: Database = None) -> int:
-    """Check a database for damage and for differences from this version's schema.
-
-    Exit code 1 says that something is wrong with it.
-
-    \b
-    Example:
-      tuner db check
-    """
-    from tuner.cli.administration import check
-
-    return check(as_json=json, db=db)
-
-
-def backup_database(
-    path: Annotated[str, Argument(metavar="PATH", help="The copy: a file that is not there yet.")],
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Copy a SQLite database, which may be in use, to a file that is not there yet.
-
-    The copy is checked, and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
-
-    \b
-    Example:
-      tuner db backup tuner-2026-11-21.db
-    """
-    from tuner.cli.administration import backup
-
-    return backup(path, as_json=json, db=db)
-
-
-StudyId = Annotated[
-    str,
-    Argument(
-        metavar="STUDY",
-        help="A study's id, or a beginning of it that no other has.",
-        autocompletion=study_ids,
-    ),
-]
 
 
 @taking(SuggestAsked)
@@ -345,17 +203,7 @@ def size(asked: SizeAsked) -> int:
     return run(asked)
 
 
-def calibrate(
-    cluster: Annotated[
-        str,
-        Option(
-            metavar="CLUSTER",
-            help="local (this machine) or cpu:2 (two CPU processes): it must be this machine.",
-        ),
-    ] = "local",
-    json: Json = False,
-    db: Database = None,
-) -> int:
+def calibrate(cluster: str = "local", json: Json = False, db: Database = None) -> int:
     """Measure what the devices here really compute, copy and send, for predictions to use.
 
     It takes under two minutes. Without it predictions rest on published rates, and no speed is
@@ -372,28 +220,9 @@ def calibrate(
 
 def export(
     study: StudyId,
-    format_name: Annotated[
-        str,
-        Argument(
-            metavar="FORMAT",
-            help="accelerate, trainer, trainer-flags, torch, torchrun, nanotron, deepspeed,"
-            " torchtitan, sbatch, kubernetes, env or json; template: that of a script, with"
-            " the answer filled in; optuna: a storage with the study.",
-            autocompletion=format_names,
-        ),
-    ],
-    write: Annotated[
-        str | None, Option(metavar="PATH", help="Write it to this file, instead of to stdout.")
-    ] = None,
-    into: Annotated[
-        str | None,
-        Option(
-            metavar="PATH",
-            help="Put it into this file's text, of which the rest stays; axolotl, llama-factory"
-            " and trl are formats too then. Only --write changes a file. With optuna: the"
-            " storage that the study is written into.",
-        ),
-    ] = None,
+    format_name: str,
+    write: Text = None,
+    into: Text = None,
     json: Json = False,
     db: Database = None,
 ) -> int:
@@ -408,34 +237,7 @@ def export(
     return run(study, format_name, write, into_text=into, as_json=json, db=db)
 
 
-def list_studies(
-    label: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME[=VALUE]",
-            help="Only those with this label, such as job=1234. Repeatable: with all of them.",
-        ),
-    ] = None,
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """List the 50 studies that were asked last, the newest first.
-
-    \b
-    Example:
-      tuner studies list
-    """
-    from tuner.cli.studies import run
-
-    return run(label or (), as_json=json, db=db)
-
-
-def show_study(
-    study: StudyId,
-    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False,
-    json: Json = False,
-    db: Database = None,
-) -> int:
+def show_study(study: StudyId, why: bool = False, json: Json = False, db: Database = None) -> int:
     """Show a study: what was asked, its probes, its answer, and why probes failed.
 
     \b
@@ -447,168 +249,7 @@ def show_study(
     return run(study, why=why, as_json=json, db=db)
 
 
-def cancel_study(
-    study: StudyId,
-    server: Annotated[
-        str | None,
-        Option(metavar="URL", help="The service that has it; its key is taken from $TUNER_KEY."),
-    ] = None,
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Cancel a study: its running probe ends within seconds, and what was measured is kept.
-
-    \b
-    Example:
-      tuner studies cancel st-5c1f --server https://tuner.example.org
-    """
-    from tuner.cli.studies import cancel_run as run
-
-    return run(study, server, as_json=json, db=db)
-
-
-def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int:
-    """Delete a study that is at its end, with its probes; what all studies use is kept.
-
-    \b
-    Example:
-      tuner studies delete st-5c1f
-    """
-    from tuner.cli.studies import delete_run as run
-
-    return run(study, as_json=json, db=db)
-
-
-def prune_database(
-    older_than: Annotated[
-        str, Option(metavar="AGE", help="What was last asked, or noted, longer ago: such as 90d.")
-    ],
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Delete old studies that are at their end, and old entries of the audit.
-
-    \b
-    Example:
-      tuner db prune --older-than 90d
-    """
-    from tuner.cli.administration import prune
-
-    return prune(older_than, as_json=json, db=db)
-
-
-def create_key(
-    name: Annotated[str, Argument(metavar="NAME", help="Who or what will use it, for people.")],
-    scope: Annotated[
-        str,
-        Option(
-            metavar="read|submit|admin",
-            help="What it allows. read: see studies. submit: ask and cancel too. admin: see too"
-            " who did what.",
-        ),
-    ] = "submit",
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Make a key to the service, and print it: it is kept nowhere, and cannot be shown again.
-
-    Alone on stdout, so that it can be put where it is needed without being seen.
-
-    \b
-    Example:
-      tuner keys create scheduler --scope submit > scheduler.key
-    """
-    from tuner.cli.administration import create
-
-    return create(name, scope, as_json=json, db=db)
-
-
-def list_keys(json: Json = False, db: Database = None) -> int:
-    """List the keys to the service: what each allows, and when it was used last.
-
-    \b
-    Example:
-      tuner keys list
-    """
-    from tuner.cli.administration import show_keys
-
-    return show_keys(as_json=json, db=db)
-
-
-def revoke_key(
-    key: Annotated[
-        str, Argument(metavar="KEY", help="The key's id, or a beginning of it that no other has.")
-    ],
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Revoke a key for ever, from the next request on; the service need not be started again.
-
-    \b
-    Example:
-      tuner keys revoke 5c1f
-    """
-    from tuner.cli.administration import revoke
-
-    return revoke(key, as_json=json, db=db)
-
-
-def audit_keys(
-    limit: Annotated[str, Option(metavar="N", help="Entries to show at most, up to 1000.")] = "50",
-    json: Json = False,
-    db: Database = None,
-) -> int:
-    """Show who did what, the newest first: keys made, and used to submit or cancel.
-
-    \b
-    Example:
-      tuner keys audit --limit 20
-    """
-    from tuner.cli.administration import show_audit
-
-    return show_audit(limit, as_json=json, db=db)
-
-
-Part = Annotated[
-    str, Argument(metavar="[PART]", help="Only names that hold this.", show_default=False)
-]
-
-
-def list_models(part: Part = "", json: Json = False) -> int:
-    """List the models of the catalogue: size, layers, and the longest sequence.
-
-    Any other model is the path of a Hugging Face config.json.
-
-    \b
-    Example:
-      tuner models llama
-    """
-    from tuner.cli.catalogue import show_models
-
-    return show_models(part, as_json=json)
-
-
-def list_gpus(part: Part = "", json: Json = False) -> int:
-    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
-
-    Any other GPU is described in a .toml file.
-
-    \b
-    Example:
-      tuner gpus h100
-    """
-    from tuner.cli.catalogue import show_gpus
-
-    return show_gpus(part, as_json=json)
-
-
-def doctor(
-    run: Annotated[
-        bool, Option("--run", help="Check every knob first, by training small models for a minute.")
-    ] = False,
-    json: Json = False,
-    db: Database = None,
-) -> int:
+def doctor(run: bool = False, json: Json = False, db: Database = None) -> int:
     """Show what this machine can do, and what is wrong with it.
 
     Versions, devices, fidelities, and what is known of each knob in these versions. Exit code 1

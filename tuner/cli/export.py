@@ -43,24 +43,25 @@ def run(
     """
     if format_name == OPTUNA:
         return _export_optuna(study_id, path_text, into_text, as_json=as_json, db=db)
-    if format_name not in (*FORMATS, TEMPLATE, *READERS):
-        raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE, OPTUNA))
-    merges = format_name in FORMATS and FORMATS[format_name].merge is not None
-    is_own = format_name not in FORMATS or into_text is not None
-    if format_name in READERS and is_own and not merges:
-        return _export_into(study_id, format_name, path_text, into_text, as_json, db)
+    is_put = _is_put(format_name, into_text)
+    opened, into = None, None
     path = None if path_text is None else read_path("write", path_text)
-    is_template = format_name == TEMPLATE
-    into = _checked(format_name, path, into_text)
+    if is_put:
+        opened = open_file(str(into_text), format_name)
+    else:
+        into = _checked(format_name, path, into_text)
     with open_store(db, create=False) as store:
         study = store.study(study_id)
     name = tuned_name(study.question.script)
-    if is_template and not name:
+    if format_name == TEMPLATE and not name:
         raise UsageError("format", TEMPLATE, "is for studies of a --script with a --template")
     suggestion = answer(study)
     best = require_best(study, suggestion)
     beside: tuple[str, ...] = ()
-    if is_template:
+    if opened is not None:
+        knobs = opened.found.knobs
+        text, _ = put_into(opened, str(into_text), knobs, study.question, best.settings)
+    elif format_name == TEMPLATE:
         text = with_launch(suggestion, study.question).launch["files"][name]
     else:
         text = exported(format_name, study.question, best, study.id)
@@ -73,44 +74,26 @@ def run(
     if as_json:
         shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
         print_json({**shown, "text": text, "beside": list(beside)})
-    else:
-        if path is None:
-            typer.echo(text, nl=False)
-        else:
-            typer.echo(f"wrote {path}", err=True)
-        for sentence in beside:  # what the file cannot say
-            typer.echo(f"beside it: {sentence}", err=True)
-    return 0
-
-
-def _export_into(
-    study_id: str,
-    format_name: str,
-    path_text: str | None,
-    into_text: str | None,
-    as_json: bool,
-    db: str | None,
-) -> int:
-    """Print a file of the user's own with the answer in it, or write it to ``path_text``."""
-    if into_text is None:
-        raise UsageError("format", format_name, "is written into a file only: name it as --into")
-    path = None if path_text is None else read_path("write", path_text)
-    opened = open_file(into_text, format_name)
-    with open_store(db, create=False) as store:
-        study = store.study(study_id)
-    best = require_best(study, answer(study))
-    found = opened.found
-    text, _ = put_into(opened, into_text, found.knobs, study.question, best.settings)
-    if path is not None:
-        write_text(path, text)
-    if as_json:
-        shown = {"study_id": study.id, "format": format_name, "path": str(path) if path else None}
-        print_json({**shown, "text": text, "beside": []})
-    elif path is None:
+        return 0
+    if path is None:
         typer.echo(text, nl=False)
     else:
         typer.echo(f"wrote {path}", err=True)
+    for sentence in beside:  # what the file cannot say
+        typer.echo(f"beside it: {sentence}", err=True)
     return 0
+
+
+def _is_put(format_name: str, into_text: str | None) -> bool:
+    """Whether the answer is put into a file of the user's own, whatever else it says."""
+    if format_name not in (*FORMATS, TEMPLATE, *READERS):
+        raise UnknownNameError("format", format_name, (*FORMATS, TEMPLATE, OPTUNA))
+    merges = format_name in FORMATS and FORMATS[format_name].merge is not None
+    if merges or format_name not in READERS:
+        return False
+    if into_text is None and format_name not in FORMATS:
+        raise UsageError("format", format_name, "is written into a file only: name it as --into")
+    return into_text is not None
 
 
 def _checked(format_name: str, path: Path | None, into_text: str | None) -> str | None:

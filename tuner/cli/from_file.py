@@ -12,7 +12,7 @@ from tuner.cli.console import paragraphs, print_facts, stdout_console, watch_of
 from tuner.cli.errors import report
 from tuner.cli.options import SuggestAsked
 from tuner.cli.render import show_asked
-from tuner.cli.values import Texts, further
+from tuner.cli.values import Texts, request_arguments
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
 from tuner.client.check import Checked
@@ -42,12 +42,10 @@ LAUNCHERS = {
 def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
     """Read the question out of a file and what is given beside it."""
     texts = Texts()
-    beside, more = texts.limits(asked), further(texts, asked)
+    given = request_arguments(texts, asked)
     if texts.wrong:
         raise all_of(texts.wrong)
-    given = {name: value for name, value in more.items() if value is not None}
-    limits = {name: beside[name] for name in ("headroom", "memory_limit_gib")}
-    return read_question(path, asked.format_name, beside, {**limits, **given}, asked.db)
+    return read_question(path, asked.format_name, given, asked.db)
 
 
 def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -> int:

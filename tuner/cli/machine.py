@@ -127,7 +127,13 @@ def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
     serious is wrong.
     """
     if check:
-        _check_now(db)
+        with open_store(db) as store:
+            url = store.url
+        typer.echo("training small models with every knob; this takes a minute or two", err=True)
+        argv = [sys.executable, "-P", "-m", "workers", "--guard"]
+        code, words = _worked(argv, url, "checks that were made are kept")
+        if code:
+            raise ProbeError(f"the checks ended with exit code {code}: {words}")
     checks, beside = [], []
     try:
         if is_there(db):
@@ -167,17 +173,6 @@ def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
     if not found.problems:
         typer.echo("nothing is wrong")
     return 0 if found.is_sound else 1
-
-
-def _check_now(db: str | None) -> None:
-    """Have a worker check every knob, and wait for it."""
-    with open_store(db) as store:
-        url = store.url
-    typer.echo("training small models with every knob; this takes a minute or two", err=True)
-    argv = [sys.executable, "-P", "-m", "workers", "--guard"]
-    code, words = _worked(argv, url, "checks that were made are kept")
-    if code:
-        raise ProbeError(f"the checks ended with exit code {code}: {words}")
 
 
 def _worked(argv: Sequence[str], url: str, kept: str) -> tuple[int, str]:

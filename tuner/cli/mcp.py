@@ -6,14 +6,18 @@ and how it is launched. The arguments are those of :func:`tuner.suggest` that mo
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Annotated, Any, Literal, ParamSpec
+from typing import Annotated, Any, ParamSpec
 
 from pydantic import Field
 
 import tuner
 from tuner.client.cases import NotCoveredError, Policy
 from tuner.client.values import plain_arguments
+from tuner.core.adapter import AdapterMethod
+from tuner.core.framework import FrameworkName
+from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState, parse_labels
+from tuner.core.workload import Precision
 from tuner.errors import TunerError
 from tuner.planner.sizing import Sized
 from tuner.results.summary import in_brief, rounded
@@ -29,9 +33,6 @@ Cluster = Annotated[
 ]
 Batch = Annotated[int, Field(ge=1, description="Sequences of one optimizer step, over all GPUs.")]
 Length = Annotated[int, Field(ge=2, description="Tokens of one sequence.")]
-Framework = Literal["torch", "accelerate", "trainer", "nanotron", "deepspeed"]
-Precision = Literal["bf16", "bf16_mixed", "fp32"]
-Adapter = Literal["lora", "qlora"]
 Settings = Annotated[
     str, Field(description="Such as sharding=full_shard,micro_batch_size=2; others have a default.")
 ]
@@ -92,11 +93,11 @@ class Tools:
         global_batch_size: Batch | None = None,
         sequence_length: Length | None = None,
         from_file: File = "",  # of a union the text of JSON would come as an object
-        framework: Framework | None = None,
+        framework: FrameworkName | None = None,
         precision: Precision | None = None,
         optimizer: str | None = None,
-        adapter: Adapter | None = None,
-        fidelity: Literal["predicted", "rehearsed", "emulated", "measured"] = "predicted",
+        adapter: AdapterMethod | None = None,
+        fidelity: Fidelity = Fidelity.PREDICTED,
         max_probes: Annotated[int | None, Field(ge=1)] = None,
     ) -> dict[str, Any]:
         """Finds the fastest settings that fit in memory. predicted takes seconds and needs no GPU;
@@ -115,10 +116,10 @@ class Tools:
         global_batch_size: Batch,
         sequence_length: Length,
         settings: Settings,
-        framework: Framework = "torch",
+        framework: FrameworkName = FrameworkName.TORCH,
         precision: Precision | None = None,
         optimizer: str = "adamw",
-        adapter: Adapter | None = None,
+        adapter: AdapterMethod | None = None,
         dry_run: bool = False,
     ) -> dict[str, Any]:
         """Predicts memory and speed of given settings, by kept dry runs or arithmetic; dry_run
@@ -162,7 +163,7 @@ class Tools:
         within_s: Annotated[float | None, Field(gt=0)] = None,
         price_per_gpu_hour: Annotated[float | None, Field(ge=0)] = None,
         optimizer: str = "adamw",
-        adapter: Adapter | None = None,
+        adapter: AdapterMethod | None = None,
     ) -> dict[str, Any]:
         """Says how many GPUs a job needs to fit, to reach a speed or to finish in time, the longest
         sequence and largest micro-batch, and what it costs. All of it is arithmetic."""

@@ -1,81 +1,31 @@
-"""The options of ``suggest`` and ``probe``: one dataclass each, expanded into the command.
+"""The options of commands: a dataclass for each of the large ones, expanded into the command.
 
-Values stay text here; :mod:`tuner.cli.options` reads them. So every bad value gets an error of the
-same form, with what was given and what is allowed, and showing help imports nothing else.
+``options.toml`` has their words. Values stay text here, and :mod:`tuner.cli.values` reads them: so
+every bad value gets an error of the same form, with what was given and what is allowed, and showing
+help imports nothing else.
 """
 
 import inspect
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
-from typing import Annotated, Any, TypeVar
+from functools import cache, wraps
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_origin
 
 from typer import Argument, Option
 
+from tuner.core.launcher import LauncherName
+
 T = TypeVar("T")
 
+# The panel of what is trained, which the largest commands have in common.
 WORKLOAD = "What is trained"
-OPTIMIZERS = (
-    "adamw, adamw_fused, adamw_8bit, sgd, adamw_bnb_8bit, paged_adamw_8bit, lion,"
-    " adafactor or muon."
-)
-LOSSES = (
-    "Your script's loss: transformers' own (hf), or cross entropy of whole logits"
-    " in fp32 (fp32) or as they are (own_dtype)."
-)
-STYLES = "sequence_parallel|sharded_logits|gathered_logits"
-TENSORS = (
-    "How your script splits layers where tp_size is above 1; sharded_logits and"
-    " gathered_logits are without sequence parallelism."
-)
-PRECISIONS = (
-    "bf16: weights, gradients and optimizer state too. bf16_mixed: these in fp32,"
-    " only products in bf16; the default with accelerate and trainer, else bf16."
-)
-REDUCTIONS = (
-    "Format in which gradients are summed over GPUs. By default fp32 with precision"
-    " fp32, else bf16; with accelerate and trainer in bf16_mixed framework: fp32"
-    " under DDP, bf16 under FSDP."
-)
-ADAPTERS = "Train an adapter by peft, and freeze the model. By default all of the model is trained."
-LORA_TARGETS = "Layers that are adapted: all-linear (the default), or such as q_proj,v_proj."
-QUANTIZES = "Format of qlora's frozen linear layers, by bitsandbytes. By default nf4."
-DOUBLES = "Whether the scales of qlora's blocks are quantized too. By default true."
-SAVED = "Modules trained whole beside the adapter, as peft's modules_to_save: embed_tokens,lm_head."
-FROZEN = (
-    "Parts of the model that are not trained: embeddings, head, or its modules,"
-    " such as norm, visual and layers.0-15."
-)
-VARIANTS = "varlen|position_ids|block_diagonal|padded"
-PACKINGS = (
-    "How documents lie in a sequence: in a row for FlashAttention's kernel (varlen,"
-    " meant without a value), by positions that begin anew (position_ids), by a"
-    " mask in the batch (block_diagonal), or one in each, padded (padded)."
-)
-DOCUMENTS = (
-    "Their tokens: mean=512, lengths with counts (512x10,2048x3), or a file of"
-    " lengths, one a line or as JSON. By default each fills a sequence."
-)
-TASK_NAMES = "causal_lm|masked_lm|sequence_classification|image_text_to_text"
-IMAGES = "Tokens of each sequence that stand for images, with --task image_text_to_text."
-TASKS = (
-    "What the model is trained for. A classifier's labels are those of its"
-    " configuration (num_labels, or id2label)."
-)
-PLACE = "Where, and with what"
-SPACE = "What may be chosen, and what fits"
-BUDGET = "How long to look"
-SCRIPT = "Your own script"
-OWN_FILE = "Your own configuration"
-
-
-def option(
-    metavar: str, text: str, panel: str, completes: Callable[[str], list[str]] | None = None
-) -> Any:
-    return Option(metavar=metavar, help=text, rich_help_panel=panel, autocompletion=completes)
+Text = str | None
+Several = list[str] | None
 
 
 # What a shell completes; it waits for them, so each imports no more than it needs.
@@ -169,105 +119,44 @@ Database = Annotated[
         " else SQLite in the user's data folder.",
     ),
 ]
-Headroom = Annotated[
-    str | None,
-    option("SHARE", "Share of each GPU's memory to leave free. By default 0.05.", SPACE),
-]
+# By the name of an option.
+COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {
+    "model": model_names,
+    "cluster": cluster_names,
+    "format_name": format_names,
+    "write": format_names,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadAsked:
     """What is trained, with what, and within what memory, as it was written."""
 
-    model: Annotated[
-        str | None,
-        option(
-            "NAME|FILE",
-            "A name of the catalogue (tuner models), or a Hugging Face config.json. No"
-            " weights are read. Only a --script can do without.",
-            WORKLOAD,
-            model_names,
-        ),
-    ] = None
-    global_batch_size: Annotated[
-        str | None,
-        option(
-            "N", "Sequences of one optimizer step, over all GPUs. No answer changes it.", WORKLOAD
-        ),
-    ] = None
-    sequence_length: Annotated[str | None, option("N", "Tokens of one sequence.", WORKLOAD)] = None
-    optimizer: Annotated[
-        str | None, option("NAME", f"{OPTIMIZERS} By default adamw.", WORKLOAD)
-    ] = None
-    precision: Annotated[str | None, option("bf16|bf16_mixed|fp32", PRECISIONS, WORKLOAD)] = None
-    reduce_dtype: Annotated[
-        str | None,
-        option(
-            "bf16|fp32|framework",
-            REDUCTIONS,
-            WORKLOAD,
-        ),
-    ] = None
-    loss: Annotated[
-        str | None, option("hf|fp32|own_dtype", f"{LOSSES} By default hf.", WORKLOAD)
-    ] = None
-    tensor_parallel: Annotated[
-        str | None, option(STYLES, f"{TENSORS} By default sequence_parallel.", WORKLOAD)
-    ] = None
-    adapter: Annotated[str | None, option("lora|qlora", ADAPTERS, WORKLOAD)] = None
-    lora_rank: Annotated[
-        str | None, option("N", "Rank of the adapter. By default 16.", WORKLOAD)
-    ] = None
-    lora_alpha: Annotated[
-        str | None, option("X", "Alpha over rank scales the adapter. By default 32.", WORKLOAD)
-    ] = None
-    lora_dropout: Annotated[
-        str | None,
-        option(
-            "SHARE",
-            "Dropout of the adapted layers' inputs; any takes memory for a mask. By default 0.05.",
-            WORKLOAD,
-        ),
-    ] = None
-    lora_targets: Annotated[str | None, option("NAME,...", LORA_TARGETS, WORKLOAD)] = None
-    lora_modules_to_save: Annotated[str | None, option("NAME,...", SAVED, WORKLOAD)] = None
-    quantize: Annotated[str | None, option("nf4|fp4", QUANTIZES, WORKLOAD)] = None
-    double_quant: Annotated[str | None, option("true|false", DOUBLES, WORKLOAD)] = None
-    frozen: Annotated[str | None, option("PART,...", FROZEN, WORKLOAD)] = None
-    task: Annotated[str | None, option(TASK_NAMES, f"{TASKS} By default causal_lm.", WORKLOAD)] = (
-        None
-    )
-    image_tokens: Annotated[str | None, option("N", IMAGES, WORKLOAD)] = None
-    packing: Annotated[str | None, option(VARIANTS, PACKINGS, WORKLOAD)] = None
-    documents: Annotated[str | None, option("mean=N|NxCOUNT,...|FILE", DOCUMENTS, WORKLOAD)] = None
-    framework: Annotated[
-        str | None,
-        option(
-            "torch|accelerate|trainer|nanotron|deepspeed",
-            "The stack that you launch: plain torch (the default), accelerate,"
-            " transformers' Trainer, or, predicted only, nanotron or DeepSpeed.",
-            PLACE,
-        ),
-    ] = None
-    framework_version: Annotated[
-        list[str] | None,
-        option(
-            "PACKAGE=VERSION",
-            "State a version, such as accelerate=1.15.0; only --fidelity predicted takes"
-            " others than those installed. Repeatable.",
-            PLACE,
-        ),
-    ] = None
-    headroom: Headroom = None
-    memory_limit: Annotated[
-        str | None,
-        option(
-            "SIZE",
-            "Memory that a step may use of one GPU or CPU process, such as 4GiB. By default"
-            " the GPU's less the headroom.",
-            SPACE,
-        ),
-    ] = None
+    model: Text = None
+    global_batch_size: Text = None
+    sequence_length: Text = None
+    optimizer: Text = None
+    precision: Text = None
+    reduce_dtype: Text = None
+    loss: Text = None
+    tensor_parallel: Text = None
+    adapter: Text = None
+    lora_rank: Text = None
+    lora_alpha: Text = None
+    lora_dropout: Text = None
+    lora_targets: Text = None
+    lora_modules_to_save: Text = None
+    quantize: Text = None
+    double_quant: Text = None
+    frozen: Text = None
+    task: Text = None
+    image_tokens: Text = None
+    packing: Text = None
+    documents: Text = None
+    framework: Text = None
+    framework_version: Several = None
+    headroom: Text = None
+    memory_limit: Text = None
     json: Json = False
     db: Database = None
 
@@ -276,105 +165,17 @@ class WorkloadAsked:
 class Asked(WorkloadAsked):
     """Options that ``suggest`` and ``probe`` have in common, as they were written."""
 
-    cluster: Annotated[
-        str | None,
-        option(
-            "CLUSTER",
-            "local (this machine), cpu:2 (two CPU processes), 8xa100-80gb, 4x8xh100-80gb"
-            " (nodes x GPUs x kind), or a .toml file. Probes need it to be this machine. By default"
-            " local; where only --fidelity predicted is asked of an exported file, its own.",
-            PLACE,
-            cluster_names,
-        ),
-    ] = None
-    knob: Annotated[
-        list[str] | None,
-        option(
-            "KNOB=VALUE,...",
-            "Allow only these values of a knob, such as tp_size=1,2. By default every legal"
-            " value; cpu_offload, cp_size and activation_checkpointing=offload only where named"
-            " here, fused_loss also where logits are large. Repeatable.",
-            SPACE,
-        ),
-    ] = None
-    fidelity: Annotated[
-        str | None,
-        option(
-            "measured|emulated|rehearsed|predicted|auto",
-            "measured: probes on all ranks. emulated: on one device that plays rank 0;"
-            " communication is arithmetic. rehearsed: as rank 0 over torch's own CUDA allocator,"
-            " without a GPU. predicted: dry runs without a device. Speed of the last two is"
-            " predicted. auto: the first that this machine can, but not rehearsed. By default"
-            " measured; with --server auto.",
-            BUDGET,
-        ),
-    ] = None
-    probe_deadline: Annotated[
-        str | None,
-        option(
-            "DURATION",
-            "Time that one probe may take, such as 30m; past it the configuration counts as"
-            " slow. By default 10m.",
-            BUDGET,
-        ),
-    ] = None
-    launcher: Annotated[
-        str | None,
-        option(
-            "local|slurm|ray",
-            "What starts ranks. By default slurm in an allocation of several nodes, else local.",
-            PLACE,
-        ),
-    ] = None
-    ray: Annotated[
-        str | None,
-        option(
-            "HOST:PORT",
-            "The Ray cluster of --launcher ray. By default $RAY_ADDRESS, or a new one on"
-            " this machine.",
-            PLACE,
-        ),
-    ] = None
-    script: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "Probe this training script in place of the built-in step. It reports steps by"
-            " tuner.integrations, and takes settings by placeholders such as"
-            " {micro_batch_size} after --.",
-            SCRIPT,
-        ),
-    ] = None
-    launch: Annotated[
-        str | None,
-        option(
-            "torchrun|accelerate",
-            "What starts the script. By default accelerate with --framework accelerate or"
-            " trainer, else torchrun.",
-            SCRIPT,
-        ),
-    ] = None
-    script_env: Annotated[
-        list[str] | None,
-        option(
-            "NAME=VALUE",
-            "Set an environment variable of the script, with placeholders. Repeatable.",
-            SCRIPT,
-        ),
-    ] = None
-    template: Annotated[
-        str | None,
-        option(
-            "FILE",
-            "A configuration file with placeholders, written anew for every probe;"
-            " {template} is its path.",
-            SCRIPT,
-        ),
-    ] = None
-    script_arguments: Annotated[
-        list[str] | None,
-        Argument(metavar="-- ARGUMENT...", help="Arguments of the script."),
-    ] = None
+    cluster: Text = None
+    knob: Several = None
+    fidelity: Text = None
+    probe_deadline: Text = None
+    launcher: Text = None
+    ray: Text = None
+    script: Text = None
+    launch: Text = None
+    script_env: Several = None
+    template: Text = None
+    script_arguments: Several = None
     question_file: QuestionFile = None
 
 
@@ -382,146 +183,105 @@ class Asked(WorkloadAsked):
 class SuggestAsked(Asked):
     """Options of ``tuner suggest``."""
 
-    from_file: Annotated[
-        str | None,
-        Option(
-            "--from",
-            metavar="FILE",
-            help="Read the question out of the configuration that you launch today; options add"
-            " what it leaves open.",
-            rich_help_panel=OWN_FILE,
-        ),
-    ] = None
-    format_name: Annotated[
-        str | None,
-        Option(
-            "--format",
-            metavar="NAME",
-            help="Whose file it is. By default told by its content.",
-            rich_help_panel=OWN_FILE,
-        ),
-    ] = None
-    in_place: Annotated[
-        bool,
-        Option(
-            "--in-place",
-            help="Put the answer into the file, and keep a copy of the old one.",
-            rich_help_panel=OWN_FILE,
-        ),
-    ] = False
-    no_backup: Annotated[
-        bool,
-        Option("--no-backup", help="Keep no copy with --in-place.", rich_help_panel=OWN_FILE),
-    ] = False
-    diff: Annotated[
-        bool,
-        Option(
-            "--diff", help="Show what the answer changes in the file.", rich_help_panel=OWN_FILE
-        ),
-    ] = False
-
-    max_probes: Annotated[
-        str | None,
-        option(
-            "N",
-            "Probes to run at most. By default 20; with --fidelity predicted 3 layouts, and"
-            " 6 dry runs in all.",
-            BUDGET,
-        ),
-    ] = None
-    budget: Annotated[
-        str | None,
-        option(
-            "DURATION",
-            "Time to look at most, such as 90s, 10m or 1.5h.",
-            BUDGET,
-        ),
-    ] = None
-    max_gpu_seconds: Annotated[
-        str | None,
-        option(
-            "N",
-            "GPU-seconds (of CPU processes: process-seconds) to spend at most.",
-            BUDGET,
-        ),
-    ] = None
-    tolerance: Annotated[
-        str,
-        option(
-            "SHARE",
-            "Gain in speed that is not worth another probe; of configurations that differ"
-            " less the lightest wins.",
-            BUDGET,
-        ),
-    ] = "0.01"
-    sampler: Annotated[
-        str,
-        option(
-            "NAME",
-            "Proposes the next configuration: cost-model, or Optuna's tpe, gp (pip install"
-            " 'tuner[gp]') or random.",
-            BUDGET,
-        ),
-    ] = "cost-model"
-    server: Annotated[
-        str | None,
-        option(
-            "URL",
-            "Have a service answer, such as https://tuner.example.org: its workers probe."
-            " Its key is taken from $TUNER_KEY.",
-            PLACE,
-        ),
-    ] = None
-    pool: Annotated[
-        str,
-        option("LABEL", "With --server: only workers of this pool may take it.", PLACE),
-    ] = ""
-    replace: Annotated[
-        bool,
-        Option(
-            "--replace",
-            help="With --server: put an open study of this question on these limits (budget,"
-            " headroom, fidelity, pool).",
-            rich_help_panel=PLACE,
-        ),
-    ] = False
-    label: Annotated[
-        list[str] | None,
-        Option(
-            metavar="NAME=VALUE",
-            help="Keep this label with the study, for tuner studies list --label. Repeatable.",
-        ),
-    ] = None
-    write: Annotated[
-        list[str] | None,
-        Option(
-            metavar="FORMAT=PATH",
-            help="Write the answer as a launcher's file, such as accelerate=accelerate.yaml."
-            " Repeatable.",
-            autocompletion=format_names,
-        ),
-    ] = None
-    tokens: Annotated[
-        str | None,
-        Option(metavar="N", help="Say how long training on so many tokens takes, such as 1T."),
-    ] = None
-    why: Annotated[bool, Option("--why", help="Show all that is known of the answer.")] = False
-    quiet: Annotated[bool, Option("--quiet", "-q", help="Show the answer only.")] = False
+    from_file: Text = None
+    format_name: Text = None
+    in_place: bool = False
+    no_backup: bool = False
+    diff: bool = False
+    max_probes: Text = None
+    budget: Text = None
+    max_gpu_seconds: Text = None
+    tolerance: str = "0.01"
+    sampler: str = "cost-model"
+    server: Text = None
+    pool: str = ""
+    replace: bool = False
+    label: Several = None
+    write: Several = None
+    tokens: Text = None
+    why: bool = False
+    quiet: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAsked(Asked):
     """Options of ``tuner probe``."""
 
-    settings: Annotated[
-        str,
-        option(
-            "KNOB=VALUE,...",
-            "Such as sharding=full_shard,micro_batch_size=2. Other knobs have their"
-            " default; gradient_accumulation_steps follows from the global batch.",
-            SPACE,
-        ),
-    ]
+    settings: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseAsked(WorkloadAsked):
+    """Settings of one question that are predicted, as they were written."""
+
+    dry_runs: str = "auto"
+    cluster: Text = None
+    settings: Text = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictAsked(CaseAsked):
+    """Options of ``tuner predict``: a file of cases, or one case as in ``tuner probe``."""
+
+    cases: Text = None
+    question_file: QuestionFile = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckAsked(CaseAsked):
+    """Options of ``tuner check``: a file, and what it does not say."""
+
+    file: str
+    format_name: Text = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeAsked(WorkloadAsked):
+    """Options of ``tuner size``."""
+
+    family: Text = None
+    cluster: list[str]
+    knob: Several = None
+    tokens_per_s: Text = None
+    tokens: Text = None
+    within: Text = None
+    price: Text = None
+    verify: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearseAsked:
+    """Options of ``tuner rehearse``, as they were written."""
+
+    command: list[str]
+    cluster: Text = None
+    ranks: str = "0"
+    steps: int = 3
+    seconds: float = 600.0
+    tokens_per_step: int | None = None
+    snapshot: Text = None
+    allow_network: bool = False
+    allow_writes: bool = False
+    even_here: bool = False
+    json: Json = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerAsked:
+    """Options of ``tuner worker``, as they were written."""
+
+    pool: Several = None
+    name: str = ""
+    once: bool = False
+    drain: bool = False
+    launcher: LauncherName | None = None
+    ray: str = ""
+    slurm: Text = None
+    probes: Path | None = None
+    pass_env: Several = None
+    probe_deadline: Text = None
+    json: bool = False
+    db: Database = None
 
 
 def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
@@ -532,8 +292,50 @@ def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
         def run(**options: Any) -> int:
             return command(kind(**options))
 
-        run.__signature__ = inspect.signature(kind)  # type: ignore[attr-defined]
-        run.__annotations__ = {}
-        return run
+        return _signed(run, kind)
 
     return expand
+
+
+def worded(command: Callable[..., int]) -> Callable[..., int]:
+    """A command with the words of its options; of those of a class, it has them already."""
+    if hasattr(command, "__signature__"):
+        return command
+
+    @wraps(command)
+    def run(**options: Any) -> int:
+        return command(**options)
+
+    return _signed(run, command)
+
+
+def _signed(run: Callable[..., int], of: Callable[..., Any]) -> Callable[..., int]:
+    """Has ``run`` look to Typer as a class or function does, with the words of its parameters."""
+    owners = [one.__name__ for one in getattr(of, "__mro__", (of,))]
+    known = [panels for one in owners for panels in _words().get(one, {}).items()]
+
+    def option(one: inspect.Parameter) -> inspect.Parameter:
+        if get_origin(one.annotation) is Annotated:
+            return one
+        panel, row = next((title, rows[one.name]) for title, rows in known if one.name in rows)
+        metavar, text, *names = row
+        said: dict[str, Any] = {"metavar": metavar or None, "help": text}
+        said["autocompletion"] = COMPLETIONS.get(one.name)
+        if panel == "Arguments":
+            return one.replace(annotation=Annotated[one.annotation, Argument(**said)])
+        if one.annotation is bool and not names:
+            names = [f"--{one.name.replace('_', '-')}"]
+        said["rich_help_panel"] = None if panel == "Options" else panel
+        return one.replace(annotation=Annotated[one.annotation, Option(*names, **said)])
+
+    found = inspect.signature(of)
+    whole = found.replace(parameters=[*map(option, found.parameters.values())])
+    run.__signature__ = whole  # type: ignore[attr-defined]
+    run.__annotations__ = {}
+    return run
+
+
+@cache
+def _words() -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
+    """By command or class, panel and option: metavar, help, and names other than its own."""
+    return tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))

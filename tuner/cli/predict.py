@@ -11,12 +11,12 @@ from typing import Any, cast
 
 import typer
 
-from tuner.cli.case_options import PredictAsked
 from tuner.cli.console import stdout_console, watch_of
 from tuner.cli.errors import print_json, report
+from tuner.cli.options import PredictAsked
 from tuner.cli.values import Texts
 from tuner.client.cases import Case, Policy, answer_cases, answer_of
-from tuner.client.cases.reading import Stream
+from tuner.client.cases.reading import CaseGiven, Stream
 from tuner.client.predict import dry_runs_of, read_single_case
 from tuner.client.values import model_note
 from tuner.core.bounds import choice
@@ -94,12 +94,7 @@ def _opened(path: str) -> Iterator[Stream]:
 def _run_one(asked: PredictAsked, policy: Policy) -> int:
     texts, allowed = Texts(), "is required, unless --cases names a file of cases"
     texts.wrong += [UsageError(one, None, allowed) for one in NEEDED if getattr(asked, one) is None]
-    given: dict[str, Any] = {
-        **texts.limits(asked),
-        "cluster": asked.cluster,
-        "settings": asked.settings,
-    }
-    case = read_single_case(**given, beside=texts.wrong)
+    case = read_single_case(**texts.arguments(asked, CaseGiven), beside=texts.wrong)
     task = case.question.workload.model.task
     if note := model_note(str(asked.model), task):  # told once, and before what takes long
         typer.echo(note, err=True)
@@ -135,11 +130,7 @@ def why_not(these: str, fits: bool | None, wrong: str, reason: str) -> TunerErro
 def _as_written(asked: PredictAsked, case: Case) -> dict[str, Any]:
     """The case as a line of a file would have it: what was written, and the precision."""
     question, workload = case.question, case.question.workload.as_dict()
-    optional = (
-        "optimizer", "reduce_dtype", "loss", "tensor_parallel", "adapter", "frozen", "packing",
-        "task", "image_tokens",
-    )  # fmt: skip
-    left_out = [name for name in optional if getattr(asked, name) is None]
+    left_out = {one for one in workload if getattr(asked, one, 0) is None} - {"precision"}
     limits = {"headroom": case.headroom, "memory_limit_gib": case.memory_limit_gib}
     written = {"headroom": asked.headroom, "memory_limit_gib": asked.memory_limit}
     return {

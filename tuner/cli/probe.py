@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from statistics import median
 
 import typer
 from rich.console import Console
@@ -21,18 +20,17 @@ from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study, StudyState
-from tuner.core.words import probe_word, rank_word, rate_text
+from tuner.core.words import probe_word, rank_word
 from tuner.errors import NothingFitsError, ProbeError, StoreError, UsageError
-from tuner.planner import speed_of
 from tuner.planner.probes import (
     at_todays_rates,
     attention_text,
     clocks_text,
     fits,
     probe_as_dict,
-    step_time_of,
 )
 from tuner.planner.timing import first_counts
+from tuner.results.probe_facts import FIDELITIES, passes_text, time_facts
 from tuner.space import check_settings, settings_notes
 from tuner.store import Store, open_store
 from tuner.text import (
@@ -42,17 +40,10 @@ from tuner.text import (
     size_number,
     size_text,
     size_unit,
-    time_text,
 )
 
 # Times that a probe is entered again because the study moved on meanwhile.
 TRIES = 20
-# What stands behind figures that are not measured.
-_FIDELITIES = {
-    Fidelity.PREDICTED: "tensors by a dry run, what is beside them by arithmetic",
-    Fidelity.REHEARSED: "memory of rank 0 by torch's CUDA allocator on no GPU, time by arithmetic",
-    Fidelity.EMULATED: "memory and computing of rank 0 alone, communication by arithmetic",
-}
 
 
 def run(asked: ProbeAsked) -> int:
@@ -154,7 +145,8 @@ def show_probe(console: Console, study: Study, probe: Probe) -> None:
     console.print(facts_grid(_facts(study, probe, measurement)))
     if measurement.collectives:
         console.print()
-        title = f"Collectives of rank 0 in one step of {_passes(measurement.tracked_accumulation)}"
+        passes = passes_text(measurement.tracked_accumulation)
+        title = f"Collectives of rank 0 in one step of {passes}"
         console.print(Text(title, style="bold"))
         found = measurement.collectives
         unit, divisor = size_unit(max(one.bytes for one in found))
@@ -177,11 +169,11 @@ def _facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tup
     again = f" (repetition {probe.request.repetition})" if probe.request.repetition else ""
     noun = probe_word(probe.request.fidelity)
     yield noun, f"#{probe.id}{again} of {study.id}, {moment_text(probe.finished_at or '')} UTC"
-    if fidelity := _FIDELITIES.get(probe.request.fidelity):
-        yield "fidelity", f"{probe.request.fidelity}: {fidelity}"
+    if (fidelity := probe.request.fidelity) is not Fidelity.MEASURED:
+        yield "fidelity", f"{fidelity}: {FIDELITIES[fidelity]}"
     yield "outcome", f"{measurement.outcome}{f': {d}' if (d := measurement.detail) else ''}"
     yield from _memory_facts(study, probe, measurement)
-    yield from _time_facts(study, probe, measurement)
+    yield from time_facts(study, probe, measurement)
     if measurement.attention:
         yield "attention", attention_text(study, measurement)
     yield from [("clocks", clocks)] if (clocks := clocks_text(measurement)) else []
@@ -220,49 +212,6 @@ def _memory_facts(
         yield "peaks", _sizes(memory.by_phase)
         dry_run = probe.request.fidelity is Fidelity.PREDICTED
         yield "at the peak" if dry_run else "held", _sizes(memory.by_category)
-
-
-def _emulation_facts(measurement: Measurement) -> Iterator[tuple[str, str]]:
-    """Computing and exposed communication apart, of the steps with most micro-batches."""
-    emulation = measurement.emulation
-    if emulation is None:
-        return
-    count = max(emulation.compute_s)
-    yield "computing", f"{time_text(median(emulation.compute_s[count]))} s of {_passes(count)}"
-    if emulation.copies_left_out:
-        yield "copies", f"are in that time: {emulation.copies_left_out}"
-    if emulation.unpriced:
-        yield "exposed", f"unknown: {emulation.unpriced}"
-        return
-    exposed = emulation.exposed_s[count]
-    interval = f"80% interval {time_text(exposed.low_s)} to {time_text(exposed.high_s)}"
-    rates = f", at rates of {emulation.priced_at[:10]}" if emulation.priced_at else ""
-    yield "exposed", f"{time_text(exposed.value_s)} s of communication ({interval}){rates}"
-    if emulation.stands_in:
-        yield "device", "another kind than the cluster's: its time only predicts"
-
-
-def _passes(count: int) -> str:
-    return f"{count} micro-batch{'' if count == 1 else 'es'}"
-
-
-def _time_facts(study: Study, probe: Probe, measurement: Measurement) -> Iterator[tuple[str, str]]:
-    yield from _emulation_facts(measurement)
-    time = step_time_of(study, probe, measurement)
-    if time.value is None:
-        return
-    yield "speed", rate_text(speed_of(time, study.question), rank_word(study.question))
-    interval = f"80% interval {time_text(time.low)} to {time_text(time.high)}"
-    if not measurement.step_times_s:
-        yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
-        return
-    steps = " and ".join(
-        f"{len(times)} of {_passes(count)}" for count, times in measurement.step_times_s.items()
-    )
-    yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
-    losses = measurement.losses
-    if losses:
-        yield "loss", f"{losses[0]:.4f} in the first step, {losses[-1]:.4f} in the last"
 
 
 def _sizes(sizes: Mapping[str, int]) -> str:

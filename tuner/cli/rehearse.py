@@ -6,9 +6,9 @@ from typing import Any
 
 from rich.console import Console
 
-from tuner.cli.case_options import RehearseAsked
 from tuner.cli.console import paragraphs, print_facts, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
+from tuner.cli.options import RehearseAsked
 from tuner.cli.tables import seconds_text
 from tuner.client.rehearse import REHEARSED, Rehearsal, rehearse
 from tuner.client.worker_process import Signals

@@ -68,7 +68,6 @@ def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
         Terminal(quiet=asked.quiet),
         asked.write or (),
         server=asked.server,
-        replaces=asked.replace,
         db=asked.db,
     )
 
@@ -79,36 +78,13 @@ def show_asked(
     more: Mapping[str, Any] | None = None,
     then: str = "",
 ) -> int:
-    """Show an answer as the options say, with ``more`` fields in JSON; the exit code. ``then`` is
-    what to do next, in the place of an export and its launch."""
-    return show_answered(
-        answered,
-        as_json=asked.json,
-        in_full=asked.why,
-        in_short=asked.quiet,
-        tokens=None if asked.tokens is None else read_tokens("tokens", asked.tokens),
-        page=page_of(answered.study.id, asked.server, asked.db),
-        more=more,
-        then=then,
-    )
-
-
-def show_answered(
-    answered: Answered,
-    *,
-    as_json: bool,
-    in_full: bool = False,
-    in_short: bool = False,
-    tokens: float | None = None,
-    page: str = "",
-    more: Mapping[str, Any] | None = None,
-    then: str = "",
-) -> int:
-    """Show an answer, and write its files; the exit code."""
+    """Show an answer as the options say, with ``more`` fields in JSON, and write its files; the
+    exit code. ``then`` is what to do next, in the place of an export and its launch."""
+    tokens = None if asked.tokens is None else read_tokens("tokens", asked.tokens)
     study, suggestion, why = answered.study, answered.suggestion, answered.why_none
     nothing_fits = isinstance(why, NothingFitsError)
     found = ways_out(study.question, study.limits) if nothing_fits else ()
-    if as_json:
+    if asked.json:
         shown = {**answered.as_json, **(more or {})}
         shown |= {"beside": answered.beside} if answered.beside else {}
         if suggestion.best is not None:
@@ -119,7 +95,7 @@ def show_answered(
         answered.write()
         return 0 if why is None else report(why, as_json=False)
     console = stdout_console()
-    if not in_short:
+    if not asked.quiet:
         show_table(console, study, suggestion)
     answered.write()
     for path, texts in answered.beside.items():
@@ -128,13 +104,13 @@ def show_answered(
             paragraphs(console, [said], "" if index else f"Beside {path}")
             if pasted:  # as it is, to be copied
                 console.print(Text(pasted), soft_wrap=True)
-    if in_full or (suggestion.best is None and not nothing_fits):
+    if asked.why or (suggestion.best is None and not nothing_fits):
         show_all(console, suggestion, rank_word(study.question))
     if why is not None and nothing_fits:  # an answer too: what would fit
         show_ways_out(console, why, found)
-    if not in_short:
+    if not asked.quiet:
         console.print()
-    written = tuple(answered.files)
+    written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
     show_answer(console, study, suggestion, tokens, written=written, page=page, then=then)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from tuner.cli.commands import WorkerAsked
+from tuner.cli.options import WorkerAsked
 from tuner.client.worker_process import Signals, probing_arguments
 from tuner.core.launcher import LauncherName
 from tuner.environment import PASSED_BY_NAME

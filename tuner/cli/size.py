@@ -5,32 +5,23 @@ from collections.abc import Callable, Iterator
 import typer
 from rich.console import Console
 
-from tuner.cli.case_options import SizeAsked
 from tuner.cli.console import Column, paragraphs, print_facts, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json, report
-from tuner.cli.values import Texts, read_knobs
-from tuner.client.size import Sizes, read_size, sizes_here
+from tuner.cli.options import SizeAsked
+from tuner.cli.values import Texts
+from tuner.client.request import SizeRequest, read_arguments
+from tuner.client.size import Sizes, sizes_here
 from tuner.core.quantity import Quantity
 from tuner.core.words import describe, range_text, rough_duration_text, speed_text
 from tuner.errors import NothingFitsError, ProbeError, TunerError
 from tuner.explain.brief import tokens_text
 from tuner.explain.facts import AwkwardBatch
 from tuner.planner.sizing import Sized, SizedCluster
-from tuner.text import read_duration, read_number, read_tokens
 
 
 def run(asked: SizeAsked) -> int:
     texts = Texts()
-    given = {
-        **texts.limits(asked),
-        "knobs": texts.made(lambda: read_knobs(asked.knob or ())),
-        "family": asked.family,
-        "tokens_per_s": texts.read(read_tokens, "tokens_per_s", asked.tokens_per_s),
-        "tokens": texts.read(read_tokens, "tokens", asked.tokens),
-        "within_s": texts.read(read_duration, "within", asked.within),
-        "price_per_gpu_hour": texts.read(read_number, "price", asked.price),
-    }
-    request = read_size(given, texts.wrong)
+    request = read_arguments(SizeRequest, texts.arguments(asked, SizeRequest), texts.wrong)
     with watch_of(as_json=asked.json) as watch:
         found = sizes_here(request, verify=asked.verify, db=asked.db, say=watch.waiting)
         watch.waiting("")

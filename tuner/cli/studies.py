@@ -1,21 +1,24 @@
-"""``tuner studies list``. It is often called, so it imports no more than it needs."""
+"""``tuner studies`` and ``tuner workers``: what was asked, and who is at it.
+
+They are often called, and so is their help: what reads a database is imported inside.
+"""
 
 import re
 import socket
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.core.study import OPEN, StudyState, parse_labels
+from tuner.cli.options import Database, Json, Several, Text, study_ids
 from tuner.errors import TunerError, UsageError
-from tuner.store import StudySummary, default_url, open_store
-from tuner.store.access import Action, AuditNote, local_user
-from tuner.store.engine import is_sqlite, parse_url
-from tuner.store.workers import RegisteredWorker, Workers
 from tuner.text import moment_text
+
+if TYPE_CHECKING:
+    from tuner.store import StudySummary
 
 # Studies that are listed.
 MOST = 50
@@ -24,14 +27,32 @@ LONGEST_NAME = 24
 # Characters without which reasons are not shown.
 NARROWEST_REASON = 20
 
+StudyId = Annotated[
+    str,
+    typer.Argument(
+        metavar="STUDY",
+        help="A study's id, or a beginning of it that no other has.",
+        autocompletion=study_ids,
+    ),
+]
 
-def run(labels: Sequence[str], *, as_json: bool, db: str | None) -> int:
-    wanted = parse_labels("label", labels)
-    found: list[StudySummary] = []
+
+def list_studies(label: Several = None, json: Json = False, db: Database = None) -> int:
+    """List the 50 studies that were asked last, the newest first.
+
+    \b
+    Example:
+      tuner studies list
+    """
+    from tuner.core.study import parse_labels
+    from tuner.store import open_store
+
+    wanted = parse_labels("label", label or ())
+    found: Sequence[StudySummary] = ()
     if is_there(db):  # where nothing was ever asked, that is no error
         with open_store(db, create=False) as store:
             found = store.studies(MOST, labels=wanted)
-    if as_json:
+    if json:
         listed = [
             {
                 "id": one.id,
@@ -48,21 +69,11 @@ def run(labels: Sequence[str], *, as_json: bool, db: str | None) -> int:
         ]
         print_json({"studies": listed})
     elif not found and wanted:
-        typer.echo(f"no study is labelled {', '.join(labels)}")
+        typer.echo(f"no study is labelled {', '.join(label or ())}")
     elif not found:
         typer.echo("no studies yet: tuner suggest --help shows how to ask for one")
-    else:
-        _show(found)
-    return 0
-
-
-def is_there(db: str | None) -> bool:
-    """Tells whether there is a database: one that is named must be, and is an error if not."""
-    url = parse_url(db or default_url())
-    return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
-
-
-def _show(found: Sequence[StudySummary]) -> None:
+    if json or not found:
+        return 0
     # Rich, which JSON needs none of
     from tuner.cli.console import Column, natural_width, stdout_console, table_of
 
@@ -81,12 +92,33 @@ def _show(found: Sequence[StudySummary]) -> None:
     console.print(table_of(columns, console.width))
     if len(found) == MOST:
         typer.echo(f"the newest {MOST} studies; older ones are kept too", err=True)
+    return 0
 
 
-def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | None) -> int:
+def is_there(db: str | None) -> bool:
+    """Tells whether there is a database: one that is named must be, and is an error if not."""
+    from tuner.store import default_url
+    from tuner.store.engine import is_sqlite, parse_url
+
+    url = parse_url(db or default_url())
+    return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
+
+
+def cancel_study(
+    study: StudyId, server: Text = None, json: Json = False, db: Database = None
+) -> int:
+    """Cancel a study: its running probe ends within seconds, and what was measured is kept.
+
+    \b
+    Example:
+      tuner studies cancel st-5c1f --server https://tuner.example.org
+    """
+    from tuner.core.study import StudyState
+    from tuner.store import open_store
+
     if server is None:
         with open_store(db, create=False) as store:
-            cancelled = store.study(study_id).id
+            cancelled = store.study(study).id
             if not store.move(cancelled, StudyState.CANCELLED, "cancelled by command"):
                 raise TunerError(f"study {cancelled} is {store.study(cancelled).state} already")
     else:
@@ -94,31 +126,51 @@ def cancel_run(study_id: str, server: str | None, *, as_json: bool, db: str | No
 
         if db is not None:
             raise UsageError("db", db, "is not applied with --server: the service has its own")
-        if not re.fullmatch(r"st-[0-9a-f]{12}", study_id):
-            raise UsageError("study", study_id, "must be a whole id, such as st-0123456789ab")
+        if not re.fullmatch(r"st-[0-9a-f]{12}", study):
+            raise UsageError("study", study, "must be a whole id, such as st-0123456789ab")
         with Service(server) as service:
-            cancelled = str(service.cancel(study_id)["study_id"])
+            cancelled = str(service.cancel(study)["study_id"])
     found = {"study_id": cancelled, "state": str(StudyState.CANCELLED)}
-    return tell(found, f"study {cancelled} is cancelled", as_json=as_json)
+    return tell(found, f"study {cancelled} is cancelled", as_json=json)
 
 
-def delete_run(study_id: str, *, as_json: bool, db: str | None) -> int:
+def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+    """Delete a study that is at its end, with its probes; what all studies use is kept.
+
+    \b
+    Example:
+      tuner studies delete st-5c1f
+    """
+    from tuner.core.study import OPEN
+    from tuner.store import open_store
+    from tuner.store.access import Action, AuditNote, local_user
+
     note = AuditNote(actor=local_user(), action=Action.DELETE)
     with open_store(db, create=False) as store:
-        study = store.study(study_id)
-        if not store.delete(study.id, note):
-            why = f"is {study.state}: cancel it first" if study.state in OPEN else "still ends"
-            raise TunerError(f"study {study.id} {why}")
-    return tell({"study_id": study.id}, f"study {study.id} is deleted", as_json=as_json)
+        found = store.study(study)
+        if not store.delete(found.id, note):
+            why = f"is {found.state}: cancel it first" if found.state in OPEN else "still ends"
+            raise TunerError(f"study {found.id} {why}")
+    return tell({"study_id": found.id}, f"study {found.id} is deleted", as_json=json)
 
 
-def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
-    """List the workers, or those of this machine or container; the exit code, 1 without any."""
+def list_workers(here: bool = False, json: Json = False, db: Database = None) -> int:
+    """List the workers that serve studies now: those that gave a sign within the last minute.
+
+    Exit code 1 says that there is none.
+
+    \b
+    Example:
+      tuner workers --here
+    """
+    from tuner.store import open_store
+    from tuner.store.workers import Workers
+
     with open_store(db, create=False) as store:
         found, silent = (workers := Workers(store.transactions)).living(), workers.silent_here()
     host = socket.gethostname()
     shown = [one for one in found if not here or one.identity.host == host]
-    if as_json:
+    if json:
         listed = [
             {
                 "id": one.id,
@@ -133,29 +185,25 @@ def workers_run(*, here: bool, as_json: bool, db: str | None) -> int:
         ]
         print_json({"workers": listed, "silent": [asdict(one.identity) for one in silent]})
     elif shown:
-        _workers_show(shown)
+        from tuner.cli.console import print_rows
+        from tuner.machine import Machine
+
+        rows = []
+        for worker in shown:
+            machine = Machine.from_dict(worker.machine)
+            kinds = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
+            has = f"{len(machine.gpus)} {kinds}" if machine.gpus else f"{machine.cores} CPU cores"
+            several = f"{len(machine.nodes)} x " if machine.others else ""
+            rows.append(
+                (worker.name, ", ".join(worker.pools) or "-", f"{several}{has}",
+                 worker.versions.get("torch", "-"), moment_text(worker.started_at))
+            )  # fmt: skip
+        print_rows(("worker", "pools", "has", "torch", "since (UTC)"), rows)
     else:
         where = " on this machine" if here else ""
         typer.echo(f"no worker is running{where}: tuner worker starts one", err=True)
-    for one in () if as_json else silent:
+    for one in () if json else silent:
         pid, since = one.identity.pid, moment_text(one.seen_at)
         text = f"{one.name} (process {pid}) has given no sign since {since} UTC: it is stopped, or"
         typer.echo(f"{text} cannot reach the database; kill -CONT {pid} or kill -9 {pid}", err=True)
     return 0 if shown else 1
-
-
-def _workers_show(workers: Sequence[RegisteredWorker]) -> None:
-    from tuner.cli.console import print_rows
-    from tuner.machine import Machine
-
-    rows = []
-    for worker in workers:
-        machine = Machine.from_dict(worker.machine)
-        kinds = ", ".join(dict.fromkeys(gpu.name for gpu in machine.gpus))
-        has = f"{len(machine.gpus)} {kinds}" if machine.gpus else f"{machine.cores} CPU cores"
-        several = f"{len(machine.nodes)} x " if machine.others else ""
-        rows.append(
-            (worker.name, ", ".join(worker.pools) or "-", f"{several}{has}",
-             worker.versions.get("torch", "-"), moment_text(worker.started_at))
-        )  # fmt: skip
-    print_rows(("worker", "pools", "has", "torch", "since (UTC)"), rows)

@@ -2,15 +2,16 @@
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from tuner.cli.case_options import CaseAsked, SizeAsked
 from tuner.cli.errors import option_of
-from tuner.cli.options import Asked, SuggestAsked
-from tuner.client.request import RequestHere, read_here
-from tuner.core.adapter import QUANTIZED
+from tuner.cli.options import Asked, SuggestAsked, WorkloadAsked
+from tuner.client.request import WITHIN, Common, RequestHere, read_here
+from tuner.client.values import ARGUMENTS
+from tuner.core.adapter import QUANTIZED, Adapter
 from tuner.core.bounds import choice
 from tuner.core.configuration import KNOBS
 from tuner.core.framework import FrameworkName, parse_stated_versions
@@ -24,18 +25,18 @@ from tuner.text import (
     read_seconds,
     read_share,
     read_size,
+    read_tokens,
     read_whole,
 )
 
 T = TypeVar("T")
-G = TypeVar("G")
 
 
 def read_documents(field: str, text: str) -> dict[str, object]:
     """Documents of an option's value: their mean, lengths with counts, or a file of lengths."""
+    if text.startswith("mean="):
+        return {"mean": read_number(field, text.removeprefix("mean="))}
     try:
-        if text.startswith("mean="):
-            return {"mean": read_number(field, text.removeprefix("mean="))}
         if re.fullmatch(r"\d+x\d+(,\d+x\d+)*", text):
             return {"histogram": [[*map(int, one.split("x"))] for one in text.split(",")]}
         content = Path(text).read_text(encoding="utf-8")
@@ -53,47 +54,91 @@ def read_tags(field: str, texts: Sequence[str]) -> dict[str, str]:
     return {name: text or "" for name, text in parse_labels(field, texts).items()}
 
 
+def read_knobs(texts: Iterable[str]) -> dict[str, list[str]]:
+    """Allowed values by knob; the request checks them."""
+    found: dict[str, list[str]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if not equals or not name:
+            known = ", ".join(KNOBS)
+            raise UsageError("knob", text, f"must look like tp_size=1,2; the knobs are {known}")
+        if name in found:
+            raise UsageError("knob", text, f"{name} is given twice; write all its values in one")
+        found[name] = [value for part in values.split(",") if (value := part.strip())]
+    return found
+
+
+# How texts of options are read; others are handed on as they are.
+READ: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("global_batch_size", "sequence_length"), read_length),
+    **dict.fromkeys(("image_tokens", "lora_rank", "max_probes"), read_whole),
+    **dict.fromkeys(("headroom", "lora_dropout", "tolerance"), read_share),
+    **dict.fromkeys(("lora_alpha", "price"), read_number),
+    **dict.fromkeys(("budget", "probe_deadline", "within"), read_duration),
+    **dict.fromkeys(("tokens", "tokens_per_s"), read_tokens),
+    "documents": read_documents,
+    "framework_version": lambda field, texts: parse_stated_versions(texts),
+    "knob": lambda field, texts: read_knobs(texts),
+    "label": read_tags,
+    "max_gpu_seconds": read_seconds,
+    "memory_limit": lambda field, text: read_size(field, text) / 2**30,
+}
+# Arguments of Python by options that have other names.
+NAMES = {
+    **ARGUMENTS,
+    "budget": "wall_s",
+    "knob": "knobs",
+    "max_gpu_seconds": "gpu_s",
+    "memory_limit": "memory_limit_gib",
+    "price": "price_per_gpu_hour",
+    "within": "within_s",
+}
+
+
 class Texts:
     """Reads texts of options one by one; what cannot be read is kept, to be told with the rest."""
 
     def __init__(self) -> None:
         self.wrong: list[UsageError] = []
 
-    def read(self, read: Callable[[str, G], T], field: str, given: G | None) -> T | None:
-        """The value of an option by ``read``; ``None`` where it is left out, or is wrong."""
-        return None if given is None else self.made(lambda: read(field, given))
-
     def made(self, make: Callable[[], T]) -> T | None:
-        """The same of what is made of several."""
+        """What is made of texts; ``None`` where one is wrong."""
         try:
             return make()
         except UsageError as error:
             self.wrong += error.errors
             return None
 
-    def adapter(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object] | None:
-        """The adapter that options describe."""
-        given: dict[str, object] = {
-            "rank": self.read(read_whole, "lora_rank", asked.lora_rank),
-            "alpha": self.read(read_number, "lora_alpha", asked.lora_alpha),
-            "dropout": self.read(read_share, "lora_dropout", asked.lora_dropout),
-            "target_modules": asked.lora_targets,
-            "modules_to_save": asked.lora_modules_to_save,
-            "quantize": asked.quantize,
-            "double_quant": asked.double_quant,
+    def option(self, asked: WorkloadAsked, name: str) -> Any:
+        """The value of an option, as its argument has it."""
+        given, read = getattr(asked, name), READ.get(name)
+        return given if given is None or read is None else self.made(lambda: read(name, given))
+
+    def arguments(self, asked: WorkloadAsked, kind: type[Common]) -> dict[str, Any]:
+        """The options that say fields of a request of ``kind``, by the names of arguments."""
+        names = {NAMES.get(one.name, one.name): one.name for one in fields(asked)}
+        known = names.keys() & (WITHIN.keys() | kind.model_fields.keys())
+        given = {
+            name: self.option(asked, option) for name, option in names.items() if name in known
         }
-        found = {name: value for name, value in given.items() if value is not None}
-        if asked.adapter is None and found:
+        return {**given, "adapter": self.adapter(asked), "packing": self.packing(asked)}
+
+    def adapter(self, asked: WorkloadAsked) -> dict[str, Any] | None:
+        """The adapter that options describe."""
+        options = {one.name: option_of(f"adapter.{one.name}") for one in fields(Adapter)}
+        values = {name: self.option(asked, option) for name, option in options.items()}
+        found = {name: value for name, value in values.items() if value is not None}
+        if found and asked.adapter is None:
             name = next(iter(found))
             wanted = "qlora" if name in QUANTIZED else "lora or qlora"
-            self.wrong.append(
-                UsageError(option_of(f"adapter.{name}"), found[name], f"needs --adapter {wanted}")
-            )
-        return None if asked.adapter is None else {"method": asked.adapter, **found}
+            allowed = f"needs --adapter {wanted}"
+            self.wrong.append(UsageError(options[name], found[name], allowed))
+            return None
+        return found or None
 
-    def packing(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object] | None:
+    def packing(self, asked: WorkloadAsked) -> dict[str, Any] | None:
         """The packing that options describe."""
-        documents = self.read(read_documents, "documents", asked.documents)
+        documents = self.option(asked, "documents")
         if asked.packing is None:
             if asked.documents is not None:
                 self.wrong.append(UsageError("documents", asked.documents, "needs --packing"))
@@ -101,66 +146,19 @@ class Texts:
         found = {} if documents is None else {"documents": documents}
         return {"variant": asked.packing, **found}
 
-    def limits(self, asked: Asked | CaseAsked | SizeAsked) -> dict[str, object]:
-        """The options that ``suggest``, ``probe``, ``predict`` and ``check`` have in common."""
-        memory_bytes = self.read(read_size, "memory_limit", asked.memory_limit)
-        return {
-            "global_batch_size": self.read(
-                read_length, "global_batch_size", asked.global_batch_size
-            ),
-            "sequence_length": self.read(read_length, "sequence_length", asked.sequence_length),
-            "model": asked.model,
-            "cluster": asked.cluster,
-            "optimizer": asked.optimizer,
-            "precision": asked.precision,
-            "reduce_dtype": asked.reduce_dtype,
-            "loss": asked.loss,
-            "tensor_parallel": asked.tensor_parallel,
-            "adapter": self.adapter(asked),
-            "frozen": asked.frozen,
-            "packing": self.packing(asked),
-            "task": asked.task,
-            "image_tokens": self.read(read_whole, "image_tokens", asked.image_tokens),
-            "framework": asked.framework,
-            "framework_versions": self.made(
-                lambda: parse_stated_versions(asked.framework_version or ())
-            ),
-            "headroom": self.read(read_share, "headroom", asked.headroom),
-            "memory_limit_gib": None if memory_bytes is None else memory_bytes / 2**30,
-        }
-
 
 def read_options(asked: Asked) -> RequestHere:
     texts = Texts()
-    given = {**texts.limits(asked), **further(texts, asked)}
-    if asked.cluster is None:
-        given["cluster"] = "local"
-    return read_here(given, texts.wrong)
+    given = request_arguments(texts, asked)
+    cluster = "local" if asked.cluster is None else asked.cluster
+    return read_here({**given, "cluster": cluster}, texts.wrong)
 
 
-def further(texts: Texts, asked: Asked) -> dict[str, object]:
-    """The options that only ``suggest`` and ``probe`` have."""
-    given: dict[str, object] = {
-        "knobs": texts.made(lambda: read_knobs(asked.knob or ())),
-        "fidelity": asked.fidelity,
-        "probe_deadline_s": texts.read(read_duration, "probe_deadline", asked.probe_deadline),
-        "launcher": asked.launcher,
-        "ray": asked.ray,
-        "script": texts.made(lambda: _script(asked)),
-    }
-    if isinstance(asked, SuggestAsked):
-        given |= {
-            "max_probes": texts.read(read_whole, "max_probes", asked.max_probes),
-            "wall_s": texts.read(read_duration, "budget", asked.budget),
-            "gpu_s": texts.read(read_seconds, "max_gpu_seconds", asked.max_gpu_seconds),
-            "tolerance": texts.read(read_share, "tolerance", asked.tolerance),
-            "pool": asked.pool,
-            "labels": texts.read(read_tags, "label", asked.label),
-            "sampler": asked.sampler,
-        }
-    else:
-        given["max_probes"] = 1
-    return given
+def request_arguments(texts: Texts, asked: Asked) -> dict[str, Any]:
+    """The options of ``suggest`` and ``probe`` as arguments, with what of the user's is run."""
+    given = texts.arguments(asked, RequestHere)
+    given["script"] = texts.made(lambda: _script(asked))
+    return given if isinstance(asked, SuggestAsked) else {**given, "max_probes": 1}
 
 
 def _script(asked: Asked) -> Script | None:
@@ -182,17 +180,3 @@ def _script(asked: Asked) -> Script | None:
         environment=asked.script_env or (),
         template=asked.template,
     )
-
-
-def read_knobs(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Allowed values by knob; the request checks them."""
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        name, equals, values = (part.strip() for part in text.partition("="))
-        if not equals or not name:
-            known = ", ".join(KNOBS)
-            raise UsageError("knob", text, f"must look like tp_size=1,2; the knobs are {known}")
-        if name in found:
-            raise UsageError("knob", text, f"{name} is given twice; write all its values in one")
-        found[name] = [value for part in values.split(",") if (value := part.strip())]
-    return found

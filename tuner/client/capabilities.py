@@ -160,8 +160,14 @@ def best_fidelity(
     else predicted.
     """
     cluster, it = question.cluster, _name(there)
-    if why := _why_not_probed(question, versions, _where(there)):
+    where = _where(there)
+    if unprobed := question.unprobed:
+        return Fidelity.PREDICTED, f"{unprobed} are not probed {where}"
+    for package, version, found in not_installed(question.framework, versions):
+        why = f"{package} {version} is asked about, and {found or 'none'} is {where}"
         return Fidelity.PREDICTED, why
+    if missing := missing_beside(question, versions):
+        return Fidelity.PREDICTED, f"{missing} is needed, and not installed {where}"
     try:
         whole, one = not why_not_measured(cluster, there), has_one(cluster, there)
     except UsageError as error:
@@ -188,16 +194,6 @@ def why_unpriced(question: Question, rates: Callable[[], Calibration | None] = l
 def _missing_links(question: Question, cluster: Cluster) -> str:
     whys = [missing_link(settings, cluster) for settings in enumerate_space(question).legal]
     return "" if "" in whys else whys[0]
-
-
-def _why_not_probed(question: Question, versions: Mapping[str, str] | None, where: str) -> str:
-    if unprobed := question.unprobed:
-        return f"{unprobed} are not probed {where}"
-    for package, version, found in not_installed(question.framework, versions):
-        return f"{package} {version} is asked about, and {found or 'none'} is {where}"
-    if missing := missing_beside(question, versions):
-        return f"{missing} is needed, and not installed {where}"
-    return ""
 
 
 def _why_other_processor(cluster: Cluster, there: Machine | None) -> str:

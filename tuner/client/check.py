@@ -21,16 +21,17 @@ from tuner.client.cases import (
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.cases.reading import read_settings
 from tuner.client.files import case_of, place_of
-from tuner.client.predict import SettingsLike, watch_saying
-from tuner.client.request import (
+from tuner.client.parts import (
     ClusterGiven,
     FrameworkField,
     MemoryLimit,
     Part,
     WorkloadGiven,
-    named_cluster,
-    read,
+    cluster_of,
+    not_local,
 )
+from tuner.client.predict import Saying, SettingsLike
+from tuner.client.request import read
 from tuner.client.values import (
     BESIDE_A_FILE,
     ClusterLike,
@@ -38,7 +39,6 @@ from tuner.client.values import (
     naming_arguments,
     plain_arguments,
     silent,
-    telling,
 )
 from tuner.core.bounds import choice
 from tuner.core.cluster import Cluster
@@ -86,18 +86,11 @@ class FileSent(Part):
             lambda given: json.dumps(given) if isinstance(given, dict) else given,
             json_schema_input_type=str | dict[str, Any],
         ),
-    ] = Field(
-        min_length=1,
-        max_length=LARGEST_BYTES,
-        description="In YAML, JSON or as its name says; or, of JSON, the object itself.",
-    )
-    name: str = Field(
-        default="",
-        max_length=200,
-        description="Its name, whose ending says how it is written: .toml, .py (torchtitan's) or"
-        " .sh (a command with flags). YAML or JSON by default.",
-        examples=["axolotl.yaml"],
-    )
+    ] = Field(min_length=1, max_length=LARGEST_BYTES)
+    """In YAML, JSON or as its name says; or, of JSON, the object itself."""
+    name: str = Field(default="", max_length=200, examples=["axolotl.yaml"])
+    """Its name, whose ending says how it is written: .toml, .py (torchtitan's) or .sh (a command
+    with flags). YAML or JSON by default."""
     format: FileFormat = None
 
     def opened(self) -> Opened:
@@ -127,22 +120,21 @@ class CheckRequest(Part):
     cluster: (
         Annotated[
             Cluster,
-            PlainValidator(telling(named_cluster), json_schema_input_type=str | ClusterGiven),
+            PlainValidator(cluster_of, json_schema_input_type=str | ClusterGiven),
+            BeforeValidator(not_local),
         ]
         | None
-    ) = Field(default=None, description="Not needed of a file that tuner export wrote.")
+    ) = None
+    """Not needed of a file that tuner export wrote."""
     framework: FrameworkField | None = None
     settings: Annotated[
         tuple[Settings, frozenset[str]],
         PlainValidator(
-            telling(lambda value, info: read_settings(value)),
+            lambda value, info: read_settings(value),
             json_schema_input_type=str | dict[str, Any],
         ),
-    ] = Field(
-        default=(Settings(), frozenset()),
-        description="Knobs that the file does not say.",
-        json_schema_extra={"default": {}},
-    )
+    ] = Field(default=(Settings(), frozenset()), json_schema_extra={"default": {}})
+    """Knobs that the file does not say."""
     headroom: Headroom | None = None
     memory_limit_gib: MemoryLimit | None = None
 
@@ -229,79 +221,25 @@ class Checked:
     format_name: str
     case: Case
     prediction: Prediction
-    seen: Seen | None = None
+    seen: Seen | None
     """What was measured, or else emulated; ``None`` where neither was."""
-
-    @property
-    def fits(self) -> bool | None:
-        """Tells whether it fits; ``None`` where nothing is known."""
-        seen = self._seen_to_fit
-        return self.prediction.fits if seen is None else seen.fits
-
-    @property
-    def _seen_to_fit(self) -> Evaluation | None:
-        """Tells if probes saw it fit: nothing where they closed it for what it trains."""
-        if self.seen is None or (self.trains_wrongly and not self.seen.figures.too_large):
-            return None
-        return self.seen.figures
-
-    def _figure(self, name: str) -> Quantity:
-        """A quantity as it was seen, or else as it is predicted."""
-        known: Quantity | None = getattr(self.seen.figures, name) if self.seen else None
-        found: Quantity = getattr(self.prediction, name)
-        return known if known and known.value is not None else found
-
-    @property
-    def allocated_gib(self) -> Quantity:
-        """Peak of allocated tensors."""
-        return self._figure("allocated_gib")
-
-    @property
-    def needed_gib(self) -> Quantity:
-        """What must be free of a device: the one figure that the terminal shows of memory."""
-        return self._figure("needed_gib")
-
-    @property
-    def step_time_s(self) -> Quantity:
-        """Seconds of one optimizer step."""
-        return self._figure("step_time_s")
-
-    @property
-    def tokens_per_s_per_gpu(self) -> Quantity:
-        """Tokens of the global batch per second of its step and GPU."""
-        return self._figure("tokens_per_s_per_gpu")
-
-    @property
-    def provenance(self) -> Provenance:
-        """The weakest of the memory's and the speed's."""
-        return self.prediction.provenance if self.seen is None else self.seen.figures.known_from
-
-    @property
-    def reason(self) -> str:
-        """Why it does not fit, or why nothing is known; empty where it fits."""
-        figures = self._seen_to_fit
-        if figures is None:
-            return self.prediction.reason
-        if figures.fits is not False:
-            return ""
-        return figures.why or f"it needs {figures.needed_gib.value or 0:.2f} GiB of a device"
-
-    @property
-    def trains_wrongly(self) -> str:
-        """Why it trains something else, where that was seen; else empty."""
-        return self.prediction.trains_wrongly
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """Notes for a reader, also that a prediction's upper end lies above the limit."""
-        found, limit = self.prediction, self.prediction.limit_gib
-        most = self.needed_gib.high
-        if self.seen is not None or not self.fits or not limit or most is None:
-            return found.notes
-        if most <= limit:
-            return found.notes
-        close = f"it may need up to {most:.2f} GiB, which is more than the limit of {limit:.2f} GiB"
-        return (*found.notes, f"{close}: measure it before a long run")
+    fits: bool | None
+    """Whether it fits; ``None`` where nothing is known."""
+    allocated_gib: Quantity
+    """Peak of allocated tensors."""
+    needed_gib: Quantity
+    """What must be free of a device: the one figure that the terminal shows of memory."""
+    step_time_s: Quantity
+    tokens_per_s_per_gpu: Quantity
+    """Tokens of the global batch per second of its step and GPU."""
+    provenance: Provenance
+    """The weakest of the memory's and the speed's."""
+    reason: str
+    """Why it does not fit, or why nothing is known; empty where it fits."""
+    trains_wrongly: str
+    """Why it trains something else, where that was seen; else empty."""
+    notes: tuple[str, ...]
+    """Notes for a reader, also that a prediction's upper end lies above the limit."""
 
     def as_dict(self) -> dict[str, Any]:
         """The JSON object that ``tuner check --json`` prints."""
@@ -371,7 +309,7 @@ def check(
     if settings is not None:
         written, names = read_settings(settings)
         given["settings"] = {name: getattr(written, name) for name in names}
-    return check_file(opened, path, given, db, policy, watch_saying(progress or silent))
+    return check_file(opened, path, given, db, policy, Saying(progress or silent))
 
 
 def check_file(
@@ -405,10 +343,43 @@ def check_case(store: Store, format_name: str, case: Case, finding: Finding) -> 
     for study in filter(None, (store.find(case.question), *store.similar(case.question))):
         if replace(study.question, knobs={}).identity != asked:
             continue
-        for figures in Evidence(replace(study, limits=limits)).seen(case.settings):
-            is_measured = figures.fidelity is Fidelity.MEASURED
-            if figures.fits is None or (seen and not is_measured):
+        for one in Evidence(replace(study, limits=limits)).seen(case.settings):
+            is_measured = one.fidelity is Fidelity.MEASURED
+            if one.fits is None or (seen and not is_measured):
                 continue
             if seen is None or seen.figures.fidelity is not Fidelity.MEASURED:
-                seen = Seen(study_id=study.id, figures=figures)
-    return Checked(format_name=format_name, case=case, prediction=prediction, seen=seen)
+                seen = Seen(study_id=study.id, figures=one)
+    figures = seen.figures if seen else None
+
+    def known(name: str) -> Quantity:
+        """A quantity as it was seen, or else as it is predicted."""
+        found: Quantity | None = getattr(figures, name, None)
+        predicted: Quantity = getattr(prediction, name)
+        return found if found and found.value is not None else predicted
+
+    fits, reason, notes = prediction.fits, prediction.reason, prediction.notes
+    # what probes closed for what it trains was not seen to fit
+    if figures and (figures.too_large or not prediction.trains_wrongly):
+        fits, reason = figures.fits, ""
+        if fits is False:
+            needs = f"it needs {figures.needed_gib.value or 0:.2f} GiB of a device"
+            reason = figures.why or needs
+    limit, most = prediction.limit_gib, known("needed_gib").high
+    if seen is None and fits and limit and most is not None and most > limit:
+        close = f"it may need up to {most:.2f} GiB, which is more than the limit of {limit:.2f} GiB"
+        notes = (*notes, f"{close}: measure it before a long run")
+    return Checked(
+        format_name=format_name,
+        case=case,
+        prediction=prediction,
+        seen=seen,
+        fits=fits,
+        allocated_gib=known("allocated_gib"),
+        needed_gib=known("needed_gib"),
+        step_time_s=known("step_time_s"),
+        tokens_per_s_per_gpu=known("tokens_per_s_per_gpu"),
+        provenance=figures.known_from if figures else prediction.provenance,
+        reason=reason,
+        trains_wrongly=prediction.trains_wrongly,
+        notes=notes,
+    )

@@ -152,7 +152,11 @@ def diagnose(
         no_place = [Problem(what=str(error), mend=mend, serious=True)]
     missing = [package for package in STACK if package not in known]
     here = [v for v in verdicts if _is_of(known, v)]
-    blamed = _blamed(here)
+    # by the knob and value that are to blame, as studies take them; by an empty name those of none
+    reached = [v for v in here if v.ruling is not CheckState.NOT_CHECKED and v.settings]
+    by_check = {check_of(verdict, ""): verdict for verdict in reached}
+    failures = Faults(by_check).failures
+    blamed = {knob: [by_check[check] for check, _ in ones] for knob, ones in failures.items()}
     checks = tuple(_checks(here, blamed))
     is_gpu = place is not None and place.gpu.device is Device.CUDA
     seen = (look or look_at_gpus)() if is_gpu and "torch" in known else GpuLook()
@@ -226,15 +230,6 @@ def _is_of(versions: Mapping[str, str], verdict: GuardCheck) -> bool:
     return {*STACK} <= theirs.keys() <= versions.keys() and all(
         same_release(version, versions[package]) for package, version in theirs.items()
     )
-
-
-def _blamed(verdicts: Sequence[GuardCheck]) -> Mapping[tuple[str, Any], Sequence[GuardCheck]]:
-    """The verdicts that failed by the knob and value that are to blame, as studies take them; by an
-    empty name those that blame none."""
-    reached = [v for v in verdicts if v.ruling is not CheckState.NOT_CHECKED and v.settings]
-    by_check = {check_of(verdict, ""): verdict for verdict in reached}
-    failures = Faults(by_check).failures
-    return {blamed: [by_check[check] for check, _ in ones] for blamed, ones in failures.items()}
 
 
 def _checks(

@@ -60,12 +60,8 @@ def place_of(file: str) -> Path:
 
 
 def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
-    """What a file asks.
-
-    Args:
-        found: what the file says.
-        beside: what is said beside it, by argument of :func:`tuner.predict`.
-        folder: the file's, in which a model may lie.
+    """What a file asks, with what is said ``beside`` it, by argument of :func:`tuner.predict`; a
+    model may lie in its folder.
 
     Raises:
         UsageError: something is missing, or said otherwise.
@@ -195,9 +191,6 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
 def _named(spec: str, folder: Path | None) -> tuple[str, str]:
     """The model that a file names: in the catalogue, as a folder with its configuration, or one of
     a known shape by its name; and a note on the last.
-
-    Raises:
-        UsageError: it is none of them.
     """
     if models.find(spec) is not None:
         return spec, ""
@@ -326,9 +319,6 @@ def _own(found: Found, beside: Mapping[str, Any], name: str) -> Any:
 def _with_header(found: Found, beside: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """What is said beside a file, and for the rest what the header of an exported one says, unless
     its fields were changed since; and notes on these.
-
-    Raises:
-        UsageError: a changed field leaves open what was trained.
     """
     given = {name: value for name, value in beside.items() if value is not None}
     if found.told is None:

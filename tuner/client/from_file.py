@@ -14,9 +14,9 @@ from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
 from tuner.client.files import FileSays, asked_of, case_of, place_of, with_liger
+from tuner.client.parts import FrameworkField
 from tuner.client.place import place_here
 from tuner.client.request import (
-    FrameworkField,
     RequestHere,
     TuneRequest,
     as_field,
@@ -26,7 +26,7 @@ from tuner.client.request import (
     read_here,
     read_request,
 )
-from tuner.client.values import NotCoveredError
+from tuner.client.values import BESIDE_A_FILE, NotCoveredError
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
@@ -60,25 +60,19 @@ class FileQuestion:
 
 
 def read_question(
-    path: str,
-    format_name: str | None,
-    beside: Mapping[str, Any],
-    more: Mapping[str, Any],
-    db: str | None = None,
+    path: str, format_name: str | None, given: Mapping[str, Any], db: str | None = None
 ) -> FileQuestion:
-    """The question of a file.
-
-    Args:
-        path: the file's, or its text.
-        format_name: whose it is; by default told by its content.
-        beside: what is said beside it, by argument of :func:`tuner.predict`.
-        more: limits and knobs, by argument of :func:`tuner.suggest`.
-        db: address of the database.
+    """The question of a file at ``path``, or of its text, whose format is told by its content
+    where it is not named. ``given`` are arguments of :func:`tuner.suggest` beside it.
 
     Raises:
         UsageError: it cannot be read, or something is missing, or said otherwise.
     """
     opened, where = open_file(path, format_name), place_of(path)
+    given = {name: value for name, value in given.items() if value is not None}
+    limits = {"headroom", "memory_limit_gib"}  # of the question, and of what is known of the file
+    beside = {name: one for name, one in given.items() if name in BESIDE_A_FILE | limits}
+    more = {name: one for name, one in given.items() if name not in BESIDE_A_FILE}
     found, placed = opened.found, beside.get("cluster") is not None
     says = found.told is not None or "cluster" in found.may
     if not placed and not (says and more.get("fidelity") == Fidelity.PREDICTED):
@@ -264,9 +258,6 @@ def put_into(
 ) -> tuple[str, dict[str, Any]]:
     """The same of a file at ``path`` that says ``knobs``, with settings of any study, but for those
     that are ``kept`` as they are.
-
-    Raises:
-        UsageError: the file cannot be changed so.
     """
     name = opened.found.format_name
     if name not in READERS:

@@ -62,15 +62,8 @@ LOG_PREFIX = re.compile(r"^\S+ \S+ worker: ")
 def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> Study:
     """Run the worker ``argv`` beside this process, and show what it finds as it comes in.
 
-    Args:
-        store: where the study is.
-        study: the study as it stands.
-        caller: is shown it, and may stop it.
-        argv: command of the worker. It finds the store's address in its environment, which only
-            this user can read, for a password may be in it.
-
-    Returns:
-        The study as the worker left it.
+    The worker finds the store's address in its environment, which only this user can read, for a
+    password may be in it. The study is returned as the worker left it.
 
     Raises:
         ProbeError: the worker could not go on; with its last words.

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, Unpack, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 from tuner.client.cases import (
     Case,
@@ -36,52 +36,40 @@ from tuner.store import open_store
 SettingsLike = str | Mapping[str, Any] | Settings
 
 
+class Making(TypedDict, total=False):
+    """Keyword arguments that say how dry runs are made and kept."""
+
+    dry_runs: str
+    db: str | None
+    progress: Say | None
+
+
+class SingleCase(SharedArguments, Making):
+    """Keyword arguments of a case."""
+
+    model: Required[ModelLike]
+    cluster: Required[ClusterLike]
+    global_batch_size: Required[int]
+    sequence_length: Required[int]
+    settings: Required[SettingsLike]
+
+
 @overload
-def predict(
-    case: Mapping[str, Any],
-    /,
-    *,
-    dry_runs: str = ...,
-    db: str | None = ...,
-    progress: Say | None = ...,
-) -> Prediction: ...
+def predict(case: Mapping[str, Any], /, **making: Unpack[Making]) -> Prediction: ...
 
 
 @overload
 def predict(
-    cases: Iterable[Mapping[str, Any]],
-    /,
-    *,
-    dry_runs: str = ...,
-    db: str | None = ...,
-    progress: Say | None = ...,
+    cases: Iterable[Mapping[str, Any]], /, **making: Unpack[Making]
 ) -> list[Prediction]: ...
 
 
 @overload
-def predict(
-    *,
-    model: ModelLike,
-    cluster: ClusterLike,
-    global_batch_size: int,
-    sequence_length: int,
-    settings: SettingsLike,
-    dry_runs: str = ...,
-    db: str | None = ...,
-    progress: Say | None = ...,
-    **shared: Unpack[SharedArguments],
-) -> Prediction: ...
+def predict(**single: Unpack[SingleCase]) -> Prediction: ...
 
 
 @overload
-def predict(
-    *,
-    from_file: str | os.PathLike[str],
-    dry_runs: str = ...,
-    db: str | None = ...,
-    progress: Say | None = ...,
-    **beside: Any,
-) -> Prediction: ...
+def predict(*, from_file: str | os.PathLike[str], **beside: Any) -> Prediction: ...
 
 
 @naming_arguments()
@@ -126,7 +114,7 @@ def predict(
         TypeError: neither cases nor all that a single one needs.
         StoreError: the database cannot be used.
     """
-    policy, watch = choice("dry_runs", Policy, dry_runs), _Said(progress or silent)
+    policy, watch = choice("dry_runs", Policy, dry_runs), Saying(progress or silent)
     if from_file is not None and cases is None:
         from tuner.client.check import check  # which shows predictions
 
@@ -156,7 +144,9 @@ def predict(
     return predictions(read, policy, db, watch)
 
 
-class _Said:
+class Saying:
+    """A watch for a caller who is told lines."""
+
     def __init__(self, say: Say) -> None:
         self._say = say
 
@@ -166,11 +156,6 @@ class _Said:
 
     def note(self, text: str) -> None:
         self._say(text)
-
-
-def watch_saying(say: Say) -> Watch:
-    """Watches for a caller who is told lines."""
-    return _Said(say)
 
 
 def predictions(

@@ -41,9 +41,7 @@ from tuner.space import enumerate_space
 
 # The error of each reason for which there is no answer; of others, that nothing ran.
 KINDS: Mapping[str, type[TunerError]] = {
-    "nothing_fits": NothingFitsError,
-    "speed_unknown": SpeedUnknownError,
-    "trains_wrongly": TrainsWronglyError,
+    one.kind: one for one in (NothingFitsError, SpeedUnknownError, TrainsWronglyError)
 }
 
 
@@ -53,7 +51,6 @@ def answer_there(
     caller: Caller,
     *,
     write: Sequence[str] = (),
-    replaces: bool = False,
     key: str | None = None,
 ) -> Answered:
     """Have the question answered by the service at ``url``."""
@@ -71,7 +68,7 @@ def answer_there(
     question = request.question({**newest, **installed_versions()})
     targets = read_targets(write, question, enumerate_space(question))
     with Service(url, key) as service:
-        body = service.submit(body_of(request, question, replaces=replaces))
+        body = service.submit(body_of(request, question))
         for note in filter(None, (request.workload.note, *body.get("notes", ()))):
             caller.note(note)
         study = study_of(body, service.probes(_field(body, "study_id")))
@@ -79,13 +76,21 @@ def answer_there(
         text = question_text(study.question)
         caller.note(f"study {study.id} at {service.url}: {text}")
         if study.state in OPEN:
-            study = _followed(service, study, caller)
+            reader = _Reader(service, study)
+            with caller.signals() as signals, caller.progress_of(study) as progress:
+                watch(reader.read, progress, lambda: bool(signals.noted) or reader.is_over)
+                if not reader.is_over:
+                    cancel = f"tuner studies cancel {study.id} --server {service.url}"
+                    goes_on = f"study {study.id} goes on; to cancel it: {cancel}"
+                    raise StoppedError(signals.noted[0], goes_on)
+                study = reader.read()
+                progress.show(study)
         body = service.study(study.id)
         check_limits(study_of(body, []), study.limits)
         return _answered(service, study, body, targets)
 
 
-def body_of(request: RequestHere, question: Question, *, replaces: bool = False) -> dict[str, Any]:
+def body_of(request: RequestHere, question: Question) -> dict[str, Any]:
     values, cluster = question.as_dict(), request.cluster
     given, budget = request.model_fields_set, request.budget
     is_spelled = isinstance(cluster, str) and cluster.lower() != "local"
@@ -103,7 +108,7 @@ def body_of(request: RequestHere, question: Question, *, replaces: bool = False)
         "pool": request.pool,
         "labels": dict(request.labels) or None,
         "sampler": None if sampler is SamplerName.COST_MODEL else sampler,
-        "replace": replaces or None,
+        "replace": request.replace or None,
     }
     return {name: value for name, value in body.items() if value is not None}
 
@@ -125,7 +130,7 @@ def study_of(body: Mapping[str, Any], probes: list[dict[str, Any]]) -> Study:
             created_at=body["created_at"],
             asked_at=body["asked_at"],
         )
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(error) from error
 
 
@@ -149,19 +154,6 @@ def _probe(values: Mapping[str, Any]) -> Probe:
         measurement=measurement,
         finished_at=values["finished_at"],
     )
-
-
-def _followed(service: Service, study: Study, caller: Caller) -> Study:
-    """The study at its end; shown as it gets there."""
-    reader = _Reader(service, study)
-    with caller.signals() as signals, caller.progress_of(study) as progress:
-        watch(reader.read, progress, lambda: bool(signals.noted) or reader.is_over)
-        if reader.is_over:
-            study = reader.read()
-            progress.show(study)
-            return study
-    cancel = f"tuner studies cancel {study.id} --server {service.url}"
-    raise StoppedError(signals.noted[0], f"study {study.id} goes on; to cancel it: {cancel}")
 
 
 class _Reader:
@@ -220,7 +212,7 @@ def _answered(
         shown = {**shown, "launch": launch_of(study.question, files, formats)}
     try:
         suggestion = Suggestion.from_dict(shown)
-    except (KeyError, TypeError, ValueError, UsageError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         raise _unreadable(error) from error
     why = none and KINDS.get(_field(none, "kind"), ProbeError)(_field(none, "message"))
     return Answered(

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.client.cases import Case, Policy, Prediction
-from tuner.client.predict import predictions, watch_saying
-from tuner.client.request import SizeRequest, as_argument, family_of, nested, read
+from tuner.client.predict import Saying, predictions
+from tuner.client.request import SizeRequest, family_of, read_arguments
 from tuner.client.values import (
     ClusterLike,
     ModelLike,
@@ -24,7 +24,6 @@ from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Question
 from tuner.cost.prediction import uncovered
-from tuner.errors import UsageError
 from tuner.model import published_model
 from tuner.planner.sizing import Goal, Known, Sized, SizedCluster, nothing_known, size_cluster
 from tuner.store import Store, default_url, open_store
@@ -107,13 +106,8 @@ def size(
     asked = dict(locals())
     for name in ("shared", "verify", "db", "progress"):
         del asked[name]
-    request = read_size(plain_arguments(shared, **asked))
+    request = read_arguments(SizeRequest, plain_arguments(shared, **asked))
     return sizes_here(request, verify=verify, db=db, say=progress or silent)
-
-
-def read_size(given: Mapping[str, Any], beside: Sequence[UsageError] = ()) -> SizeRequest:
-    """The request of arguments or options; what is wrong is named as these are."""
-    return read(SizeRequest, nested(given), here=True, beside=beside, named=as_argument)
 
 
 def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say = silent) -> Sizes:
@@ -133,7 +127,7 @@ def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say =
         headroom=request.headroom,
         memory_limit_gib=request.memory_limit_gib,
     )
-    (verified,) = predictions([case], Policy.ALL, db, watch_saying(say))
+    (verified,) = predictions([case], Policy.ALL, db, Saying(say))
     return replace(found, verified=verified)
 
 

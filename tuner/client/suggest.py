@@ -10,7 +10,6 @@ from tuner.client.local import Caller, PythonCaller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
 from tuner.client.values import (
-    BESIDE_A_FILE,
     ClusterLike,
     ModelLike,
     Say,
@@ -154,7 +153,7 @@ def suggest(
         StoreError: the database cannot be used.
     """
     asked = dict(locals())
-    for name in ("from_file", "server", "key", "replace", "write", "db", "progress"):
+    for name in ("from_file", "server", "key", "write", "db", "progress"):
         del asked[name]
     beside = []
     if headroom is not None and memory_limit_gib is not None:  # nobody may see a note here
@@ -166,24 +165,15 @@ def suggest(
     elif beside:
         raise beside[0]
     else:
-        values = plain_arguments(**asked)
-        said = {name: values.pop(name) for name in BESIDE_A_FILE & values.keys()}
-        request = read_question(os.fspath(from_file), None, said, values, db).request
+        request = read_question(os.fspath(from_file), None, plain_arguments(**asked), db).request
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")
     for path in (write or {}).values():
         if not isinstance(path, str | os.PathLike):
             raise UsageError("write", path, "must be the path of a file")
     files = [f"{name}={os.fspath(path)}" for name, path in (write or {}).items()]
-    answered = answer_at(
-        request,
-        PythonCaller(progress or silent),
-        files,
-        server=server,
-        key=key,
-        replaces=replace,
-        db=db,
-    )
+    caller = PythonCaller(progress or silent)
+    answered = answer_at(request, caller, files, server=server, key=key, db=db)
     found = answered.require()
     answered.write()
     return found
@@ -196,20 +186,16 @@ def answer_at(
     *,
     server: str | None = None,
     key: str | None = None,
-    replaces: bool = False,
     db: str | None = None,
 ) -> Answered:
-    """The answer: here, or by the service at ``server``.
-
-    ``replaces`` gives a study that is open there with other limits these; ``db`` is used here.
-    """
+    """The answer: here, with the database ``db``, or by the service at ``server``."""
     if server is not None:
         if db is not None:
             raise UsageError("db", db, "is not applied with a server, which has its own")
         from tuner.client.remote import answer_there  # it needs an HTTP client, and no probe does
 
-        return answer_there(server, request, caller, write=write, replaces=replaces, key=key)
-    if replaces:
+        return answer_there(server, request, caller, write=write, key=key)
+    if request.replace:
         raise UsageError("replace", True, "needs a server: here, asking again replaces the limits")
     if key is not None:
         raise UsageError("key", "one", "needs a server that it is for")

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypedDict
 
-from pydantic import BaseModel, ValidationInfo
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel
 
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
@@ -225,8 +224,6 @@ def uncovered_gpu(name: str, known: Iterable[str]) -> str:
     )
 
 
-Read = Callable[[Any, ValidationInfo], Any]
-
 # Values of a knob that may be allowed.
 MOST_VALUES = 100
 A_LIST = f"must be a list of 1 to {MOST_VALUES} values that are allowed"
@@ -254,28 +251,6 @@ ALLOWED: Mapping[str, str] = {
 }
 
 
-def wrong(field: str, given: object, allowed: str) -> PydanticCustomError:
-    """An error in the form in which it passes through pydantic."""
-    return told(UsageError(field, given, allowed))
-
-
-def told(error: UsageError) -> PydanticCustomError:
-    """The same of one that was raised."""
-    return PydanticCustomError("usage", "wrong", {"error": error})
-
-
-def telling(read: Read) -> Read:
-    """``read`` with its usage errors told of the field that is read."""
-
-    def reading(value: Any, info: ValidationInfo) -> Any:
-        try:
-            return read(value, info)
-        except UsageError as error:
-            raise told(error) from error
-
-    return reading
-
-
 def errors_of(
     lines: Iterable[Mapping[str, Any]], models: Mapping[str, type[Any]] = MappingProxyType({})
 ) -> Iterator[UsageError]:
@@ -289,7 +264,11 @@ def errors_of(
             continue
         if kind in ("extra_forbidden", "unexpected_keyword_argument"):
             path, name = ".".join(names[:-1]), names[-1][:80]
-            known = sorted(_fields(models[path])) if path in models else []
+            kind = models.get(path)
+            if kind is not None and issubclass(kind, BaseModel):
+                known = sorted(one.alias or own for own, one in kind.model_fields.items())
+            else:
+                known = sorted(one.name for one in fields(kind)) if kind else []
             field = f"{path}.{name}" if path else name
             there = f"; there are {', '.join(known)}" if known else ""
             said = f"no such field{did_you_mean(name, known)}{there}"
@@ -302,12 +281,6 @@ def errors_of(
         allowed = ALLOWED.get(kind, "").format_map(context) or line["msg"]
         given = None if kind == "missing" else line.get("input")
         yield UsageError(".".join(names) or "body", given, allowed)
-
-
-def _fields(kind: type[Any]) -> Iterable[str]:
-    if issubclass(kind, BaseModel):
-        return [info.alias or name for name, info in kind.model_fields.items()]
-    return (field.name for field in fields(kind))
 
 
 def _placed(names: Sequence[str], field: str) -> str:

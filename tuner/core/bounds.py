@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar, get_args
 
 from tuner.errors import UsageError, did_you_mean
@@ -31,15 +31,10 @@ class Bound:
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import PydanticCustomError, core_schema
+        from pydantic_core import core_schema
 
-        def checked(value: Any) -> Any:
-            try:
-                return self.check("", value)
-            except UsageError as error:
-                raise PydanticCustomError("usage", "wrong", {"error": error}) from error
-
-        return core_schema.no_info_before_validator_function(checked, handler(source))
+        check = partial(self.check, "")
+        return core_schema.no_info_before_validator_function(check, handler(source))
 
     def __get_pydantic_json_schema__(self, core: Any, handler: Any) -> Any:
         return {**handler(core), **self.schema}

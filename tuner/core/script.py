@@ -246,11 +246,13 @@ def _variables(texts: Iterable[str] | Mapping[str, str]) -> Iterator[tuple[str, 
 
 def _read(field_name: str, path: Path, given: str) -> bytes:
     try:
-        if path.stat().st_size > LARGEST_FILE_BYTES:
-            raise UsageError(field_name, given, "must be a file of at most 1 MiB")
-        return path.read_bytes()
+        is_small = path.stat().st_size <= LARGEST_FILE_BYTES
+        data = path.read_bytes() if is_small else b""
     except (OSError, ValueError) as error:  # a ValueError: a null character
         raise UsageError(field_name, given, why_unreadable(error)) from None
+    if not is_small:
+        raise UsageError(field_name, given, "must be a file of at most 1 MiB")
+    return data
 
 
 def why_other(path: str, sha256: str) -> str:

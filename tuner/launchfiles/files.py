@@ -255,6 +255,8 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
         if where.stat().st_size > LARGEST_BYTES:
             raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
         text = where.read_bytes().decode("utf-8-sig")
+    except UsageError:
+        raise
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
         raise UsageError("file", path, why_unreadable(error)) from error
     return read_text(text, path, format_name)
@@ -278,6 +280,8 @@ def read_text(
     else:
         try:
             values = syntax.parse(text)
+        except UsageError:
+            raise
         except (ValueError, SyntaxError, yaml.YAMLError, RecursionError, MemoryError) as error:
             why = " ".join(str(error).split())[:200] or "it is too complex"
             raise UsageError("file", path, f"is not {syntax.name}: {why}") from error

@@ -329,6 +329,8 @@ def _read_bounded(path: Path, spec: str) -> bytes:
         with os.fdopen(descriptor, "rb") as file:
             _check_regular(os.fstat(descriptor), spec)
             data = file.read(LARGEST_FILE_BYTES + 1)
+    except ModelConfigError:
+        raise
     except (OSError, ValueError) as error:
         raise ModelConfigError("model", spec, why_unreadable(error)) from error
     if len(data) > LARGEST_FILE_BYTES:

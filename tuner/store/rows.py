@@ -107,7 +107,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
             guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )
-    except (UsageError, KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         reason = f"{type(error).__name__}: {error}"
         text = f"study {row.id} cannot be read by this version: {reason}"
         raise UnreadableStudyError(text) from error
@@ -242,7 +242,7 @@ def similar_studies(
     ).all()
     probes: dict[str, list[Probe]] = {}
     for one in reversed(newest):
-        with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
+        with suppress(KeyError, TypeError, ValueError):  # another version's
             probe = probe_of(one, _measurement(one.found))
             # A stand-in's times are of another kind of device.
             emulation = probe.measurement and probe.measurement.emulation
@@ -251,7 +251,7 @@ def similar_studies(
     studies = []
     for row in rows:
         if own := probes.get(row.id):
-            with suppress(UsageError, KeyError, TypeError, ValueError):  # another version's
+            with suppress(KeyError, TypeError, ValueError):  # another version's
                 studies.append(_study_of(row, tuple(own), {}))
     return tuple(studies)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli.commands import WorkerAsked
+from tuner.cli.options import WorkerAsked
 from tuner.cli.serve import worker, worker_argv
 from tuner.core.launcher import LauncherName
 from tuner.errors import UsageError

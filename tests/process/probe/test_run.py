@@ -83,10 +83,6 @@ def timed(
     return rank
 
 
-def lengths(rank: Rank) -> dict[str, int]:
-    return {count: len(times) for count, times in rank.record.step_times_s.items()}
-
-
 @pytest.mark.parametrize(
     ("more_s", "limit_s", "steps"),
     [
@@ -103,6 +99,7 @@ def test_the_slowest_rank_decides_whether_steps_are_too_slow(
     """A step of 16 micro-batches takes 16 s by the line through 2 and 4, and a peer's 1 s more."""
     peers = Peers(more_s)
     rank = timed(monkeypatch, peers, [2, 4], limit_s)
-    assert lengths(rank) == {"4": steps, "2": steps}
+    times = rank.record.step_times_s
+    assert {count: len(times[count]) for count in times} == {"4": steps, "2": steps}
     assert rank._gave_up is (steps == 2)
     assert peers.asked == (2 if limit_s is None else 4)  # how many steps, and the look

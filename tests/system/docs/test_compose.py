@@ -42,10 +42,6 @@ def of(instruction):
     return [arguments for name, arguments in instructions() if name == instruction]
 
 
-def ours():
-    return [name for name, service in SERVICES.items() if "build" in service]
-
-
 def test_no_secret_has_a_default():
     text = (ROOT / "docker-compose.yml").read_text()
     used = dict(re.findall(r"\$\{(\w+)(:?[-?]?)", text))
@@ -157,7 +153,7 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert published.startswith("127.0.0.1:")
     assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
     assert options["require_keys"] is True
-    for name in ours():
+    for name in (one for one, service in SERVICES.items() if "build" in service):
         assert SERVICES[name]["image"] == f"tuner:{PROJECT['project']['version']}"
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user

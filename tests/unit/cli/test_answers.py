@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.cli.render import show_answered
+from tuner.cli.options import SuggestAsked
+from tuner.cli.render import show_asked
 from tuner.client.answered import Target, answered_of
 from tuner.core.cluster import parse_cluster
 from tuner.core.study import StudyState
@@ -15,7 +16,7 @@ SECOND = "sharding=ddp,micro_batch_size=4"
 
 
 def finish(study, targets, *, as_json):
-    return show_answered(answered_of(study, targets), as_json=as_json)
+    return show_asked(SuggestAsked(json=as_json), answered_of(study, targets))
 
 
 @pytest.fixture
@@ -52,13 +53,13 @@ def test_the_answer_in_brief(study, capsys):
 
 
 def test_all_that_is_known_and_the_answer_alone(study, capsys):
-    assert show_answered(answered_of(study, ()), as_json=False, in_full=True) == 0
+    assert show_asked(SuggestAsked(why=True), answered_of(study, ())) == 0
     out = capsys.readouterr().out
     assert "\nKnobs without effect here\n  tp_recompute_allgather is false: " in out
     assert "\nMemory\n  must be free " in out
     assert out.count("nvidia-smi") <= 1
     assert out.index("Knobs without effect") < out.index("\nAnswer ")  # which is last
-    assert show_answered(answered_of(study, ()), as_json=False, in_short=True) == 0
+    assert show_asked(SuggestAsked(quiet=True), answered_of(study, ())) == 0
     assert capsys.readouterr().out.startswith("Answer ")
 
 

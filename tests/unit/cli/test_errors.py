@@ -108,7 +108,7 @@ def test_an_interrupt_is_no_traceback(cli, monkeypatch):
     def interrupted(*arguments: object, **named: object) -> int:
         raise KeyboardInterrupt
 
-    for place in ("tuner.cli.studies.run", "tuner.cli.app.run"):
+    for place in ("tuner.cli.studies.is_there", "tuner.cli.app.run"):
         monkeypatch.setattr(place, interrupted)
         result = cli("studies", "list")
         assert (result.code, result.out, result.err) == (130, "", "")

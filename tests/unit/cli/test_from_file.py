@@ -109,7 +109,7 @@ def test_new_lines_end_as_those_of_the_file(tmp_path):
     path = tmp_path / "a.yml"
     path.write_bytes(text.encode())
     more = {"fidelity": "predicted"}
-    question = read_question(str(path), None, {"cluster": "8xh100-80gb"}, more)
+    question = read_question(str(path), None, {"cluster": "8xh100-80gb", **more})
     wanted = parse_settings("micro_batch_size=1,activation_checkpointing=full")
     made, _ = patched(question, question.request.question(installed_versions()), wanted)
     assert made == text + "gradient_checkpointing: true\r\n"
@@ -177,7 +177,7 @@ def test_a_file_of_one_node_leaves_out_what_needs_several(tmp_path):
     def shardings(text, **said):
         path = tmp_path / "accelerate.yaml"
         path.write_text(text, encoding="utf-8")
-        found = read_question(str(path), None, {**beside, **said}, {"fidelity": "predicted"})
+        found = read_question(str(path), None, {**beside, **said, "fidelity": "predicted"})
         return set(found.request.knobs.sharding)
 
     one = shardings(FSDP)
@@ -262,7 +262,7 @@ def exported(tmp_path, format_name, cluster="8xh100-80gb"):
 
 def test_what_only_the_header_says_is_free(cli, tmp_path):
     path = exported(tmp_path, "accelerate")
-    found = read_question(str(path), None, {}, {"fidelity": "predicted"})
+    found = read_question(str(path), None, {"fidelity": "predicted"})
     assert found.request.knobs.micro_batch_size is None
     assert found.asked.knobs["micro_batch_size"] == 1  # as it is today
     assert found.request.cluster.name == "8xh100-80gb"

@@ -72,7 +72,7 @@ def test_several_cases_are_answered_in_order():
     assert [one.fits for one in found] == [True, False, None]
     assert found[1].reason.startswith("needs ")
     assert "h300" in found[2].reason
-    assert found[2].settings is None
+    assert (found[2].settings, found[2].allocated_gib.value) == (None, None)
     assert found[2].provenance is tuner.Provenance.UNKNOWN
     assert tuner.predict([], dry_runs="none") == []
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.models import TINY
 from tuner.client.cases import NotCoveredError, read_case
+from tuner.client.parts import LARGEST_FILE_BYTES
 from tuner.client.request import (
-    LARGEST_FILE_BYTES,
     MOST_SETTINGS,
     read_cluster,
     read_here,

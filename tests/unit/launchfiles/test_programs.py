@@ -202,7 +202,7 @@ def test_an_answer_changes_its_lines_and_no_other(
 ) -> None:
     """And reads back as what it is: file -> question -> file -> question."""
     path = written(text)
-    question = read_question(path, None, PLACE, {"fidelity": "predicted"})
+    question = read_question(path, None, {**PLACE, "fidelity": "predicted"})
     wanted = parse_settings(best)
     made, _ = patched(question, question.request.question(installed_versions()), wanted)
     expected = text
@@ -210,7 +210,7 @@ def test_an_answer_changes_its_lines_and_no_other(
         assert expected.count(old) == 1
         expected = expected.replace(old, new)
     assert made == expected
-    again = read_question(written(made, "again.yaml"), None, PLACE, {"fidelity": "predicted"})
+    again = read_question(written(made, "again.yaml"), None, {**PLACE, "fidelity": "predicted"})
     knobs = {name: again.asked.knobs[name] for name in ("micro_batch_size", "sharding")}
     assert knobs == {
         "micro_batch_size": wanted.micro_batch_size, "sharding": str(wanted.sharding)
@@ -220,7 +220,7 @@ def test_an_answer_changes_its_lines_and_no_other(
 
 
 def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
-    question = read_question(written(AXOLOTL), None, PLACE, {"fidelity": "predicted"})
+    question = read_question(written(AXOLOTL), None, {**PLACE, "fidelity": "predicted"})
     present = Settings.from_dict(question.asked.knobs)
     assert patched(question, question.request.question(installed_versions()), present) == (
         AXOLOTL,
@@ -293,7 +293,7 @@ def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(wri
     text = text.replace("bf16: auto", "bf16: false").replace("2048", "8192")
     more = "lora_modules_to_save: [nonesuch]\nliger_fused_linear_cross_entropy: true\n"
     text = text.replace("lora_target_linear: true", "lora_target_modules: [q_proj, wqkv]")
-    question = read_question(written(text + more), None, PLACE, {"fidelity": "predicted"})
+    question = read_question(written(text + more), None, {**PLACE, "fidelity": "predicted"})
     asked = question.asked.arguments
     assert asked["model"].max_sequence_length == asked["sequence_length"] == 8192
     assert asked["packing"] == {"variant": "position_ids"}  # FlashAttention takes no fp32

@@ -118,7 +118,7 @@ def test_a_file_is_read_and_changed_where_its_fields_stand(
     lines: dict[str, str],
 ) -> None:
     path = written(name, text)
-    question = read_question(path, None, PLACE, {"fidelity": "predicted"})
+    question = read_question(path, None, {**PLACE, "fidelity": "predicted"})
     assert question.opened.found.format_name == format_name
     asked = question.asked.arguments
     assert {one: asked[one] for one in facts} == facts
@@ -135,12 +135,12 @@ def test_a_file_is_read_and_changed_where_its_fields_stand(
 
 def test_what_is_not_there_is_put_in_or_asked_for(written: Any) -> None:
     short = TOML.partition("[activation_checkpoint]")[0]  # whose default is every second layer
-    question = read_question(written("a.toml", short), None, PLACE, {"fidelity": "predicted"})
+    question = read_question(written("a.toml", short), None, {**PLACE, "fidelity": "predicted"})
     wanted = parse_settings("sharding=full_shard,activation_checkpointing=full,micro_batch_size=1")
     made, _ = patched(question, question.request.question(installed_versions()), wanted)
     assert made == short + '[activation_checkpoint]\nmode = "full"\n'
     bare = PYTHON.replace("    config.activation_checkpoint = FullAC.Config()  # to be safe\n", "")
-    question = read_question(written("a.py", bare), None, PLACE, {"fidelity": "predicted"})
+    question = read_question(written("a.py", bare), None, {**PLACE, "fidelity": "predicted"})
     with pytest.raises(UsageError, match=r"says nothing of activation_checkpoint.mode"):
         patched(question, question.request.question(installed_versions()), wanted)
 

@@ -20,7 +20,8 @@ from api.pages.form_fields import (
     specs,
 )
 from tests.unit.api.studies import TINY
-from tuner.client.request import BudgetGiven, TuneRequest, WorkloadGiven, read_request
+from tuner.client.parts import BudgetGiven, WorkloadGiven
+from tuner.client.request import TuneRequest, read_request
 from tuner.core.adapter import Adapter
 from tuner.core.configuration import KNOBS
 from tuner.core.packing import Packing

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Protocol
 
 from pydantic import PlainValidator, ValidationInfo, WrapValidator
 
-from tuner.client.request import Common, Kept, cluster_of, json_knob, read, short
-from tuner.client.values import NotCoveredError, telling
+from tuner.client.parts import Kept, cluster_of, json_knob, short
+from tuner.client.request import Common, read
+from tuner.client.values import NotCoveredError
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import KNOBS, Settings, no_knob, parse_settings
 from tuner.core.framework import framework, installed_versions, packages_beside
@@ -70,9 +71,9 @@ class CaseGiven(Common):
     """One configuration of one question, as a line of a file of cases has it."""
 
     id: Any = None
-    cluster: Annotated[Cluster, PlainValidator(telling(cluster_of)), WrapValidator(Kept())]
-    settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(telling(_read_settings))]
-    script: Annotated[Script, PlainValidator(telling(_read_loop))] = Script()
+    cluster: Annotated[Cluster, PlainValidator(cluster_of), WrapValidator(Kept())]
+    settings: Annotated[tuple[Settings, frozenset[str]], PlainValidator(_read_settings)]
+    script: Annotated[Script, PlainValidator(_read_loop)] = Script()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
