@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 import anyio
@@ -246,6 +247,8 @@ def brief(content: bytes) -> bytes:
     return text if len(text) < LONGEST_BRIEF else json_text({**short, "launch": []}).encode()
 
 
+# A study's page has several files after every probe.
+@lru_cache(maxsize=16)
 def without_name(question: Question) -> Question:
     """The question for files that others run: of a model that is not the catalogue's the name is
     whatever somebody who asked the same has called it."""

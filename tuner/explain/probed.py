@@ -1,6 +1,7 @@
 """Facts of an answer on probes: why this one, what was second, what failed, what is left."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from math import log
 from statistics import median
 
@@ -23,6 +24,7 @@ from tuner.planner.spending import cost, devices_held
 from tuner.planner.step_times import change_between, change_of, compared, fair
 from tuner.planner.timing import SHORT_COUNTS
 from tuner.search.gain import HOPEFUL, gain_of_more
+from tuner.space import enumerate_space
 
 # Probes whose gain is told.
 MORE = 3
@@ -100,11 +102,16 @@ def rule_of_thumb(question: Question, outlook: Outlook) -> Settings | None:
     The least model parallelism, then the fewest knobs off their default, then the largest
     micro-batch. ``None`` when nothing is expected to fit.
     """
-    return min(
-        outlook.expected,
-        key=lambda s: (s.model_parallel_size, complexity(question, s), -s.micro_batch_size, str(s)),
-        default=None,
-    )
+    return next(filter(outlook.is_expected_to_fit, _plainest_first(question)), None)
+
+
+# A study is answered again after every probe, in the same space.
+@lru_cache(maxsize=8)
+def _plainest_first(question: Question) -> tuple[Settings, ...]:
+    def order(one: Settings) -> tuple[int, int, int, str]:
+        return one.model_parallel_size, complexity(question, one), -one.micro_batch_size, str(one)
+
+    return tuple(sorted(enumerate_space(question).legal, key=order))
 
 
 def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
@@ -175,7 +182,7 @@ def what_is_left(known: Knowledge, outlook: Outlook | None = None) -> Iterator[F
         if outlook.others:
             yield facts.OtherStudies(studies=earlier(known.study.question, outlook.others))
     yield facts.Coverage(
-        probed=sum(1 for s in known.space.legal if s in known.tried),
+        probed=sum(1 for one in known.tried if one in known.space.places),
         legal=len(known.space.legal),
         probes_done=len(done),
     )

@@ -12,7 +12,6 @@ hands them on as the environment that ``FullyShardedDataParallelPlugin`` and
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
 from packaging.version import Version
 
 from tuner.catalog.versions import meets
@@ -40,6 +39,7 @@ from tuner.launchfiles.contract import (
     has_data_parallel_ranks,
     header,
     provenance,
+    yaml_text,
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
@@ -266,7 +266,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         _warnings(question, settings),
         own,
     )
-    return f"{top}\n{yaml.safe_dump(values, sort_keys=False)}"
+    return f"{top}\n{yaml_text(values)}"
 
 
 def _warnings(question: Question, settings: Settings) -> Iterator[str]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import yaml
+
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
@@ -359,6 +361,15 @@ def comment(text: str) -> list[str]:
 def comments(*texts: str) -> list[str]:
     """Comment lines of several texts, each beginning a line."""
     return [line for text in texts for line in comment(text)]
+
+
+# libyaml writes the same ten times as fast, where PyYAML was built with it.
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def yaml_text(values: Mapping[str, Any]) -> str:
+    """YAML of plain values, in their order."""
+    return str(yaml.dump(values, Dumper=_DUMPER, sort_keys=False))
 
 
 def code(text: str) -> Iterator[str]:

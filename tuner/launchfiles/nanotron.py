@@ -9,8 +9,6 @@ user's own file.
 from collections.abc import Mapping
 from typing import Any
 
-import yaml
-
 from tuner.core.cluster import Device
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import FrameworkName
@@ -26,6 +24,7 @@ from tuner.launchfiles.contract import (
     lacking,
     provenance,
     sync_acts,
+    yaml_text,
 )
 from tuner.launchfiles.editing import merged
 from tuner.launchfiles.fields import Fields, Found
@@ -128,7 +127,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
         )
     top = header(provenance(question, settings, about), use, comments(*notes))
     # an empty line ends what merging takes to be this program's
-    return f"{top}\n\n{yaml.safe_dump(configuration(question, settings), sort_keys=False)}"
+    return f"{top}\n\n{yaml_text(configuration(question, settings))}"
 
 
 FORMAT = Format(

@@ -4,8 +4,6 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
 from tuner.catalog.gpus import gpu_kinds
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
@@ -24,6 +22,7 @@ from tuner.launchfiles.contract import (
     provenance,
     surroundings,
     variables,
+    yaml_text,
 )
 from tuner.model.shape import ANONYMOUS
 
@@ -224,8 +223,7 @@ def _train_job_render(question: Question, settings: Settings, about: About) -> s
         " image that holds them in the place of SCRIPT.py.",
         in_force(question),
     )
-    text = yaml.safe_dump(job, sort_keys=False)
-    return f"{header(provenance(question, settings, about), use)}\n{text}"
+    return f"{header(provenance(question, settings, about), use)}\n{yaml_text(job)}"
 
 
 TRAIN_JOB_FORMAT = Format(

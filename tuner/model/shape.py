@@ -11,7 +11,7 @@ import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -276,6 +276,8 @@ def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
         raise ModelConfigError(error.field, given, f"{error.allowed}{where}") from error
 
 
+# A study's page has files of its model after every probe.
+@lru_cache(maxsize=32)
 def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
     """Reads a published model from the catalogue.
 

@@ -135,7 +135,6 @@ def _suggestion(
 
 
 def _probed(whole: Study, known: Knowledge, choice: Choice) -> Answered:
-    memory = ExpectedMemory(known)
     suggestion = _suggestion(
         whole,
         known.study,
@@ -144,11 +143,7 @@ def _probed(whole: Study, known: Knowledge, choice: Choice) -> Answered:
         tuple(fair(known)[f.settings] for f in known.fitting if f is not choice.best)[
             :MOST_ALTERNATIVES
         ],
-        sum(
-            settings in known.findings or memory.is_expected_to_fit(settings)
-            for settings in known.space.legal
-            if settings not in known.infeasible
-        ),
+        ExpectedMemory(known).fitting,
     )
     return Answered(study=whole, suggestion=suggestion, choice=choice, known=known)
 

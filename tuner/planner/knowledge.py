@@ -113,7 +113,11 @@ class Knowledge:
 
     @cached_property
     def infeasible(self) -> frozenset[Settings]:
-        return frozenset(filter(self.is_infeasible, self.space.legal))
+        families, smallest = _families(self.space), self.smallest_too_large.items()
+        heavy = (
+            s for f, size in smallest for s in families.get(f, ()) if s.micro_batch_size >= size
+        )
+        return frozenset((*heavy, *(one for one in self.too_large if one in self.space.places)))
 
     def _is_too_slow(self, settings: Settings) -> bool:
         # A smaller limit may have lost what a slow one was compared with: then it is tried once
@@ -165,7 +169,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
     for probe in study.probes:
         settings = probe.request.settings
         repetitions[settings] = max(repetitions[settings], probe.request.repetition + 1)
-    legal, wrong = frozenset(space.legal), wrong_of(whole, space.legal)
+    wrong = wrong_of(whole, space.legal)
     now = {probe.id for probe in probes_of_asking(study)}
     closed = {one: str(found.outcome) for one, found in wrong.items()}
     closed_layouts: dict[Settings, str] = {}
@@ -185,7 +189,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         whole=whole,
         space=space,
         limit_bytes=limit,
-        findings={s: f for s, f in findings.items() if s in legal},
+        findings={s: f for s, f in findings.items() if s in space.places},
         too_large=too_large,
         closed=closed,
         closed_layouts=closed_layouts,
@@ -253,7 +257,9 @@ def _finding(
     request, measurements = ordered[0].request, measurements_of(ordered)
     memories = [m.memory for m in measurements if m.memory]
     count = request.settings.gradient_accumulation_steps
-    whole = step_time(measurements, count, variation=variation)
+    whole = spread = step_time(measurements, count, variation=variation)
+    if any(m.emulation for m in measurements):
+        spread = step_time(measurements, count, with_model=False, variation=variation)
     provenance = BY_FIDELITY[request.fidelity]
 
     def range_of(sizes: Sequence[int]) -> Quantity:
@@ -278,7 +284,7 @@ def _finding(
         limit_bytes=limit_bytes,
         breakdown=largest.by_category,
         step_time_s=whole,
-        spread_s=step_time(measurements, count, with_model=False, variation=variation),
+        spread_s=spread,
         tokens_per_s_per_gpu=speed_of(whole, question),
         probes=ordered,
         extrapolated=is_extrapolated(measurements, count),
@@ -359,6 +365,15 @@ def _is_broken(probe: Probe, now: Collection[int]) -> bool:
 
 def family(settings: Settings) -> Family:
     return settings.settings_class, settings.gradient_accumulation_steps > 1
+
+
+# A study is planned again after every probe, in the same space.
+@kept(maxsize=8)
+def _families(space: Space) -> Mapping[Family, Sequence[Settings]]:
+    found: dict[Family, list[Settings]] = defaultdict(list)
+    for settings in space.legal:
+        found[family(settings)].append(settings)
+    return found
 
 
 # A study has few families, and hundreds of probes of them.

@@ -29,7 +29,7 @@ class Outlook:
     def __init__(self, known: Knowledge) -> None:
         self._known = known
         self.search = Search(known)
-        self._index = {one: place for place, one in enumerate(self.search.prior.settings)}
+        self._index = known.space.places
 
     @cached_property
     def grounds(self) -> Grounds:
@@ -67,11 +67,6 @@ class Outlook:
         """True of a legal configuration that is expected to, as far as probes and predictions say;
         and to run."""
         return self._index[settings] in self._expected_places
-
-    @cached_property
-    def expected(self) -> tuple[Settings, ...]:
-        """All legal configurations that are expected to fit and run, in the space's order."""
-        return tuple(self.search.prior.settings[n] for n in sorted(self._expected_places))
 
     @cached_property
     def _expected_places(self) -> frozenset[int]:

@@ -4,7 +4,8 @@ Probes of other fidelities change the order in which configurations are tried, n
 tried: what fits, failed or is the answer is known from probes of the search's own fidelity alone.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import inf, log
@@ -26,8 +27,10 @@ from tuner.planner.ranking import VERIFICATION_STEPS
 from tuner.planner.similar import past_of
 from tuner.search.belief import Belief, believe, believed_trials
 from tuner.search.gain import Proposal, chosen
-from tuner.search.kernel import Mask
+from tuner.search.kernel import Array, Mask, Rows
 from tuner.search.trials import Past, Prior, Result, Trial
+from tuner.space import Space
+from tuner.text import kept
 
 # Part of the probability to run that is left to a layout which was refused at another fidelity: as
 # much as one failure leaves to the same configuration.
@@ -85,14 +88,29 @@ class ExpectedMemory:
         """True where the estimate is within the limit, or says nothing."""
         return self._says_nothing or self.bytes_of(settings) <= self._known.limit_bytes
 
+    @property
+    def fitting(self) -> int:
+        """Legal configurations that fit, as far as probes say, and the estimate of the others."""
+        known, limit = self._known, self._known.limit_bytes
+        ruled_out = known.infeasible
+        if self._says_nothing:
+            return len(known.space.legal) - len(ruled_out)
+        places, fits = known.space.places, np.zeros(len(known.space.legal), dtype=np.bool_)
+        by_layout = _by_layout(known.space, self._workload, self._cluster)
+        for layout, (rows, totals) in by_layout.items():
+            fits[rows] = self._factors.get(layout, self._typical) * totals <= limit
+        fits[[places[one] for one in known.findings]] = True
+        fits[[places[one] for one in ruled_out]] = False
+        return int(fits.sum())
+
     @cached_property
     def _factors(self) -> dict[Settings, float]:
         """Needed over estimated, by layout; the largest seen."""
-        known, legal = self._known, frozenset(self._known.space.legal)
+        known = self._known
         needed = {**known.too_large, **known.findings}
         found: dict[Settings, float] = {}
         for settings, one in needed.items():
-            if settings in legal:
+            if settings in known.space.places:
                 ratio = one.most_bytes / max(self._bound(settings).total_bytes, 1)
                 key = settings.settings_class
                 found[key] = max(ratio, found.get(key, 0.0))
@@ -114,7 +132,24 @@ def _bounds(workload: Workload, cluster: Cluster) -> dict[Settings, MemoryBound]
     return {}
 
 
-# -- trials -----------------------------------------------------------------------------------
+# What each layout's configurations need by arithmetic, with their places in the space.
+@kept(maxsize=8)
+def _by_layout(
+    space: Space, workload: Workload, cluster: Cluster
+) -> Mapping[Settings, tuple[Rows, Array]]:
+    places = defaultdict[Settings, list[int]](list)
+    for place, settings in enumerate(space.legal):
+        places[settings.settings_class].append(place)
+    return {
+        layout: (
+            np.array(rows, dtype=np.intp),
+            np.array([memory_bound(workload, space.legal[n], cluster).total_bytes for n in rows]),
+        )
+        for layout, rows in places.items()
+    }
+
+
+# -- trials ----------------------------------------------------------------------------------
 
 
 def trials_of(known: Knowledge) -> list[Trial]:
@@ -135,10 +170,10 @@ def trials_of(known: Knowledge) -> list[Trial]:
             settings = probe.request.settings
             at_least_s[settings] = max(seconds, at_least_s.get(settings, 0.0))
     told = {*known.findings, *known.too_large, *known.slow, *known.failed, *at_least_s}
+    places = known.space.places
     trials = (
-        _trial(known, at_least_s, index, settings)
-        for index, settings in enumerate(known.space.legal)
-        if settings in told
+        _trial(known, at_least_s, index, known.space.legal[index])
+        for index in sorted(places[one] for one in told if one in places)
     )
     return [trial for trial in trials if trial is not None]
 
@@ -260,13 +295,12 @@ class Search:
     @cached_property
     def allowed(self) -> Mask:
         """Marks the legal configurations that may be probed: untried, and not ruled out."""
-        candidates, memory = set(self._candidates()), ExpectedMemory(self._known)
-        rows: Iterable[tuple[Settings, bool]] = zip(
-            self.prior.settings, self._is_large, strict=True
-        )
-        return np.array(
-            [one in candidates and not (large and memory.cannot_fit(one)) for one, large in rows]
-        )
+        places, memory = self._known.space.places, ExpectedMemory(self._known)
+        allowed = np.zeros(len(places), dtype=np.bool_)
+        allowed[[places[one] for one in self._candidates()]] = True
+        for place in np.flatnonzero(allowed & self._is_large).tolist():
+            allowed[place] = not memory.cannot_fit(self.prior.settings[place])
+        return allowed
 
     def propose(self) -> Proposed | None:
         """The most promising configuration; ``None`` when none is worth a probe."""

@@ -63,14 +63,12 @@ def _with_ends(quantity: Quantity, low: float, high: float) -> Quantity:
     return replace(quantity, low=min(exp(low), value), high=max(exp(high), value))
 
 
-def timed(known: Knowledge) -> dict[Settings, Evaluation]:
+@kept(maxsize=8)
+def timed(known: Knowledge) -> Mapping[Settings, Evaluation]:
     """All legal configurations of which steps were timed, fitting or not, in the space's order."""
-    found = {}
-    for settings in known.space.legal:
-        one = known.findings.get(settings) or known.slow.get(settings)
-        if one is not None and one.step_time_s.value is not None:
-            found[settings] = one
-    return found
+    places, found = known.space.places, {**known.slow, **known.findings}
+    legal = sorted((one for one in found if one in places), key=places.__getitem__)
+    return {one: found[one] for one in legal if found[one].step_time_s.value is not None}
 
 
 def compared(known: Knowledge) -> dict[Settings, Evaluation]:

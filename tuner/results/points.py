@@ -339,12 +339,13 @@ def importance(evidence: Evidence) -> Importance | None:
     shares, others = dict[str, float](), list[str]()
     for knob in KNOBS:
         values = [row[knob] for row, _ in timed]
-        groups = len(set(values))
+        places = {value: place for place, value in enumerate(set(values))}
+        groups = len(places)
         # Accumulation follows from the others. Of values that most configurations have alone,
         # nothing is known.
         if knob == ACCUMULATION or not 2 <= groups <= count / 2:
             continue
-        members = np.array([[one == value for value in set(values)] for one in values], float)
+        members = np.eye(groups)[[places[value] for value in values]]
         between = ((orders @ members) ** 2 / members.sum(axis=0)).sum(axis=1)
         explained = 1 - (1 - between / (times @ times)) * (count - 1) / (count - groups)
         if explained[0] > max(np.quantile(explained[1:], SURELY), 0.0):

@@ -26,6 +26,7 @@ from tuner.search.kernel import (
     Rows,
     alike,
     alike_again,
+    alike_rows,
     log_likelihood,
     one_thread,
     regress,
@@ -287,12 +288,11 @@ HAVE_NOT_RUN = frozenset({Result.FAILED, Result.TIMED_OUT})
 # Results after which a step is known to take at least so long.
 LOWER_BOUNDS = frozenset({Result.SLOW, Result.TIMED_OUT})
 
-_erf = np.vectorize(erf, otypes=[float])
-
 
 def normal_cdf(z: Array) -> Array:
     """The cumulative distribution of the standard normal."""
-    return np.asarray(0.5 * (1 + _erf(z / 2**0.5)))
+    found = np.fromiter(map(erf, (z / 2**0.5).ravel().tolist()), np.float64, z.size)
+    return np.asarray(0.5 * (1 + found.reshape(z.shape)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -331,7 +331,7 @@ def believe(prior: Prior, trials: Sequence[Trial], past: Past | None = None) -> 
     )
     past = None if past is None or not past.size else past
     tried = np.array([trial.index for trial in trials], dtype=np.intp)
-    near = alike(prior.features, prior.features[tried])
+    near = alike_rows(prior.features, tried).T
     need = _memory(prior, trials, near)
     log_need, need_error = prior.log_need + need.mean[:, 0], np.sqrt(need.variance + 1e-6)
     fits = normal_cdf((prior.log_limit - log_need) / need_error)

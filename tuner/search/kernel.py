@@ -56,6 +56,20 @@ def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
     return alike(*key.value)
 
 
+def alike_rows(points: Array, rows: Rows) -> Array:
+    """The similarity of some points with all of them, a row for each, as they were found first."""
+    known = _rows_of(ByContents(None, points))
+    new = [row for row in dict.fromkeys(rows.tolist()) if row not in known]
+    known.update(zip(new, alike(points[new], points), strict=True))
+    return np.array([known[row] for row in rows.tolist()]).reshape(len(rows), len(points))
+
+
+# At every ask of a study its candidates are the same, and so are all that were tried before.
+@lru_cache(maxsize=4)
+def _rows_of(key: ByContents[None]) -> dict[int, Array]:
+    return {}
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     # For matrices as small as ours its threads wait for each other where other programs compute.

@@ -77,6 +77,11 @@ class Space:
 
     # What is said of a study after every probe asks for them again.
     @cached_property
+    def places(self) -> Mapping[Settings, int]:
+        """Where each configuration stands in :attr:`legal`."""
+        return {one: place for place, one in enumerate(self.legal)}
+
+    @cached_property
     def _groups(self) -> dict[str, dict[Any, dict[Any, int]]]:
         return {}
 

@@ -133,7 +133,7 @@ def test_what_the_model_checkpoints_beside_fsdp_is_turned_off_where_it_is_said(
     path = tmp_path / "args.yaml"
     path.write_text(SHARDED + more + said, encoding="utf-8")
     place = {"cluster": "8xa100-80gb"}
-    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    question = read_question(str(path), None, {**place, "fidelity": "predicted"})
     assert question.asked.knobs["activation_checkpointing"] == "full"
     wanted = (
         "sharding=full_shard,micro_batch_size=2,gradient_accumulation_steps=8,sync_each_batch=false"
@@ -151,7 +151,7 @@ def test_a_fused_loss_that_the_file_has_stays_among_what_is_looked_at(tmp_path):
     fused = "liger_fused_linear_cross_entropy: true\n"
     path.write_text(AXOLOTL_FULL + fused, encoding="utf-8")
     place = {"cluster": "8xa100-80gb"}
-    question = read_question(str(path), None, place, {"fidelity": "predicted"})
+    question = read_question(str(path), None, {**place, "fidelity": "predicted"})
     assert question.request.knobs.fused_loss == (True, False)
 
 

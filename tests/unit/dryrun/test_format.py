@@ -16,7 +16,7 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "0a9e10753a6f359c3d47b485d79d6eaf8fc42da26c8c295e8cf6ddfb0de99343"),
+    "dry run": (5, "d3de3bfee12cfff7e9c3e471e8b36018753a060680fb3d4d8896e45917b3569d"),
     "verdict": (4, "e51838bf673295eb928d49078b76d019580e1d951829d4abe2abd8ed59a4f53b"),
     "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
 }

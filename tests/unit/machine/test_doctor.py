@@ -111,7 +111,8 @@ def test_what_processes_find_on_the_gpus():
     assert json.loads(json.dumps(found.as_dict()))["gpus"][0]["driver"] == "580.95.05"
 
 
-def test_gpus_that_cannot_be_used_are_a_serious_problem():
+def test_gpus_that_cannot_be_used_are_a_serious_problem(monkeypatch):
+    monkeypatch.setattr("tuner.machine.why_no_standin", lambda: "there is no nm")
     found = on_gpus(GpuLook(gpus=(GPU,), why_unusable="the NVIDIA driver 535 is too old"))
     assert not found.is_sound
     assert found.problems[0].what == "the NVIDIA driver 535 is too old"

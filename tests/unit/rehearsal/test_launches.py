@@ -45,7 +45,8 @@ def test_products_with_an_odd_vocabulary_are_told(columns):
 
 
 @pytest.mark.parametrize("backward", [False, True])
-def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, backward):
+@pytest.mark.parametrize("where", ["", "_for_cpu"])
+def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, where, backward):
     def before_2_13(known):
         def equal_heads(*shapes):
             assert len({shape[1] for shape in shapes}) == 1
@@ -56,13 +57,13 @@ def test_grouped_queries_count_where_torchs_formulas_know_of_none(monkeypatch, b
     for name in ("sdpa_flop_count", "sdpa_backward_flop_count"):
         monkeypatch.setattr(flop_counter, name, before_2_13(getattr(flop_counter, name)))
     query, key = meta(BATCH, 4, TOKENS, WIDTH), meta(BATCH, 2, TOKENS, WIDTH)
-    func = aten._scaled_dot_product_flash_attention.default
-    args = (query, key, key, 0.0, True)
+    operator = f"_scaled_dot_product_flash_attention{where}"
+    func, args = getattr(aten, operator).default, (query, key, key, 0.0, True)
     out = func(*args)
     if backward:
-        func = aten._scaled_dot_product_flash_attention_backward.default
-        args = (query, *args[:3], out[0], out[1], None, None, TOKENS, TOKENS, 0.0, True,
-                *out[6:8])  # fmt: skip
+        func = getattr(aten, f"{operator}_backward").default
+        counts = () if where else (None, None, TOKENS, TOKENS)
+        args = query, *args[:3], *out[:2], *counts, 0.0, True, *out[6:8]
     found = amounts(func, *args)
     flops = 2 * BATCH * 4 * TOKENS * (TOKENS + 128) / 2 * WIDTH
     which = "attention_backward_flops" if backward else "attention_flops"

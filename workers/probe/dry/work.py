@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+from torch.utils.flop_counter import flop_registry
 
 from workers.probe.collectives import tensors_of
 
@@ -174,26 +174,25 @@ def _attention(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> dic
     names = [argument.name for argument in func._schema.arguments]
     of = {**dict(zip(names, args, strict=False)), **kwargs}
     query, key, value = (of[which].shape for which in ("query", "key", "value"))
+    heads_behind_tokens = name.startswith(("_flash_attention", "_efficient_attention"))
     flops: float
-    if func.overloadpacket in _SHAPES:
+    if heads_behind_tokens:
         # each key counts for all of its queries, which formulas know of since torch 2.13 only; they
         # take shapes for tensors
-        heads = -2 if name.startswith(("_flash_attention", "_efficient_attention")) else 1
-        whole = {}
-        for which in ("key", "value"):
-            shape = list(of[which].shape)
-            shape[heads] = query[heads]
-            whole[id(of[which])] = torch.Size(shape)
+        whole = {
+            id(of[which]): torch.Size((*shape[:-2], query[-2], shape[-1]))
+            for which, shape in (("key", key), ("value", value))
+        }
         asked = [whole.get(id(one), one) for one in args]
         named = {key: whole.get(id(one), one) for key, one in kwargs.items()}
         flops = _SHAPES[func.overloadpacket](*asked, **named, out_val=out)
-    elif backward:
-        flops = sdpa_backward_flop_count(of["grad_out"].shape, query, key, value)
     else:
-        flops = sdpa_flop_count(query, key, value)
+        pairs = 2 * query[:-1].numel() * key[-2]
+        wide, made = query[-1], value[-1]
+        flops = pairs * (3 * wide + 2 * made if backward else wide + made)
     if of.get("is_causal"):  # half of the keys, and half a tile
         keys = key[-2]
-        if name.startswith(("_flash_attention", "_efficient_attention")):  # heads behind tokens
+        if heads_behind_tokens:
             keys = of.get("max_k") or of.get("max_seqlen_k") or key[-3]
         flops *= (keys + TILE_ROWS) / 2 / keys
     which = "attention_backward" if backward else "attention"
