@@ -278,7 +278,7 @@ def check_free_memory(question: Question, request: ProbeRequest) -> None:
         return
     ranks = 1 if request.fidelity is Fidelity.EMULATED else question.cluster.world_size
     settings = request.settings
-    found = predict(question.workload, question.cluster, question.framework, settings)
+    found = predict(*question.job, settings)
     needed, free = (found.allocated_bytes.value or 0.0) * ranks, free_bytes()
     if needed > free:
         raise ProbeError(

@@ -26,26 +26,6 @@ from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel
 from tuner.errors import UnknownNameError, UsageError
 from tuner.plain import Plain
 
-__all__ = [
-    "Condition",
-    "Effect",
-    "Framework",
-    "FrameworkName",
-    "KnobEffect",
-    "KnobRule",
-    "flag_differs",
-    "framework",
-    "installed_versions",
-    "knob_effect",
-    "knob_rules",
-    "parse_stated_versions",
-    "releases_of",
-    "usual_loss_kernel",
-    "usual_precision",
-    "usual_tensor_parallel",
-    "version_notes",
-]
-
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
 # Optimizers that are from there too.

@@ -246,6 +246,11 @@ class Question:
             check_script(self.script, self.cluster, self.framework, checked)
 
     @property
+    def job(self) -> tuple[Workload, Cluster, Framework]:
+        """What is trained, where, and with which stack: what a prediction is of."""
+        return self.workload, self.cluster, self.framework
+
+    @property
     def unprobed(self) -> str:
         """What it asks for that no probe runs but a user's script; empty where all is probed."""
         if self.script is not None:
@@ -458,7 +463,11 @@ class Study:
     @property
     def in_order(self) -> tuple[Probe, ...]:
         """Its probes as they were done, whichever was asked for first; then those that are not."""
-        return tuple(sorted(self.probes, key=_when_done))
+
+        def when_done(probe: Probe) -> tuple[bool, str, int]:
+            return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
+
+        return tuple(sorted(self.probes, key=when_done))
 
     def at(self, fidelity: Fidelity) -> "Study":
         """The study as if it had only the probes of one fidelity.
@@ -479,7 +488,3 @@ class Study:
 
 def _hash(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _when_done(probe: Probe) -> tuple[bool, str, int]:
-    return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id

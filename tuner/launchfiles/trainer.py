@@ -169,8 +169,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         None if is_trainer else own,
         refusals.tensors("the Trainer", settings, "trainer", question),
-        refusals.pipelines("the Trainer", settings, "trainer"),
-        None if is_trainer else refusals.fused("the Trainer", settings, "trainer"),
+        refusals.lacking("the Trainer", question, settings, "pipelines", framework="trainer"),
+        "the Trainer computes the loss by Liger's kernels, and these settings by code of the"
+        " script's; ask again with --framework trainer or --knob fused_loss=false"
+        if settings.fused_loss and not is_trainer
+        else None,
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
@@ -451,11 +454,7 @@ READ = frozenset({
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_misspelt(READ)
     for name, why in REFUSED.items():

@@ -8,6 +8,7 @@ from itertools import islice, product
 from operator import attrgetter
 from typing import Any
 
+from tuner.catalog.versions import Condition, Effect
 from tuner.core.configuration import (
     KNOBS,
     OTHERS_CHOSEN,
@@ -16,7 +17,7 @@ from tuner.core.configuration import (
     Settings,
     Sharding,
 )
-from tuner.core.framework import Condition, Effect, FrameworkName, knob_effect
+from tuner.core.framework import FrameworkName, knob_effect
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (

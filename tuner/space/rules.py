@@ -6,12 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.catalog.versions import meets
+from tuner.catalog.versions import Effect, meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     NOT_PROBED,
-    Effect,
     FrameworkName,
     flag_differs,
     knob_effect,
