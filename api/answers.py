@@ -27,8 +27,8 @@ from tuner.explain.brief import is_forecast
 from tuner.explain.known import best_known, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
-from tuner.results import Evidence, headline
-from tuner.results.summary import in_brief
+from tuner.results.points import Evidence
+from tuner.results.summary import headline, in_brief
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 

@@ -37,7 +37,7 @@ from tuner.explain.known import best_known
 from tuner.model import load_model
 from tuner.planner.prior import prior_of
 from tuner.planner.timing import counts_to_run
-from tuner.results import headline
+from tuner.results.summary import headline
 from tuner.store import Store, WorkerIdentity
 
 PROBES = 500

@@ -61,7 +61,6 @@ def _work(stop: StopRequest, command: argparse.Namespace) -> int:
 
 @contextmanager
 def _options(stop: StopRequest, command: argparse.Namespace) -> Iterator[WorkerOptions]:
-    """How and where probes are run."""
     launcher = LauncherName(command.launcher) if command.launcher else default_launcher()
     folder = probes_folder(command.probes)
     with open_site(launcher, stop, folder, ray=command.ray) as site:

@@ -21,7 +21,7 @@ from tuner.cost.calibration import Calibration, merged
 from tuner.cost.calibration_fit import fitted
 from tuner.errors import ProbeError
 from workers.devices import DeviceLocks, check_cluster, default_lock_path, devices_here, first_gpus
-from workers.launchers.base import Ended, Job, Launcher, Run, Why
+from workers.launchers.base import Ended, Job, Run, Why
 from workers.launchers.local import LocalLauncher, probe_argv
 from workers.measuring.records import (
     default_probes_folder,
@@ -44,8 +44,6 @@ FEW, MANY = 1, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """The sizes of one kind of device."""
-
     rows: int  # tokens of matrix products
     widths: tuple[int, ...]  # channels of matrix products
     copied: int  # elements that are copied: several times the last cache
@@ -185,8 +183,6 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How a calibration is run."""
-
     folder: Path = field(default_factory=default_probes_folder)
     lock: Path = field(default_factory=default_lock_path)
     """Path of the locks of devices, which are held while ranks run: a probe would spoil both."""
@@ -194,11 +190,7 @@ class Options:
 
 
 def calibrate(
-    cluster: Cluster,
-    stop: StopRequest,
-    *,
-    launcher: Launcher | None = None,
-    options: Options | None = None,
+    cluster: Cluster, stop: StopRequest, *, options: Options | None = None
 ) -> Calibration:
     """Measures the cluster, which must be this machine."""
     options = options or Options()
@@ -227,7 +219,7 @@ def calibrate(
         )
         try:
             write_spec(folder, spec)
-            run = (launcher or LocalLauncher()).start(job)
+            run = LocalLauncher().start(job)
         except OSError as error:
             raise ProbeError(f"the ranks could not be started: {error}") from error
         try:

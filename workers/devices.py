@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -127,7 +127,6 @@ class DeviceLocks:
 
     @property
     def wanted(self) -> bool:
-        """True if another waits for a device that is held here."""
         return any(lock.wanted for lock in self._locks if lock.held)
 
     def acquire(self) -> bool:
@@ -268,17 +267,9 @@ def check_machine(
         if why := why_not_rehearsed(cluster):
             raise ProbeError(f"it cannot be rehearsed here: {why}")
         return False
-    if fidelity is not Fidelity.EMULATED:
-        check_cluster(cluster, there)
-        return False
-    try:
-        why = why_not_emulated(cluster, there=there)
-        substitutes = stands_in(cluster, there=there) if not why else False
-    except UsageError as error:
-        raise ProbeError(f"{cluster.name} is asked about; {error}") from error
-    if why:
-        raise ProbeError(f"{cluster.name} is asked about; {why}")
-    return substitutes
+    emulates = fidelity is Fidelity.EMULATED
+    check_cluster(cluster, there, why_not_emulated if emulates else why_not_measured)
+    return emulates and stands_in(cluster, there=there)
 
 
 def check_free_memory(question: Question, request: ProbeRequest) -> None:
@@ -287,7 +278,7 @@ def check_free_memory(question: Question, request: ProbeRequest) -> None:
         return
     ranks = 1 if request.fidelity is Fidelity.EMULATED else question.cluster.world_size
     settings = request.settings
-    found = predict(question.workload, question.cluster, question.framework, settings)
+    found = predict(*question.job, settings)
     needed, free = (found.allocated_bytes.value or 0.0) * ranks, free_bytes()
     if needed > free:
         raise ProbeError(
@@ -296,10 +287,14 @@ def check_free_memory(question: Question, request: ProbeRequest) -> None:
         )
 
 
-def check_cluster(cluster: Cluster, there: Machine | None = None) -> None:
+def check_cluster(
+    cluster: Cluster,
+    there: Machine | None = None,
+    why_not: Callable[..., str] = why_not_measured,
+) -> None:
     """Raises ProbeError for a cluster that the machine is not."""
     try:
-        why = why_not_measured(cluster, there=there)
+        why = why_not(cluster, there=there)
     except UsageError as error:
         raise ProbeError(f"{cluster.name} is asked about; {error}") from error
     if why:

@@ -69,8 +69,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """How a worker runs probes."""
-
     queued_only: bool = False
     serves: bool = False
     """Set where other studies may want this worker, and other workers its study: a study that waits
@@ -98,8 +96,6 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """A claimed probe."""
-
     study: Study
     claim: Claim
     lease: Lease
@@ -189,7 +185,7 @@ class Executor:
         self._threads: ThreadPoolExecutor | None = None
         self._ranks: list[WarmRanks] = []
         self._over = ""  # why all probes are to be given up, beside a request to stop
-        self._is_waiting = False
+        self.is_waiting = False  # while other workers have the devices that were asked for
         self._told_at = -inf
         self._last: Workplace | None = None
 
@@ -329,12 +325,10 @@ class Executor:
         return Task(study=study, claim=claim, lease=lease, pause=pause, since=since)
 
     def start(self, workplace: Workplace, task: Task) -> None:
-        """Runs a claimed probe in a workplace whose devices were acquired."""
         assert self._threads is not None
         self._running[self._threads.submit(self._run, workplace, task)] = workplace, task
 
     def give_back(self, claim: Claim, why: str) -> None:
-        """Queues a probe again that was not run, or not to its end."""
         given = retried(partial(self._store.give_back, claim, why), self._stop)
         log.info(
             "probe %d: %s%s", claim.probe.row_id, why, "" if given else " (the claim was lost)"
@@ -382,7 +376,6 @@ class Executor:
 
     @property
     def is_full(self) -> bool:
-        """True while no workplace is free for another probe."""
         return bool(self.workplaces) and len(self._running) == len(self.workplaces)
 
     @property
@@ -432,7 +425,7 @@ class Executor:
             return None
         until = time.monotonic() + LOCKS_S
         while (found := self._first(alone=alone)) is None:
-            self._is_waiting = True
+            self.is_waiting = True
             if time.monotonic() >= self._told_at + TOLD_S:
                 self._told_at = time.monotonic()
                 log.warning("waiting for %s on this machine", self.holder)
@@ -441,7 +434,7 @@ class Executor:
             # what ended meanwhile has devices too, and they are free now
             if self._collect():
                 return None
-        self._is_waiting, self._told_at = False, -inf
+        self.is_waiting, self._told_at = False, -inf
         for other in self._free():
             if other is not found:
                 other.release()
@@ -449,14 +442,8 @@ class Executor:
 
     @property
     def holder(self) -> str:
-        """Who has the devices that are waited for."""
         locks = (one for place in self._free() for one in (place.own, place.others))
         return next((who for one in locks if (who := one.holder)), "a worker")
-
-    @property
-    def is_waiting(self) -> bool:
-        """True while other workers have the devices that were asked for."""
-        return self._is_waiting
 
     def can_start(self) -> bool:
         """Tells, and holds the devices, if another probe could begin at once."""
@@ -468,12 +455,12 @@ class Executor:
             if workplace.has_had_its_turn:
                 workplace.end_ranks()
                 self._stop.wait(ROOM_S)
-            elif not workplace.has_ranks and not self._is_waiting:
+            elif not workplace.has_ranks and not self.is_waiting:
                 workplace.release()
 
     def release(self) -> None:
         """Waits for no device any more, since there is nothing to run."""
-        self._is_waiting = False
+        self.is_waiting = False
         for workplace in self._free():
             workplace.release()
 

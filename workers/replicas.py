@@ -19,7 +19,7 @@ from tuner.core.study import Study
 from tuner.errors import ProbeError
 from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
 from tuner.guard.faults import blamed_by_counts, replicas_of
-from tuner.guard.replica import Replica, family_of, replica_of, stack_of, usual_cases
+from tuner.guard.replica import Replica, replica_of, stack_of, usual_cases
 from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
 from tuner.store import Store
@@ -34,19 +34,6 @@ DEADLINE_S = 240.0
 POLL_S = 0.1
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestedReplica:
-    """A replica to be trained."""
-
-    replica: Replica
-    family: str  # the family of its check (:func:`tuner.guard.replica.family_of`)
-
-    @property
-    def key(self) -> str:
-        """The key of its check, in the versions that are installed."""
-        return self.replica.key(installed_versions())
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +52,7 @@ class ReplicaTrainer:
 
     # Of a study's finalists
 
-    def unchecked(self, study: Study) -> list[RequestedReplica]:
+    def unchecked(self, study: Study) -> list[Replica]:
         """The replicas of the answer, and of what ties with it, that are not checked yet.
 
         None for predicted answers; none where other versions are asked about than those that are
@@ -78,9 +65,7 @@ class ReplicaTrainer:
         if asked != stack_of(installed_versions(), question.workload):
             return []
         finalists = {
-            replica.key(question.framework.versions): RequestedReplica(
-                replica=replica, family=family_of(question)
-            )
+            replica.key(question.framework.versions): replica
             for settings in to_guard(learned(study, study.limits.fidelity))
             for replica in replicas_of(question, settings)
         }
@@ -88,7 +73,7 @@ class ReplicaTrainer:
         return [one for key, one in finalists.items() if key not in decided | self._tried]
 
     def train_finalists(
-        self, requested: Sequence[RequestedReplica], deadline_s: float
+        self, requested: Sequence[Replica], deadline_s: float
     ) -> Generator[GuardCheck, None, None]:
         """The checks of finalists, each as soon as it is done; none is tried again.
 
@@ -96,7 +81,8 @@ class ReplicaTrainer:
         are left are ``not_checked``, with the reason.
         """
         log.info("training %d small replicas of the finalists", len(requested))
-        left = {one.key: one for one in requested}
+        versions = installed_versions()
+        left = {one.key(versions): one for one in requested}
         self._tried |= left.keys()
         try:
             for check in self.train(requested, deadline_s=deadline_s):
@@ -106,14 +92,13 @@ class ReplicaTrainer:
         except ProbeError as error:
             log.warning("small replicas could not be trained: %s", error)
             why = f"its small replica could not be trained: {error}"
-            versions = installed_versions()
             for one in left.values():
                 yield _check(one, Outcome.CRASHED, why, versions)
 
     # Training
 
     def train(
-        self, requested: Sequence[RequestedReplica], *, deadline_s: float = math.inf
+        self, requested: Sequence[Replica], *, deadline_s: float = math.inf
     ) -> Generator[GuardCheck, None, None]:
         """The checks of replicas, each as soon as it is done, those of few ranks first.
 
@@ -122,10 +107,8 @@ class ReplicaTrainer:
         """
         self._until = time.monotonic() + deadline_s
         versions = installed_versions()
-        by_ranks = sorted(requested, key=lambda one: one.replica.cluster.world_size)
-        references = {
-            one.replica.reference.key(versions): one.replica.reference for one in by_ranks
-        }
+        by_ranks = sorted(requested, key=lambda one: one.cluster.world_size)
+        references = {one.reference.key(versions): one.reference for one in by_ranks}
         found: dict[str, Measurement] = {}
         with WarmRanks(launcher=self.launcher, argv=self.argv, folder=self.folder) as ranks:
             for key, reference in references.items():
@@ -133,9 +116,9 @@ class ReplicaTrainer:
                 if found[key].outcome is Outcome.OK:
                     self._references[key] = found[key]
             for one in by_ranks:
-                if (key := one.replica.key(versions)) not in found:
-                    found[key] = self._train_one(one.replica, ranks)
-                alone = found[one.replica.reference.key(versions)]
+                if (key := one.key(versions)) not in found:
+                    found[key] = self._train_one(one, ranks)
+                alone = found[one.reference.key(versions)]
                 yield _compared(one, versions, found[key], alone)
 
     def _train_one(self, replica: Replica, ranks: WarmRanks) -> Measurement:
@@ -152,13 +135,8 @@ class ReplicaTrainer:
 
 
 def _compared(
-    requested: RequestedReplica,
-    versions: Mapping[str, str],
-    found: Measurement,
-    reference: Measurement,
+    replica: Replica, versions: Mapping[str, str], found: Measurement, reference: Measurement
 ) -> GuardCheck:
-    """The check of a replica, from its measurement and its reference's."""
-    replica = requested.replica
     knob = blamed_by_counts(replica.settings, replica.cluster.world_size, found)
     outcome, detail, worst = found.outcome, found.detail, None
     if reference.outcome is not Outcome.OK and outcome in (Outcome.OK, Outcome.NON_FINITE):
@@ -168,19 +146,17 @@ def _compared(
         outcome, detail, knob = judge(replica, found, reference)
         worst = max(step.relative for step in deviations(found, reference))
     worst = worst if worst is not None and math.isfinite(worst) else None
-    check = _check(requested, outcome, detail, versions)
+    check = _check(replica, outcome, detail, versions)
     ran = {**check.versions, **stack_of(found.versions, replica.workload)}
     return replace(check, worst=worst, knob=knob, versions=ran)
 
 
 def _check(
-    requested: RequestedReplica, outcome: Outcome, detail: str, versions: Mapping[str, str]
+    replica: Replica, outcome: Outcome, detail: str, versions: Mapping[str, str]
 ) -> GuardCheck:
-    """The check of a replica that ended with an outcome where these versions are installed."""
-    replica = requested.replica
     return GuardCheck(
         key=replica.key(versions),
-        family=requested.family,
+        family=replica.family,
         ruling=check_state_of(outcome),
         outcome=outcome,
         model_type=replica.workload.model.model_type,
@@ -201,10 +177,7 @@ def check_knobs_here(store: Store, pause: Callable[[float], str]) -> bool:
     while not locks.acquire():
         if pause(POLL_S):
             return False
-    requested = [
-        RequestedReplica(replica=replica_of(question, settings), family=family_of(question))
-        for question, settings in usual_cases()
-    ]
+    requested = [replica_of(question, settings) for question, settings in usual_cases()]
     try:
         with closing(ReplicaTrainer(pause=pause).train(requested)) as checks:
             for check in checks:

@@ -185,7 +185,6 @@ class StudyQueue:
         return AGAIN_S
 
     def _fail(self, study_id: str, reason: str) -> None:
-        """Ends a study that nobody can go on with."""
         if self.store.move(study_id, StudyState.FAILED, reason, expect=OPEN):
             log.warning("study %s has failed: %s", study_id, reason)
 

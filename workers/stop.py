@@ -33,12 +33,10 @@ class StopRequest:
         self._reading = threading.Lock()
 
     def install(self) -> None:
-        """Takes the signals that ask a process to end."""
         for number in SIGNALS:
             signal.signal(number, self._note)
 
     def request(self, why: str) -> None:
-        """Asks for it from within this process."""
         self.is_from_within = self.is_from_within or not self._why
         self._why = self._why or why
 
@@ -47,8 +45,12 @@ class StopRequest:
         until = time.monotonic() + seconds
         while not self._why:
             left = min(0.1, until - time.monotonic())
-            if self._starter_gone(max(0.0, left)):
-                self._why = "the command that started the worker is gone"
+            if self._watch_fd is None:
+                time.sleep(max(0.0, left))
+            elif self._has_news(max(0.0, left)):
+                with self._reading:  # another thread may have read what there was
+                    if self._has_news(0) and not os.read(self._watch_fd, 4096):
+                        self._why = "the command that started the worker is gone"
             if left <= 0:
                 break
         return self._why
@@ -57,17 +59,8 @@ class StopRequest:
         self.signal = signal.Signals(number)
         self._why = f"the worker got {self.signal.name}"
 
-    def _starter_gone(self, seconds: float) -> bool:
-        """Sleeps; true once the watched pipe was closed. Bytes in it mean nothing."""
-        if self._watch_fd is None:
-            time.sleep(seconds)
-            return False
-        if not self._has_news(seconds):
-            return False
-        with self._reading:  # another thread may have read what there was
-            return self._has_news(0) and not os.read(self._watch_fd, 4096)
-
     def _has_news(self, seconds: float) -> bool:
+        """Sleeps until the watched pipe is closed or has bytes, which mean nothing."""
         poll = select.poll()  # one cannot be used by two threads at once
         assert self._watch_fd is not None
         poll.register(self._watch_fd, select.POLLIN)
@@ -75,11 +68,8 @@ class StopRequest:
 
 
 def open_fd(text: str) -> int:
-    """The number of an open file, for an option of a command.
-
-    Raises:
-        argparse.ArgumentTypeError: it is not open.
-    """
+    """The number of an open file, for an option of a command. Raises argparse.ArgumentTypeError: it
+    is not open."""
     fd = int(text)
     try:
         os.fstat(fd)

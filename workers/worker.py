@@ -212,7 +212,6 @@ class Worker:
     # Running
 
     def _begin(self, study: Study, fidelity: Fidelity, queued: ProbeRequest) -> int | None:
-        """Claims a queued probe, and has it run, once its devices are free."""
         site = self._options.site
         if fidelity is not Fidelity.PREDICTED and site.left_s <= probe_s(study.at(fidelity)):
             # another probe could not end before its devices are taken away: all is ended now
@@ -257,7 +256,6 @@ class Worker:
         return by_itself or request.settings.cpu_offload or is_final(study, request)
 
     def _end_of_queue(self, study: Study) -> int | None:
-        """Nothing is queued, and nothing is to be planned."""
         if any(probe.state is ProbeState.RUNNING for probe in study.probes):
             self._executor.wait(PAUSE_S)
             return None
@@ -321,8 +319,6 @@ def probe_s(study: Study) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
-    """The rest of a study's budgets of time and of device-seconds."""
-
     seconds: float = math.inf  # until its worker must end; infinite without a budget
     of_running_s: float = math.inf
     """For which the probes may run on: what they hold devices for counts too."""

@@ -17,7 +17,7 @@ from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import RAN, Category, Outcome
 from tuner.core.quantity import Provenance, Quantity
 from tuner.core.study import Study
-from tuner.results import BestSoFar
+from tuner.results.points import BestSoFar
 from tuner.text import size_text, size_unit
 
 HEIGHT_PX, PROGRESS_PX = 300.0, 220.0

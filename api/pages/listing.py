@@ -25,11 +25,18 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.study import OPEN, StudyState
 from tuner.core.words import listed, rank_word
 from tuner.errors import UsageError
-from tuner.results import Compared, Difference, Headline, Part, differences
-from tuner.results import headline as make_headline
-from tuner.results import points as find_points
-from tuner.results.summary import LEAST_COMPARED, MOST_COMPARED
-from tuner.store import Store, StudyStatus, StudySummary
+from tuner.results.points import points as find_points
+from tuner.results.summary import (
+    LEAST_COMPARED,
+    MOST_COMPARED,
+    Compared,
+    Difference,
+    Headline,
+    Part,
+    differences,
+)
+from tuner.results.summary import headline as make_headline
+from tuner.store import Store, StudyStatus
 from tuner.store.store import ORDERS
 
 log = logging.getLogger(__name__)
@@ -155,26 +162,10 @@ def list_studies(
     begin = (wanted.page - 1) * ON_A_PAGE
     page = store.studies(limit=ON_A_PAGE, offset=begin, order=wanted.sort, **which)
     last = max(1, ceil(total / ON_A_PAGE))
-    return SimpleNamespace(
-        wanted=wanted,
-        columns=COLUMNS,
-        lines=tuple(_lines(store, answers, page, clock)),
-        has_labels=any(one.labels.keys() - {NAME} for one in page),
-        total=total,
-        first=begin + 1,
-        pages=last,
-        before=wanted.href(page=wanted.page - 1) if wanted.page > 1 else "",
-        after=wanted.href(page=wanted.page + 1) if wanted.page < last else "",
-        made_at=datetime.now(UTC).isoformat(),
-    )
-
-
-def _lines(
-    store: Store, answers: Answers, page: Sequence[StudySummary], clock: Callable[[], float]
-) -> Iterator[SimpleNamespace]:
     ids = [summary.id for summary in page]
     kept, standings = store.summaries(ids), store.statuses(ids)
     until = clock() + BUDGET_S
+    lines = []
     for summary in page:
         stored, standing = kept.get(summary.id), standings.get(summary.id)
         if standing is None:  # it was deleted meanwhile
@@ -188,18 +179,32 @@ def _lines(
         if is_old and clock() < until and (made := _made(answers, standing)):
             line, is_old = made, False
         speed = line.tokens_per_s_per_gpu if line else None
-        yield SimpleNamespace(
-            summary=summary,
-            name=summary.labels.get(NAME, ""),
-            labels=label_texts(summary.labels),
-            headline=line,
-            is_open=summary.state in OPEN,
-            is_old=is_old,
-            state=NOTHING_FITS if line and line.nothing_fits else str(summary.state),
-            words=settings_words(line.settings) if line and line.settings else (),
-            speed=speed if speed and speed.value is not None else None,
-            share=min(1.0, line.needed_share) if line and line.needed_share else None,
+        lines.append(
+            SimpleNamespace(
+                summary=summary,
+                name=summary.labels.get(NAME, ""),
+                labels=label_texts(summary.labels),
+                headline=line,
+                is_open=summary.state in OPEN,
+                is_old=is_old,
+                state=NOTHING_FITS if line and line.nothing_fits else str(summary.state),
+                words=settings_words(line.settings) if line and line.settings else (),
+                speed=speed if speed and speed.value is not None else None,
+                share=min(1.0, line.needed_share) if line and line.needed_share else None,
+            )
         )
+    return SimpleNamespace(
+        wanted=wanted,
+        columns=COLUMNS,
+        lines=tuple(lines),
+        has_labels=any(one.labels.keys() - {NAME} for one in page),
+        total=total,
+        first=begin + 1,
+        pages=last,
+        before=wanted.href(page=wanted.page - 1) if wanted.page > 1 else "",
+        after=wanted.href(page=wanted.page + 1) if wanted.page < last else "",
+        made_at=datetime.now(UTC).isoformat(),
+    )
 
 
 # The label that a page shows as a study's name.

@@ -55,8 +55,8 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState, parse_labels
 from tuner.core.words import rank_word, rough_duration_text
 from tuner.errors import OtherLimitsError, TunerError, UsageError
-from tuner.results import Predictor
 from tuner.results.summary import LEAST_COMPARED
+from tuner.results.what_if import Predictor
 from tuner.space import enumerate_space
 from tuner.store.access import IDLE, LASTS, Action, AuditNote, Keys, Sessions, includes
 from tuner.store.figures import usual_probe_s

@@ -20,7 +20,6 @@ from api.pages.evidence import trouble_of
 from api.pages.form_fields import GPUS_PER_NODE, NODES
 from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
 from api.pages.render import linked, render_part, settings_path, spaced
-from tuner import results
 from tuner.client.answered import exported
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.cluster import parse_cluster
@@ -37,6 +36,7 @@ from tuner.explain.known import why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
+from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.store import Event, Store, StudyStatus
 from tuner.store.tables import EventKind

@@ -12,7 +12,7 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, share_text, speed_text
 from tuner.errors import UsageError
-from tuner.results import Predictor
+from tuner.results.what_if import Predictor
 from tuner.text import show, size_text
 
 # Relative difference below which two figures are called equal.

@@ -15,7 +15,6 @@ from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, rate_text, sizes_text
 from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
-from tuner.explain.english import say
 from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
 from tuner.text import show, size_number, size_text, size_unit
@@ -51,7 +50,7 @@ def show_prediction(
         columns.append(Column(title, [*names, *blank]))
         columns.append(Column(unit, [*numbers, *blank], is_number=True))
     console.print(table_of(columns, console.width))
-    explained = list(map(say, memory_facts(case.question, case.settings, profiles)))
+    explained = list(map(str, memory_facts(case.question, case.settings, profiles)))
     paragraphs(console, explained, "Memory", further=2)
     paragraphs(console, notes_of(case, finding, found), "Notes", further=2)
 

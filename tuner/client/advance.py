@@ -133,9 +133,7 @@ def measurement_of(
             dry_run=dry_run.key if dry_run.is_kept else "",
         )
     # Tensors by the dry run; what is beside them by arithmetic.
-    predicted = predict(
-        question.workload, question.cluster, question.framework, settings, profile=profile
-    )
+    predicted = predict(*question.job, settings, profile=profile)
     allocated = int(predicted.allocated_bytes.value or 0)
     memory = Memory(
         allocated_bytes=allocated,

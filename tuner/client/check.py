@@ -51,7 +51,7 @@ from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.launchfiles import trainer
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.files import LARGEST_BYTES, READERS, Opened, open_file, read_text
-from tuner.results import Evidence
+from tuner.results.points import Evidence
 from tuner.store import Store, open_store
 
 if TYPE_CHECKING:

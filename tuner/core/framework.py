@@ -26,26 +26,6 @@ from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel
 from tuner.errors import UnknownNameError, UsageError
 from tuner.plain import Plain
 
-__all__ = [
-    "Condition",
-    "Effect",
-    "Framework",
-    "FrameworkName",
-    "KnobEffect",
-    "KnobRule",
-    "flag_differs",
-    "framework",
-    "installed_versions",
-    "knob_effect",
-    "knob_rules",
-    "parse_stated_versions",
-    "releases_of",
-    "usual_loss_kernel",
-    "usual_precision",
-    "usual_tensor_parallel",
-    "version_notes",
-]
-
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"
 # Optimizers that are from there too.
@@ -132,6 +112,11 @@ class Framework(Plain):
         """The FSDP that shards parameters in these versions (of no meaning for nanotron)."""
         required = version_table().frameworks[self.name].fsdp2
         return 2 if any(meets_all(self.versions, one) for one in required) else 1
+
+    def too_old(self, package: str, needed: str) -> str:
+        """The release of a package where it is known and does not meet ``needed``; else empty."""
+        release = self.versions.get(package)
+        return "" if release is None or meets(release, needed) else release
 
     @property
     def puts_off(self) -> bool:
@@ -254,10 +239,9 @@ def no_optimizer(workload: Workload, framework: Framework) -> str:
         return ""
     if framework.name is FrameworkName.TRAINER:  # ``OptimizerNames`` in training_args.py, 5.23
         return "is none of the Trainer's optimizers; ask with --framework accelerate"
-    release = framework.versions.get("torch")
-    if release is None or meets(release, MUON_BY_TORCH):
-        return ""
-    return f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {release}"
+    old = framework.too_old("torch", MUON_BY_TORCH)
+    needed = f"needs torch {MUON_BY_TORCH.strip('>=')} or newer, and the question names {old}"
+    return old and needed
 
 
 def releases_of(packages: Iterable[str]) -> dict[str, str]:

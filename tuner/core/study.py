@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any
 
-from tuner.catalog.versions import meets
 from tuner.core.bounds import Number, Spelled, Whole, check_bounds
 from tuner.core.cluster import Cluster, Device
 from tuner.core.configuration import KNOBS, Settings, knob_value, no_knob
@@ -185,10 +184,9 @@ def _not_packed(workload: Workload, cluster: Cluster, framework: Framework) -> s
     if packing is None:
         return ""
     oldest = packing.oldest_transformers(workload.model)
-    release = framework.versions.get("transformers")
-    if oldest and release is not None and not meets(release, f">={oldest}"):
+    if oldest and (old := framework.too_old("transformers", f">={oldest}")):
         return (
-            f"needs transformers {oldest} or newer: in {release} tokens of"
+            f"needs transformers {oldest} or newer: in {old} tokens of"
             f" {workload.model.model_type} would see other documents"
         )
     if packing.variant is not PackingVariant.VARLEN:
@@ -246,6 +244,11 @@ class Question:
             raise UsageError("optimizer", str(self.workload.optimizer), why)
         if self.script is not None:
             check_script(self.script, self.cluster, self.framework, checked)
+
+    @property
+    def job(self) -> tuple[Workload, Cluster, Framework]:
+        """What is trained, where, and with which stack: what a prediction is of."""
+        return self.workload, self.cluster, self.framework
 
     @property
     def unprobed(self) -> str:
@@ -460,7 +463,11 @@ class Study:
     @property
     def in_order(self) -> tuple[Probe, ...]:
         """Its probes as they were done, whichever was asked for first; then those that are not."""
-        return tuple(sorted(self.probes, key=_when_done))
+
+        def when_done(probe: Probe) -> tuple[bool, str, int]:
+            return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id
+
+        return tuple(sorted(self.probes, key=when_done))
 
     def at(self, fidelity: Fidelity) -> "Study":
         """The study as if it had only the probes of one fidelity.
@@ -481,7 +488,3 @@ class Study:
 
 def _hash(values: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _when_done(probe: Probe) -> tuple[bool, str, int]:
-    return probe.state is not ProbeState.DONE, probe.finished_at or "", probe.id

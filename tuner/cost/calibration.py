@@ -216,11 +216,8 @@ class Reading(Plain):
 def merged(cases: Sequence[Mapping[str, Any]], ranks: Iterable[Any]) -> tuple[Reading, ...]:
     """The readings of all ranks, case by case; they may have had no time for the last cases.
 
-    A rank has written for each the case and ``seconds`` of its batches.
-
-    Raises:
-        ValueError: a rank timed something else, or not what the others did, or its seconds are
-            none.
+    A rank has written for each the case and ``seconds`` of its batches. Raises ValueError: a rank
+    timed something else, or not what the others did, or its seconds are none.
     """
     rows = [list(rank) for rank in ranks]
     if len({len(row) for row in rows}) != 1 or len(rows[0]) > len(cases):

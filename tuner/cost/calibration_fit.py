@@ -40,11 +40,8 @@ def fitted(
     at: str,
     wall_s: float,
 ) -> Calibration:
-    """The rates of a cluster, of the readings of all its ranks.
-
-    Raises:
-        ValueError: no copies or no matrix products were timed.
-    """
+    """The rates of a cluster, of the readings of all its ranks. Raises ValueError: no copies or no
+    matrix products were timed."""
     if not (copies := of_kind(readings, "copy")):
         raise ValueError("no copies were timed")
     # the largest copies, in bytes read and written per second: small ones stay in caches
@@ -162,7 +159,6 @@ class _Timed:
 
 
 def _layers(readings: Iterable[Reading]) -> list[_Timed]:
-    """Pairs of readings that differ in depth alone."""
     by_shape: dict[str, dict[int, Reading]] = {}
     for reading in readings:
         model = {k: v for k, v in reading.case["model"].items() if k != "num_hidden_layers"}
@@ -207,7 +203,6 @@ BEYOND = 1.1
 
 
 def _costs(small_dim: float, **torch: float) -> Costs:
-    """Constants of matrices and attention alone, and what is given."""
     usual = default_costs()
     nothing = {"traffic_factor": 0.0, "logit_traffic": 0.0}
     changed = replace(usual.torch, **{"small_dim": small_dim, **nothing, **torch})

@@ -116,11 +116,8 @@ class TorchCosts:
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Constants by table.
-
-    Raises:
-        TypeError: a table as a mapping that lacks a constant, or has another.
-    """
+    """Constants by table. Raises TypeError: a table as a mapping that lacks a constant, or has
+    another."""
 
     memory: MemoryCosts  # of nanotron's memory, and of all memory's intervals
     device: DeviceCosts  # of what the device holds beside tensors

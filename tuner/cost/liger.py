@@ -32,7 +32,6 @@ MORE_BYTES_OFF = 0.05
 
 
 def runs_liger(settings: Settings, framework: Framework, script: Script) -> bool:
-    """Tells whether Liger's kernels compute the loss."""
     kernel = script.loss_kernel or usual_loss_kernel(framework.name)
     return settings.fused_loss and kernel is LossKernel.LIGER
 

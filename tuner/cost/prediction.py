@@ -65,41 +65,39 @@ def uncovered(workload: Workload, framework: Framework) -> str:
     fp32 master weights and fp32 gradients, and say nothing of other formats and optimizers, or
     of another loss than its own. Nor is DeepSpeed's.
     """
-    if framework.name is FrameworkName.DEEPSPEED:
-        return _uncovered_by_zero(workload)
-    if framework.name is not FrameworkName.NANOTRON:
+    if framework.name not in (FrameworkName.DEEPSPEED, FrameworkName.NANOTRON):
         return ""
-    model_type = workload.model.model_type
-    if model_type not in NANOTRON_MODEL_TYPES:
-        covered = ", ".join(sorted(NANOTRON_MODEL_TYPES))
-        return f"nanotron is covered for {covered}, and not for {model_type}"
-    if workload.precision is not Precision.BF16 or workload.optimizer is not Optimizer.ADAMW:
-        asked = f"{workload.precision} with {workload.optimizer}"
-        return f"nanotron is covered in bf16 with adamw, and not for {asked}"
-    if not workload.splits_sequence:
-        asked = f"tensor_parallel={workload.tensor_parallel}"
-        return f"nanotron is covered with sequence parallelism, and not for {asked}"
-    if workload.adapter is not None:
-        return "nanotron trains no adapters"
-    if workload.frozen:
-        return "nanotron trains all of a model"
-    if workload.packing is not None:
-        return "nanotron's packing is its own, and not covered"
-    if workload.loss is not Loss.HF:
-        return f"nanotron's loss is its own, and loss={workload.loss} would change no figure"
-    return ""
-
-
-def _uncovered_by_zero(workload: Workload) -> str:
-    if workload.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD):
-        return f"DeepSpeed is covered with torch's AdamW and SGD, and not with {workload.optimizer}"
-    if workload.is_traced:
-        return f"DeepSpeed is covered by arithmetic, which knows no {workload.model.type_and_task}"
-    if workload.adapter is not None:
-        return "DeepSpeed is covered for whole models, and not for adapters"
-    if workload.packing is not None:
-        return "DeepSpeed is covered for sequences of one document, and not for packing"
-    return ""
+    work, model, optimizer = workload, workload.model, workload.optimizer
+    types = ", ".join(sorted(NANOTRON_MODEL_TYPES))
+    torchs = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED, Optimizer.SGD)
+    whys: Mapping[FrameworkName, Mapping[str, object]] = {
+        FrameworkName.DEEPSPEED: {
+            f"DeepSpeed is covered with torch's AdamW and SGD, and not with {optimizer}":
+                optimizer not in torchs,
+            f"DeepSpeed is covered by arithmetic, which knows no {model.type_and_task}":
+                work.is_traced,
+            "DeepSpeed is covered for whole models, and not for adapters":
+                work.adapter is not None,
+            "DeepSpeed is covered for sequences of one document, and not for packing":
+                work.packing is not None,
+        },
+        FrameworkName.NANOTRON: {
+            f"nanotron is covered for {types}, and not for {model.model_type}":
+                model.model_type not in NANOTRON_MODEL_TYPES,
+            "nanotron is covered in bf16 with adamw, and not for"
+            f" {work.precision} with {optimizer}":
+                work.precision is not Precision.BF16 or optimizer is not Optimizer.ADAMW,
+            "nanotron is covered with sequence parallelism, and not for"
+            f" tensor_parallel={work.tensor_parallel}":
+                not work.splits_sequence,
+            "nanotron trains no adapters": work.adapter is not None,
+            "nanotron trains all of a model": work.frozen,
+            "nanotron's packing is its own, and not covered": work.packing is not None,
+            f"nanotron's loss is its own, and loss={work.loss} would change no figure":
+                work.loss is not Loss.HF,
+        },
+    }  # fmt: skip
+    return next((why for why, holds in whys[framework.name].items() if holds), "")
 
 
 def uncovered_settings(
@@ -162,14 +160,13 @@ class AllocatedTensors:
     breakdowns: Mapping[str, Mapping[str, float]]
     """Bytes by category at each phase's highest moment; at least of the peak's phase."""
     basis: Basis
-    low: float  # lower end of the interval, as a factor
-    high: float
+    width: Width
     late_bytes: float = 0.0  # freed too late for others to use
 
     @property
     def allocated(self) -> Quantity:
         value = sum(self.breakdown.values())
-        return predicted(value, self.low * value, self.high * value)
+        return predicted(value, self.width.low * value, self.width.high * value)
 
     @property
     def breakdown(self) -> Mapping[str, float]:
@@ -216,8 +213,7 @@ def _allocated_tensors(
     if profile is not None:
         tensors = _profile_bytes(profile, settings, cluster, framework, costs)
         if workload.is_traced:  # blocks' rests are not known: as wide as arithmetic
-            width = costs.memory.arithmetic
-            return replace(tensors, low=width.low, high=width.high)
+            return replace(tensors, width=costs.memory.arithmetic)
     else:
         found = step_memory(workload, settings, cluster, 1 + script.selects_every_2nd)
         tensors = _arithmetic(found, costs.memory.arithmetic)
@@ -239,8 +235,7 @@ def _arithmetic(found: StepMemory, width: Width) -> AllocatedTensors:
         by_phase={str(phase): size for phase, size in found.by_phase.items()},
         breakdowns={str(phase): found.breakdown(phase) for phase in found.moments},
         basis=Basis.ARITHMETIC,
-        low=width.low,
-        high=width.high,
+        width=width,
     )
 
 
@@ -252,9 +247,9 @@ def _with_liger(tensors: AllocatedTensors, size: float) -> AllocatedTensors:
     found = tensors.with_more(more)
     off = {phase: MORE_BYTES_OFF * abs(size) * (phase == loss) for phase in found.by_phase}
     peak = max(found.by_phase.values())
-    low = max(found.low * at - off[phase] for phase, at in found.by_phase.items())
-    high = max(found.high * at + off[phase] for phase, at in found.by_phase.items())
-    return replace(found, low=low / peak, high=high / peak)
+    low = max(found.width.low * at - off[phase] for phase, at in found.by_phase.items())
+    high = max(found.width.high * at + off[phase] for phase, at in found.by_phase.items())
+    return replace(found, width=Width(low / peak, high / peak))
 
 
 def _pipeline_bytes(
@@ -276,8 +271,7 @@ def _pipeline_bytes(
         by_phase={phase: sum(breakdown.values())},
         breakdowns={phase: breakdown},
         basis=Basis.ARITHMETIC,
-        low=costs.memory.nanotron.low,
-        high=costs.memory.nanotron.high,
+        width=costs.memory.nanotron,
         late_bytes=most.late_bytes,
     )
 
@@ -300,13 +294,11 @@ def _profile_bytes(
         if package in ran
     )
     peak = profile.peak(settings.micro_batch_size, settings.gradient_accumulation_steps)
-    width = costs.memory.arithmetic if stands_in else costs.memory.dry_run
     return AllocatedTensors(
         by_phase={phase: float(size) for phase, size in peak.by_phase.items()},
         breakdowns={peak.phase: {k: float(v) for k, v in peak.breakdown.items()}},
         basis=Basis.DRY_RUN,
-        low=width.low,
-        high=width.high,
+        width=costs.memory.arithmetic if stands_in else costs.memory.dry_run,
     )
 
 
@@ -366,9 +358,9 @@ def predict(
     traced = workload.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if reason := uncovered_settings(workload, framework, cluster, settings):
-        return unknown_prediction(limit, reason)
+        return Prediction(limit_bytes=limit, why=reason)
     if traced and (profile is None or script != PLAIN):
-        return unknown_prediction(limit, untraced(workload, script))
+        return Prediction(limit_bytes=limit, why=untraced(workload, script))
     name, piped = framework.name, framework.name is FrameworkName.NANOTRON
     tensors = _allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
@@ -471,11 +463,6 @@ OF_TRACES = (
     "memory, and the operators that time is priced by, are of dry runs of transformers' own class"
     " alone: no arithmetic knows this model type, or what of it is trained"
 )
-
-
-def unknown_prediction(limit: float, why: str) -> Prediction:
-    """Makes the prediction of a configuration about which nothing is known, with the reason."""
-    return Prediction(limit_bytes=limit, why=why)
 
 
 def too_large_text(needed: Quantity, limit: float) -> str:

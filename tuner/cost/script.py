@@ -53,11 +53,8 @@ ENDS_IN_ROOT = "<1.14"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script:
-    """How the user's training loop is written; the defaults are what is probed and exported.
-
-    Raises:
-        UsageError: a field that is neither true nor false, or another kernel.
-    """
+    """How the user's training loop is written; the defaults are what is probed and exported. Raises
+    UsageError: a field that is neither true nor false, or another kernel."""
 
     use_cache: bool = False
     """The model returns keys and values of all layers with its outputs (``use_cache=True``)."""
@@ -95,11 +92,8 @@ class Script:
 
     @classmethod
     def from_dict(cls, values: Any) -> "Script":
-        """The reverse of :meth:`as_dict`; fields that are left out have their defaults.
-
-        Raises:
-            UsageError: not a table, an unknown field, or a value that a field cannot have.
-        """
+        """The reverse of :meth:`as_dict`; fields that are left out have their defaults. Raises
+        UsageError: not a table, an unknown field, or a value that a field cannot have."""
         if not isinstance(values, Mapping):
             raise UsageError("script", values, "must be a table")
         known = {field.name for field in fields(cls)}

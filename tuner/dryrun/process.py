@@ -115,7 +115,6 @@ class DryRunner:
                 return
 
     def _answers(self, unsent: bytes, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
-        """All that the process says, while it is told what is unsent."""
         assert self._process is not None
         said, told = self._process.stdout, self._process.stdin
         assert said is not None
@@ -150,7 +149,6 @@ class DryRunner:
                     self._fail(f"said nothing for {self._silence_s:g} s")
 
     def _complete_lines(self) -> Iterator[dict[str, Any]]:
-        """Answers among what was read; anything else is passed over."""
         while b"\n" in self._unread:
             line, _, self._unread = self._unread.partition(b"\n")
             with suppress(ValueError):
@@ -176,7 +174,6 @@ class DryRunner:
         os.set_blocking(self._process.stdin.fileno(), False)
 
     def _fail(self, what: str) -> None:
-        """End the process and raise, with the end of its stderr in one line."""
         words = ""
         if self._words is not None:
             end = self._words.seek(0, os.SEEK_END)
@@ -186,7 +183,6 @@ class DryRunner:
         raise ProbeError(f"the dry-run program {what}{f': {words}' if words else ''}")
 
     def _end(self) -> None:
-        """End the process and all that it started, and wait for it."""
         process, self._process = self._process, None
         if process is not None:
             with suppress(ProcessLookupError, PermissionError):

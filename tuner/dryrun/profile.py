@@ -80,19 +80,14 @@ class Profile:
     def peak(self, micro_batch_size: int, accumulation: int) -> Peak:
         """The highest memory of an optimizer step, all bytes of rank 0.
 
-        More micro-batches than were dry-run need what the most did.
-
-        Raises:
-            ValueError: fewer micro-batches than were dry-run.
+        More micro-batches than were dry-run need what the most did. Raises ValueError: fewer
+        micro-batches than were dry-run.
         """
         return _peak(self, micro_batch_size, self._steps(micro_batch_size, accumulation)[-1])
 
     def collectives(self, micro_batch_size: int, accumulation: int) -> tuple[Collective, ...]:
-        """All collectives of an optimizer step.
-
-        Raises:
-            ValueError: fewer micro-batches than were dry-run.
-        """
+        """All collectives of an optimizer step. Raises ValueError: fewer micro-batches than were
+        dry-run."""
         steps = self._steps(micro_batch_size, accumulation)
         here = _counted(self, steps[-1], micro_batch_size)
         more = accumulation - steps[-1].accumulation
@@ -112,11 +107,8 @@ class Profile:
         return tuple(found)
 
     def traced_step(self, micro_batch_size: int, accumulation: int) -> TracedStep | None:
-        """What an optimizer step computes and sends; ``None`` where that was not counted.
-
-        Raises:
-            ValueError: fewer micro-batches than were dry-run.
-        """
+        """What an optimizer step computes and sends; ``None`` where that was not counted. Raises
+        ValueError: fewer micro-batches than were dry-run."""
         if not self.traces:
             return None
         sizes = self.traces[0].micro_batch_sizes
@@ -209,8 +201,6 @@ def _balanced(found: dict[str, int], total: int) -> dict[str, int]:
 def _counted(
     profile: Profile, step: ProfileStep, size: int
 ) -> dict[tuple[str, str, str, str], tuple[float, float]]:
-    """Calls and bytes of each kind of collective in a step."""
-
     def sent(calls: Calls) -> float:
         return _whole(profile, [_straight(step.micro_batch_sizes, p, size) for p in calls.bytes])
 
@@ -337,7 +327,6 @@ def _is_refusal(error: Mapping[str, Any]) -> bool:
 
 
 def _text(error: Mapping[str, Any]) -> str:
-    """An error in one line."""
     where = " in ".join(filter(None, (error.get("operator"), error.get("phase"))))
     text = " ".join(str(error.get("message", "")).split())[:300]
     named = f"{error['type']}: {text}" if text else str(error["type"])

@@ -51,8 +51,6 @@ class TraceCollective:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One optimizer step."""
-
     accumulation: int  # its micro-batches
     segments: tuple[Segment, ...]  # in the step's order
     collectives: tuple[TraceCollective, ...]  # all of the step
@@ -113,11 +111,8 @@ class Trace(Plain):
 
     @classmethod
     def from_dict(cls, values: object) -> "Trace":
-        """Read a trace.
-
-        Raises:
-            ValueError: another format, an unknown or missing field, or a value of another kind.
-        """
+        """Read a trace. Raises ValueError: another format, an unknown or missing field, or a value
+        of another kind."""
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"traces of format {FORMAT} are read")
         known = {name: value for name, value in values.items() if name != "format"}
@@ -189,8 +184,6 @@ class Calls:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ProfileStep:
-    """An optimizer step of some number of micro-batches."""
-
     accumulation: int  # its micro-batches
     micro_batch_sizes: tuple[int, ...]
     """One or two sizes that were dry-run, which the figures belong to; for larger ones they are
@@ -200,11 +193,8 @@ class ProfileStep:
 
 
 def by_sizes(traces: Sequence[Trace], layers: int) -> list[list[Trace]]:
-    """The traces of each group of micro-batch sizes, ascending; by depth within each.
-
-    Raises:
-        ValueError: they do not tell of a model of so many layers.
-    """
+    """The traces of each group of micro-batch sizes, ascending; by depth within each. Raises
+    ValueError: they do not tell of a model of so many layers."""
     if not traces:
         raise ValueError("traces: must be one or more")
     groups: dict[tuple[int, ...], list[Trace]] = {}

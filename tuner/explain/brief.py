@@ -37,6 +37,7 @@ from tuner.explain.english import (
     effect_cells,
     spared_text,
 )
+from tuner.plain import Plain
 from tuner.text import count_text, show, size_text, time_text
 
 PlainFact = Mapping[str, Any]
@@ -64,7 +65,7 @@ GUARDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scale:
+class Scale(Plain):
     """The answer's speed as people plan with it."""
 
     devices: int
@@ -77,15 +78,6 @@ class Scale:
     """Of the training that is planned."""
     days: Quantity
     """That it takes; unknown unless tokens are said."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "devices": self.devices,
-            "tokens_per_s": self.tokens_per_s.as_dict(),
-            "mfu": self.mfu.as_dict(),
-            "tokens": self.tokens,
-            "days": self.days.as_dict(),
-        }
 
 
 def scale(question: Question, best: Evaluation, tokens: float | None = None) -> Scale:

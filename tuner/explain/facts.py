@@ -1,31 +1,58 @@
 """The evidence of an answer, as data: each fact is one sentence of the explanation.
 
-Each kind's template in :mod:`tuner.explain.english` says what it means; nothing is ever decided by
-those words.
+Here are those of an answer on probes, and in :mod:`tuner.explain.predicted` those of one on
+predictions. ``str(fact)`` is the sentence; nothing is ever decided by its words.
 """
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, dataclass_transform
+from typing import Any, ClassVar, dataclass_transform
 
 from tuner.core.answer import Awkward, Grounds, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import Basis, Fidelity
-from tuner.core.packing import PackingVariant
+from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Change, Quantity
 from tuner.core.study import Probe
+from tuner.core.words import (
+    describe,
+    listed,
+    probes_text,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+)
+from tuner.explain.english import (
+    change_interval_text,
+    ended_text,
+    failure_text,
+    few_probes_text,
+    few_text,
+    grounds_text,
+    most_text,
+    phrased,
+    ran_text,
+    spared_text,
+)
 from tuner.plain import plain
+from tuner.text import count_text, show, size_text
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 class Fact:
     """One thing that is known and worth saying; each kind is a frozen dataclass."""
 
+    says: ClassVar[str] = ""
+    """Its sentence, with fields in braces, and behind a colon how a value is said
+    (:func:`tuner.explain.english.phrased`); kinds that need more write ``__str__`` themselves."""
+
     def __init_subclass__(cls) -> None:
         dataclass(frozen=True, kw_only=True)(cls)
+
+    def __str__(self) -> str:
+        return phrased(self.says, {**vars(self), "self": self})
 
     def as_dict(self) -> dict[str, Any]:
         kind = re.sub(r"(?<!^)(?=[A-Z])", "_", type(self).__name__).lower()
@@ -55,31 +82,32 @@ def _plain(value: object) -> Any:
     return value
 
 
-def probes_in(value: object) -> set[int]:
-    """The numbers of all probes that a fact names, of its plain values."""
-    if isinstance(value, Mapping):
-        found = [probes_in(item) for name, item in value.items() if name not in _NUMBERS]
-        named = [one for name in _NUMBERS for one in _listed(value.get(name))]
-        return set().union(named, *found)
-    return set().union(*map(probes_in, value)) if isinstance(value, list) else set()
-
-
-_NUMBERS = ("probes", "against", "early")
-
-
-def _listed(value: object) -> list[int]:
-    return [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
-
-
-# -- an answer on probes ----------------------------------------------------------------------
+# Gain in speed below which none is expected.
+NOTHING = 0.001
+# What one would launch without tuning, in short.
+RULE = (
+    "the least model parallelism, then the fewest knobs off their default, then the largest"
+    " micro-batch, of what is expected to fit"
+)
+_REASONS = {
+    Reason.CHECKED: "that one's knobs were not seen to train what they should, and these were",
+    Reason.SIMPLER: "the answer has fewer knobs off their default and needs no more memory",
+}
 
 
 class Chosen(Fact):
+    says = """{best.settings:settings} takes {best.seconds:seconds} for an optimizer step
+    ({best.step_time_s:interval}) and needs {best.most_bytes:size} of {limit_bytes:size} on one
+    device (probe {best.probe_ids:probes}; {best:provenances})."""
+
     best: Evaluation
     limit_bytes: float
 
 
 class ScriptRan(Fact):
+    says = """What ran is {path}, through {launch} on {ranks} ranks; its memory is the {memory},
+    and its step the time from one report to the next, with loading data."""
+
     path: str
     launch: str
     ranks: int
@@ -95,9 +123,29 @@ class TiedWithFastest(Fact):
     reason: Reason
     spared_bytes: int
 
+    def __str__(self) -> str:
+        fastest = self.fastest
+        reason = _REASONS.get(
+            self.reason, f"the answer needs {spared_text(self.spared_bytes)} memory"
+        )
+        if self.change is None:
+            return (
+                f"{describe(fastest.settings)} is as fast, within the tolerance, with"
+                f" {seconds_text(fastest.seconds)} and {most_text(fastest)}; {reason}."
+            )
+        tied = "cannot be told apart from"
+        if self.tolerance is not None:
+            tied = f"is within the tolerance ({self.tolerance:.1%}) of"
+        return (
+            f"Its speed {tied} that of the fastest, {describe(fastest.settings)} with"
+            f" {seconds_text(fastest.seconds)} ({change_interval_text(self.change)}) and"
+            f" {most_text(fastest)} (probe {probes_text(fastest.probe_ids)}); {reason}."
+        )
+
 
 class TiedWithOthers(Fact):
-    """The answer is the fastest, and others cannot be told apart from it."""
+    says = """Its speed cannot be told apart from that of {probes:probes}{more:and more}, none of
+    which is lighter by {lighter:.0%} or more."""
 
     probes: tuple[int, ...]
     more: int
@@ -106,32 +154,43 @@ class TiedWithOthers(Fact):
 
 
 class NextBest(Fact):
+    says = """Next comes {second.settings:settings} with {second.seconds:seconds}
+    ({change:change interval}) and {second:need}{second:where}."""
+
     second: Evaluation
     change: Change | float
 
 
 class NoOther(Fact):
-    """Nothing else that fits was timed."""
+    says = "No other settings that fit were timed."
 
 
 class AwkwardBatch(Fact):
-    """The global batch costs speed that one near it would not, by arithmetic."""
+    says = """A global batch of {batch.global_batch_size} on {batch.gpus} GPUs costs
+    {batch.cost:.0%} of the speed, by arithmetic: {batch.instead:or} would not."""
 
     batch: Awkward
 
 
 class Extrapolated(Fact):
+    says = """Its step time is extrapolated from steps of {ran:and} micro-batches to {count}
+    (probe {probes:probes})."""
+
     ran: tuple[int, ...]
     count: int
     probes: tuple[int, ...]
 
 
 class RunOut(Fact):
+    says = "Steps of all its {count} micro-batches were run (probe {probes:probes})."
+
     count: int
     probes: tuple[int, ...]
 
 
 class AllocatorConfigured(Fact):
+    says = "Its probes ran with PYTORCH_ALLOC_CONF={conf}: launch with the same."
+
     conf: str
 
 
@@ -155,6 +214,20 @@ class OnlyKnob(Fact):
     """Knobs that differ between configurations of one value, and changed nothing."""
     confounded: tuple[str, ...]
     """Knobs of which the same could be said: no probe tells them apart."""
+
+    def __str__(self) -> str:
+        def group(one: ValueGroup) -> str:
+            ends = dict.fromkeys((seconds_text(one.low_s), seconds_text(one.high_s)))
+            probes = few_probes_text(one.probes)
+            probes += f"; {few_probes_text(one.early)} ended early" if one.early else ""
+            value = f"{self.knob}={show(one.value)}"
+            return f"a step takes {' to '.join(ends)} with {value} (probe {probes})"
+
+        return (
+            f"Of what was probed, only {' or '.join((self.knob, *self.confounded))} changed the"
+            f" speed: {'; '.join(map(group, self.groups))}. Those of the same {self.knob} cannot be"
+            f" told apart, though they differ in {listed(self.without_effect)}."
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +260,15 @@ class KnobChange:
 class KnobProbed(Fact):
     """The effect of another value of one knob, by a pair of probes that differ in it alone."""
 
+    says = "One knob changed, in step and memory: {self:effects}."
+
     changes: tuple[KnobChange]
 
 
 class KnobsExpected(Fact):
     """Effects that are expected where no pair of probes tells, the largest effect first."""
+
+    says = KnobProbed.says
 
     changes: tuple[KnobChange, ...]
     grounds: Grounds
@@ -212,14 +289,51 @@ class TuningPaid(Fact):
     grounds: Grounds | None
     ended_early: bool
 
+    def __str__(self) -> str:
+        took, change = rough_duration_text(self.wall_s), self.change
+        took += f" and {self.device_s:,.0f} device-seconds" if self.device_s else ""
+        rule = f"the rule of thumb ({RULE})"
+        if change is None:
+            return f"Tuning took {took}, and confirms {rule}."
+        source = grounds_text(self.grounds) if self.grounds else f"probe {probes_text(self.probes)}"
+        against = f"{rule}, {describe(self.rule)}, takes {seconds_text(self.rule_s)} for a step"
+        source += ", ended early" * self.ended_early
+        against = f"{against} ({change_interval_text(change)}; {source})"
+        if change.ratio <= 1:
+            return f"Tuning took {took}, and has saved no time: {against}."
+        ends = (ratio - 1 for ratio in (change.ratio, change.high, change.low))
+        value, soonest, latest = (
+            rough_duration_text(self.wall_s / gain) if gain > 0 else "never" for gain in ends
+        )
+        earned = f"earned back after {value} of training ({soonest} to {latest})"
+        return f"Tuning took {took}, {earned}: {against}."
+
 
 class RanOutOfMemory(Fact):
     probes: tuple[Probe, ...]
+
+    def __str__(self) -> str:
+        def one(probe: Probe) -> str:
+            oom = probe.measurement.oom if probe.measurement else None
+            where = (
+                f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
+            )
+            return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
+
+        return f"Out of memory: {few_text(map(one, self.probes))}."
 
 
 class EndedEarly(Fact):
     probes: tuple[Probe, ...]
     seconds: tuple[float | None, ...]
+
+    def __str__(self) -> str:
+        def one(probe: Probe, seconds: float | None) -> str:
+            taken = "" if seconds is None else f", about {seconds_text(seconds)} for a step"
+            return f"{describe(probe.request.settings)}{taken} (probe #{probe.id})"
+
+        named = few_text(map(one, self.probes, self.seconds))
+        return f"Ended early, slower than the fastest could be: {named}."
 
 
 class Failed(Fact):
@@ -228,8 +342,22 @@ class Failed(Fact):
     is_accident: bool = False
     """A dry run whose end may be of the machine: the next request tries it again."""
 
+    def __str__(self) -> str:
+        if self.fidelity != "predicted":
+            ended = (ended_text(probe, describe(probe.request.settings)) for probe in self.probes)
+            return f"Without a result: {few_text(ended)}."
+        named = few_text(map(failure_text, self.probes))
+        if self.is_accident:
+            return (
+                "By arithmetic, because their dry run had an accident, which the next request tries"
+                f" again: {named}."
+            )
+        return f"Unknown, because their dry run failed: {named}."
+
 
 class NotSuggested(Fact):
+    says = "{count} settings such as {example:settings} are not suggested: {why}."
+
     count: int
     example: Settings
     why: str
@@ -247,18 +375,38 @@ class MoreProbes(Fact):
     grounds: Grounds
     next: Settings
 
+    def __str__(self) -> str:
+        if self.most < NOTHING:
+            gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
+        else:
+            gain = (
+                f"could gain up to {share_text(self.most)} in speed ({share_text(self.mean)} on"
+                " average) over the fastest known"
+            )
+        devices = count_text(self.devices, "CPU rank" if self.is_cpu else "GPU")
+        return (
+            f"{self.count} more {'probe' if self.count == 1 else 'probes'}, about"
+            f" {rough_duration_text(self.wall_s)} on {devices}, {gain},"
+            f" {grounds_text(self.grounds)}; the first would be {describe(self.next)}."
+        )
+
 
 class Untried(Fact):
+    says = """{count} settings that may fit, {grounds:grounds}, were not probed; the next would
+    be {next:settings}."""
+
     count: int
     grounds: Grounds
     next: Settings
 
 
 class NothingLeft(Fact):
-    """Nothing is left that may fit and was not probed."""
+    says = "Nothing is left that may fit and was not probed: more probes cannot gain."
 
 
 class StudyEnded(Fact):
+    says = "The study has ended: {reason}."
+
     reason: str
 
 
@@ -277,33 +425,63 @@ class EarlierStudy:
     days: tuple[str, ...]
     versions: Mapping[str, str]
 
+    def __str__(self) -> str:
+        differs = f", {self.optimizer}" if self.optimizer else ""
+        how = "as the framework does" if self.reduce_dtype == "framework" else ""
+        how = how or f"in {self.reduce_dtype}"
+        differs += f", gradients reduced {how}" if self.reduce_dtype else ""
+        ran = " and ".join(f"{count} settings {fidelity}" for count, fidelity in self.ran)
+        return (
+            f"{self.id} ({self.model} on {self.cluster}, global batch"
+            f" {self.global_batch_size}, sequence {self.sequence_length}{differs}:"
+            f" {ran or 'nothing ran'} {ran_text(self.days, self.versions)})"
+        )
+
 
 class OtherStudies(Fact):
+    says = (
+        """Other studies' probes are those of {studies:studies} on such devices: {studies:few}."""
+    )
+
     studies: tuple[EarlierStudy, ...]
 
 
 class Coverage(Fact):
+    says = "{probed} of the {legal} legal settings were probed, in {probes_done:count probe}."
+
     probed: int
     legal: int
     probes_done: int
 
 
 class RanOn(Fact):
+    says = "This was {fidelity} {self:ran}."
+
     fidelity: Fidelity
     days: tuple[str, ...]
     versions: Mapping[str, str]
 
 
 class AlsoProbed(Fact):
+    says = """{count:count probe} of this question {fidelity} too; --fidelity {fidelity} answers
+    from these."""
+
     fidelity: Fidelity
     count: int
 
 
 class AlsoDryRun(Fact):
+    says = (
+        """{count:count layout} {count:was} dry-run too; --fidelity predicted answers from these."""
+    )
+
     count: int
 
 
 class DryRunAgainstProbes(Fact):
+    says = """Of {predicted.settings:settings} a dry run predicts {predicted.expected_bytes:size}
+    (probe {predicted.probe_ids:probes}); {fidelity} are {needed_bytes:size}."""
+
     predicted: Evaluation
     needed_bytes: int
     fidelity: Fidelity
@@ -314,223 +492,12 @@ class ProbesAgainstPrediction(Fact):
     predicted_s: float | None
     predicted_bytes: int
 
-
-# -- an answer on predictions -----------------------------------------------------------------
-
-
-class NothingProbed(Fact):
-    fidelity: Fidelity
-    is_done: bool
-    last: str = ""  # how the last probe failed, with its detail
-
-
-class ProbedTrainsWrongly(Fact):
-    fidelity: Fidelity
-    why: str
-
-
-class NothingProbedFits(Fact):
-    limit_bytes: float
-
-
-class SmallestNeed(Fact):
-    smallest: Evaluation
-    limit_bytes: float
-
-
-class GoOn(Fact):
-    options: tuple[str, ...]
-    """Of the command line, that allow more; none where asking again is enough."""
-
-
-class WhatFollows(Fact):
-    fidelity: Fidelity
-
-
-class Predicted(Fact):
-    best: Evaluation
-    limit_bytes: float
-    basis: Basis
-    time_from: str
-
-
-class Rehearsed(Fact):
-    """Memory of some settings is what torch's allocator counted where no GPU was."""
-
-    count: int
-    probes: tuple[int, ...]
-    world_size: int
-    outside_bytes: float
-    """Context and communicators, at most: they are assumed."""
-
-
-class TimesOfBuiltIn(Fact):
-    """Times beside a script's rehearsed memory are of the built-in step."""
-
-    path: str
-    model: str
-
-
-class TransferredFrom(Fact):
-    near: float
-    factor: float
-    at_assumed_rates: bool
-
-
-class MayNotFit(Fact):
-    limit_bytes: float
-
-
-class Unverified(Fact):
-    leader: Evaluation
-    ratio: float
-
-
-class Lighter(Fact):
-    least: Evaluation
-    spared_bytes: int
-    ratio: float
-
-
-class MemoryPeak(Fact):
-    basis: Basis
-    peak_bytes: float
-    phase: str
-    largest: Mapping[str, float]
-    is_all: bool
-
-
-class MemoryUnknown(Fact):
-    why: str
-
-
-class ExpertsPadded(Fact):
-    experts: int
-    ranks: int
-    each: int
-    held_bytes: float
-    gathered_bytes: float
-
-
-class InputsOnHost(Fact):
-    """Inputs of layers wait for backward in pinned host memory."""
-
-    rank_bytes: float
-    pinned_bytes: int
-    """Of a rank, with what torch rounds each input up by."""
-    ranks: int
-    """That share the memory of a node."""
-
-
-class DocumentsTaken(Fact):
-    """What documents a sequence is taken for."""
-
-    variant: PackingVariant
-    are_said: bool
-    sequence_length: int
-    row: tuple[int, ...]
-    """Tokens of each."""
-    tokens_per_s_per_gpu: Quantity
-    useful_tokens_per_s_per_gpu: Quantity
-    """Without padding."""
-
-
-class AdapterTrained(Fact):
-    """An adapter's parameters have gradients alone."""
-
-    trained: int
-    parameters: int
-    """Of the model and the adapter."""
-
-
-class KnobPredicted(Fact):
-    """The effect of another value of a knob on the peak of memory."""
-
-    changes: tuple[KnobChange]
-    reason: str
-    beside: str
-    """Other knobs that change with it and matter, such as ``gradient_accumulation_steps=2``."""
-    basis: Basis
-    of_dry_run: bool
-
-
-class OfDryRun(Fact):
-    note: str
-
-
-class OfDryRunsAlone(Fact):
-    """The model's type is known by dry runs alone."""
-
-
-class SpeedUnknown(Fact):
-    fit: int
-    legal: int
-    limit_bytes: float
-    why: str
-    how: str = "are predicted"
-
-
-class HowToKnowSpeed(Fact):
-    cluster: str
-    is_cpu: bool
-    missing: tuple[str, ...]
-    precisions: tuple[str, ...]
-    """Precisions whose matrix rate is known, where no other figure is missing."""
-    is_listed: bool
-
-
-class LargestListed(Fact):
-    first: Evaluation
-
-
-class AllTrainWrongly(Fact):
-    fit: int
-    legal: int
-    limit_bytes: float
-
-
-class NothingPredicted(Fact):
-    dry_runs_failed: bool
-
-
-class NothingFits(Fact):
-    legal: int
-    limit_bytes: float
-
-
-class Uncovered(Fact):
-    count: int
-    legal: int
-    shardings: tuple[str, ...]
-    why: str
-
-
-class MeasuredRates(Fact):
-    text: str
-
-
-class NoDryRuns(Fact):
-    failed: bool
-    why: str
-    is_transferred: bool
-
-
-class DryRunsMade(Fact):
-    probes: tuple[int, ...]
-    layouts: int
-    is_transferred: bool
-
-
-class OtherVersions(Fact):
-    ran: Mapping[str, str]
-    asked: Mapping[str, str]
-
-
-class Transferred(Fact):
-    count: int
-    timed: int
-    low: float
-    high: float
-    near: float
-    at_assumed_rates: bool
-    studies: tuple[EarlierStudy, ...]
+    def __str__(self) -> str:
+        found = self.found
+        time = "no time" if self.predicted_s is None else seconds_text(self.predicted_s)
+        return (
+            f"The fastest {found.fidelity} that fits, {describe(found.settings)}, took"
+            f" {seconds_text(found.seconds)} and needed {size_text(found.most_bytes)} (probe"
+            f" {probes_text(found.probe_ids)}); without it, {time} and"
+            f" {size_text(self.predicted_bytes)} are predicted of it."
+        )

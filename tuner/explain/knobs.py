@@ -9,7 +9,14 @@ from typing import Any
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Outcome
-from tuner.explain.facts import Fact, KnobChange, KnobProbed, KnobsExpected, OnlyKnob, ValueGroup
+from tuner.explain.facts import (
+    Fact,
+    KnobChange,
+    KnobProbed,
+    KnobsExpected,
+    OnlyKnob,
+    ValueGroup,
+)
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import near

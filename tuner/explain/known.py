@@ -25,11 +25,11 @@ from tuner.errors import (
     TrainsWronglyError,
     TunerError,
 )
-from tuner.explain import facts
+from tuner.explain import facts, predicted
 from tuner.explain.brief import is_forecast
-from tuner.explain.english import say
-from tuner.explain.facts import AwkwardBatch, Fact, KnobPredicted, WhatFollows
+from tuner.explain.facts import AwkwardBatch, Fact
 from tuner.explain.memory import memory_facts, of_workload, padding
+from tuner.explain.predicted import KnobPredicted, WhatFollows
 from tuner.explain.probed import (
     earlier,
     failures,
@@ -95,7 +95,7 @@ def answer(study: Study) -> Suggestion:
     return replace(
         found.suggestion,
         facts=tuple(fact.as_dict() for fact in facts),
-        explanation=tuple(map(say, facts)),
+        explanation=tuple(map(str, facts)),
     )
 
 
@@ -165,7 +165,7 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
         return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
     if wrong or (suggestion.best is None and (wrong := forecast(study).what_is_wrong)):
         return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
-    why = " ".join(map(say, how_it_stands(study, learned(study, fidelity))))
+    why = " ".join(map(str, how_it_stands(study, learned(study, fidelity))))
     why += " What is suggested is predicted." if forecasts else ""
     if {Outcome.OOM, Outcome.OK} & suggestion.probes.keys():
         # A study whose budget was spent first has configurations that were not tried.
@@ -191,8 +191,8 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
             yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
     if choice and choice.best.probes:
         if known.study.question.workload.is_traced:
-            yield facts.OfDryRunsAlone()
-        yield from (facts.OfDryRun(note=note) for note in known.notes(choice.best))
+            yield predicted.OfDryRunsAlone()
+        yield from (predicted.OfDryRun(note=note) for note in known.notes(choice.best))
     yield from _failures(known)
     yield from not_suggested(known.wrong, known.study)
 
@@ -202,14 +202,14 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
     memory, fidelity = ExpectedMemory(known), study.limits.fidelity
     least = memory.smallest()
     if not finished(known):
-        yield facts.NothingProbed(fidelity=fidelity, is_done=False)
+        yield predicted.NothingProbed(fidelity=fidelity, is_done=False)
     elif why := memory.what_is_wrong():
-        yield facts.ProbedTrainsWrongly(fidelity=fidelity, why=why)
+        yield predicted.ProbedTrainsWrongly(fidelity=fidelity, why=why)
     elif least:
-        yield facts.NothingProbedFits(limit_bytes=known.limit_bytes)
-        yield facts.SmallestNeed(smallest=least, limit_bytes=known.limit_bytes)
+        yield predicted.NothingProbedFits(limit_bytes=known.limit_bytes)
+        yield predicted.SmallestNeed(smallest=least, limit_bytes=known.limit_bytes)
     else:
-        yield facts.NothingProbed(fidelity=fidelity, is_done=True, last=last_failure(known))
+        yield predicted.NothingProbed(fidelity=fidelity, is_done=True, last=last_failure(known))
     if study.state in OPEN or not study.reason:
         return
     plan = next_run(study)
@@ -221,9 +221,11 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
     out_of_time = study.state is StudyState.DONE and limits.wall_s and not isinstance(plan, Stop)
     if spent(known.study) or out_of_time:
         options = {"--budget": limits.wall_s, "--max-gpu-seconds": limits.device_s}
-        yield facts.GoOn(options=("--max-probes", *(name for name, one in options.items() if one)))
+        yield predicted.GoOn(
+            options=("--max-probes", *(name for name, one in options.items() if one))
+        )
     elif study.state is StudyState.CANCELLED:
-        yield facts.GoOn(options=())
+        yield predicted.GoOn(options=())
 
 
 # -- the best ---------------------------------------------------------------------------------
@@ -233,17 +235,17 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     best, fastest, limit = choice.best, choice.fastest, known.limit_bytes
     is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
     time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
-    yield facts.Predicted(
+    yield predicted.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
     if known.study.question.script is None:
         yield from of_workload(known.study.question.workload, best)
     if is_transferred:
-        yield facts.TransferredFrom(
+        yield predicted.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates
         )
     if not best.fits_surely:
-        yield facts.MayNotFit(limit_bytes=limit)
+        yield predicted.MayNotFit(limit_bytes=limit)
     if best is not fastest:
         yield facts.TiedWithFastest(
             fastest=fastest,
@@ -262,7 +264,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     leader = leading(known)
     is_rehearsed = known.study.limits.fidelity is Fidelity.REHEARSED  # and no layout is dry-run
     if leader is not None and leader.seconds < best.seconds and not is_rehearsed:
-        yield facts.Unverified(leader=leader, ratio=leader.seconds / best.seconds)
+        yield predicted.Unverified(leader=leader, ratio=leader.seconds / best.seconds)
     cheap = [
         e
         for e in known.fitting
@@ -271,7 +273,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     ]
     if cheap:  # the best's own ties are told
         least = min(cheap, key=lambda e: (e.most_bytes, e.seconds))
-        yield facts.Lighter(
+        yield predicted.Lighter(
             least=least,
             spared_bytes=best.expected_bytes - least.expected_bytes,
             ratio=least.seconds / best.seconds,
@@ -305,26 +307,26 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
     if known.untimed:
         fit = sum(bool(e.fits) for e in known.estimates.values())
         how = "were seen, rehearsed," if known.untimed[0].is_rehearsed else "are predicted"
-        yield facts.SpeedUnknown(
+        yield predicted.SpeedUnknown(
             fit=fit, legal=legal, limit_bytes=limit, why=known.unknown, how=how
         )
         if question.script is None and known.study.limits.fidelity not in PROBED:
             yield _how_to_know_speed(question)
-        yield facts.LargestListed(first=known.untimed[0])
+        yield predicted.LargestListed(first=known.untimed[0])
     elif known.what_is_wrong:
         fit = sum(bool(e.fits) for e in known.wrong_ones)
-        yield facts.AllTrainWrongly(fit=fit, legal=legal, limit_bytes=limit)
+        yield predicted.AllTrainWrongly(fit=fit, legal=legal, limit_bytes=limit)
     elif leading(known) is None:
-        yield facts.NothingPredicted(dry_runs_failed=bool(known.refused))
+        yield predicted.NothingPredicted(dry_runs_failed=bool(known.refused))
     else:
-        yield facts.NothingFits(legal=legal, limit_bytes=limit)
+        yield predicted.NothingFits(legal=legal, limit_bytes=limit)
         if least is not None:
-            yield facts.SmallestNeed(smallest=least, limit_bytes=limit)
+            yield predicted.SmallestNeed(smallest=least, limit_bytes=limit)
             if question.framework.name not in NOT_PROBED:
                 yield from padding(question.workload, question.cluster, least.settings)
 
 
-def _how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
+def _how_to_know_speed(question: Question) -> predicted.HowToKnowSpeed:
     cluster = question.cluster
 
     def missing(precision: Precision) -> list[str]:
@@ -337,7 +339,7 @@ def _how_to_know_speed(question: Question) -> facts.HowToKnowSpeed:
     mine = missing(question.workload.precision)
     others = [str(precision) for precision in Precision if not missing(precision)]
     is_of_matrices = len(mine) == 1 and mine[0].endswith("flops_per_s")
-    return facts.HowToKnowSpeed(
+    return predicted.HowToKnowSpeed(
         cluster=cluster.name,
         is_cpu=cluster.gpu.device is Device.CPU,
         missing=tuple(mine),
@@ -354,7 +356,7 @@ _RATE = {Precision.FP32: "gpu.fp32_flops_per_s"}
 
 def _failures(known: Forecast) -> Iterator[Fact]:
     for why, settings in known.uncovered.items():
-        yield facts.Uncovered(
+        yield predicted.Uncovered(
             count=len(settings),
             legal=len(known.space.legal),
             shardings=tuple(sorted({str(one.sharding) for one in settings})),
@@ -372,15 +374,15 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
         return
     question, calibration = known.study.question, known.study.calibration
     if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
-        yield facts.MeasuredRates(text=calibrated_text(calibration, question.cluster))
+        yield predicted.MeasuredRates(text=calibrated_text(calibration, question.cluster))
     is_transferred = any(found.near for found in known.timed[:1])
     if not known.profiles and not any(e.is_rehearsed for e in known.estimates.values()):
         failed = bool(known.refused or known.accidents)
         why = "" if failed else known.why_no_dry_runs()
-        yield facts.NoDryRuns(failed=failed, why=why, is_transferred=is_transferred)
+        yield predicted.NoDryRuns(failed=failed, why=why, is_transferred=is_transferred)
     elif known.profiles:
         layouts = {e.settings.settings_class for e in known.estimates.values()} | {*known.refused}
-        yield facts.DryRunsMade(
+        yield predicted.DryRunsMade(
             probes=tuple(probe.id for _, probe in known.profiles.values()),
             layouts=len(layouts),
             is_transferred=is_transferred,
@@ -393,11 +395,11 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
         other = {p: ran[p] for p in stated if p in ran and not same_release(ran[p], stated[p])}
         if other:
             asked = {package: stated[package] for package in other}
-            yield facts.OtherVersions(ran=other, asked=asked)
+            yield predicted.OtherVersions(ran=other, asked=asked)
     if is_transferred:
         past = past_of(known.study.past, calibration)
         near_ones = [e.factor for e in known.timed if e.near >= NEAR]
-        yield facts.Transferred(
+        yield predicted.Transferred(
             count=len(near_ones),
             timed=len(known.timed),
             low=min(near_ones),

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.evaluation import Evaluation
-from tuner.core.framework import NOT_PROBED, Framework, FrameworkName
+from tuner.core.framework import NOT_PROBED, FrameworkName
 from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Workload
@@ -27,13 +27,12 @@ from tuner.cost.memory.tensors import counts, trained_elements
 from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS
-from tuner.explain.facts import (
+from tuner.explain.facts import Fact, KnobChange
+from tuner.explain.predicted import (
     AdapterTrained,
     DocumentsTaken,
     ExpertsPadded,
-    Fact,
     InputsOnHost,
-    KnobChange,
     KnobPredicted,
     MemoryPeak,
     MemoryUnknown,
@@ -71,7 +70,7 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
         workload=question.workload, cluster=question.cluster, framework=question.framework
     )
     profile = profiles.get(settings.settings_class)
-    found = predict(*_asked(question), settings, profile=profile)
+    found = predict(*question.job, settings, profile=profile)
     if found.allocated_bytes.value is None:
         yield MemoryUnknown(why=found.why)
         return
@@ -155,26 +154,24 @@ def memory_changes(
         settings = check_settings(question, settings)
     if _uncovered(question, settings):
         return
-    asked = _asked(question)
     for knob, other in _others(question, settings):
         mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
         if mine is None or theirs is None:
             if question.workload.is_traced:
                 continue  # there is no arithmetic for both
             mine = theirs = None
-        before = predict(*asked, settings, profile=mine)
-        after = predict(*asked, other, profile=theirs)
+        before = predict(*question.job, settings, profile=mine)
+        after = predict(*question.job, other, profile=theirs)
         change, apart = _difference(before, after)
+        told = KnobChange(
+            knob=knob,
+            value=getattr(other, knob),
+            instead_of=getattr(settings, knob),
+            memory_bytes=change,
+            configuration=other,
+        )
         yield KnobPredicted(
-            changes=(
-                KnobChange(
-                    knob=knob,
-                    value=getattr(other, knob),
-                    instead_of=getattr(settings, knob),
-                    memory_bytes=change,
-                    configuration=other,
-                ),
-            ),
+            changes=(told,),
             reason=_reason(question, settings, other, knob, apart) if change else "",
             beside=_beside(settings, other, knob),
             basis=Basis.ARITHMETIC if mine is None else Basis.DRY_RUN,
@@ -188,27 +185,22 @@ def memory_changes(
         Optimizer.ADAMW_8BIT: Optimizer.ADAMW,
         Optimizer.ADAMW_BNB_8BIT: Optimizer.ADAMW,
     }.get(workload.optimizer)
-    if optimizer is None or question.framework.name in NOT_PROBED:
-        return
-    if workload.is_traced:
+    if optimizer is None or question.framework.name in NOT_PROBED or workload.is_traced:
         return
     changed = replace(question, workload=replace(workload, optimizer=optimizer))
-    before, after = (predict(*_asked(one), settings) for one in (question, changed))
+    before, after = (predict(*one.job, settings) for one in (question, changed))
     change, apart = _difference(before, after)
     name, saves = _largest(apart)
     eight_bit = optimizer is Optimizer.ADAMW_8BIT
-    reason = EIGHT_BIT if eight_bit else NOT_EIGHT_BIT
+    reason = "its two moments are kept in the parameters' precision"
+    if eight_bit:
+        reason = "its two moments take a byte each per parameter, and no copy of all is made"
     if saves is not eight_bit or name not in ABOUT["optimizer"]:
         reason = _bare(apart)
+    own = workload.optimizer
+    told = KnobChange(knob="optimizer", value=optimizer, instead_of=own, memory_bytes=change)
     yield KnobPredicted(
-        changes=(
-            KnobChange(
-                knob="optimizer",
-                value=optimizer,
-                instead_of=workload.optimizer,
-                memory_bytes=change,
-            ),
-        ),
+        changes=(told,),
         reason=reason if change else "",
         beside="",
         basis=Basis.ARITHMETIC,
@@ -220,10 +212,6 @@ def compared_classes(question: Question, settings: Settings) -> tuple[Settings, 
     """The layouts whose dry runs :func:`memory_facts` can use, each once."""
     others = [settings, *(other for _, other in _others(question, settings))]
     return tuple(dict.fromkeys(one.settings_class for one in others))
-
-
-def _asked(question: Question) -> tuple[Workload, Cluster, Framework]:
-    return question.workload, question.cluster, question.framework
 
 
 def _uncovered(question: Question, settings: Settings) -> str:
@@ -283,9 +271,6 @@ def _legal(question: Question, settings: Settings, knob: str, value: Any) -> Set
 
 
 # -- reasons ----------------------------------------------------------------------------------
-
-EIGHT_BIT = "its two moments take a byte each per parameter, and no copy of all is made"
-NOT_EIGHT_BIT = "its two moments are kept in the parameters' precision"
 
 _STATES = frozenset(
     {"parameters", "gradients_sharded", "gradients_unsharded", "optimizer_state"}
@@ -413,6 +398,27 @@ def _shards(question: Question, settings: Settings, other: Settings) -> tuple[in
     return shard_ranks(settings, question.cluster), shard_ranks(other, question.cluster)
 
 
+# What another value of a switch does: where it is turned on, and where it is turned off.
+SWITCHED = {
+    "sync_each_batch": (
+        "FSDP reduces each micro-batch's gradients at once, and keeps its own shard of them",
+        "FSDP keeps the unsharded gradients until the last micro-batch",
+    ),
+    "defer_all_reduce": (
+        "sums of reduced shards wait for the last micro-batch in the format that they are reduced"
+        " in",
+        "each micro-batch's reduced shards are added to the gradients",
+    ),
+    "tp_recompute_allgather": (
+        "backward gathers the input of each layer's linears again, and only this rank's part of it"
+        " is kept",
+        "the gathered input of each layer's linears is kept for backward",
+    ),
+    "fused_loss": (
+        "logits are made and left a part of the tokens at a time",
+        "the logits of all tokens are there at once, and what the loss makes of them",
+    ),
+}
 # What is kept with checkpointing, beside all that backward needs.
 KEPT = {
     Checkpointing.SELECTIVE: "not only matrix products and attention",
@@ -436,26 +442,9 @@ def _kept(old: Checkpointing, new: Checkpointing) -> str:
 def _own(question: Question, settings: Settings, other: Settings, knob: str, *, saves: bool) -> str:
     if knob == "sync_each_batch" and other.sharding not in FSDP:
         return "every rank keeps whole gradients either way"
-    if knob == "sync_each_batch":
-        return (
-            "FSDP reduces each micro-batch's gradients at once, and keeps its own shard of them"
-            if other.sync_each_batch
-            else "FSDP keeps the unsharded gradients until the last micro-batch"
-        )
-    if knob == "defer_all_reduce":
-        return (
-            "sums of reduced shards wait for the last micro-batch in the format that they are"
-            " reduced in"
-            if other.defer_all_reduce
-            else "each micro-batch's reduced shards are added to the gradients"
-        )
-    if knob == "tp_recompute_allgather":
-        return (
-            "backward gathers the input of each layer's linears again, and only this rank's part"
-            " of it is kept"
-            if other.tp_recompute_allgather
-            else "the gathered input of each layer's linears is kept for backward"
-        )
+    if knob in SWITCHED:
+        on, off = SWITCHED[knob]
+        return on if getattr(other, knob) else off
     if knob == "activation_checkpointing":
         return _kept(settings.activation_checkpointing, other.activation_checkpointing)
     if knob == "sharding":
@@ -463,12 +452,6 @@ def _own(question: Question, settings: Settings, other: Settings, knob: str, *, 
     if knob == "micro_batch_size":
         times = "twice" if other.micro_batch_size > settings.micro_batch_size else "half"
         return f"activations and logits are of {times} as many tokens at once"
-    if knob == "fused_loss":
-        return (
-            "logits are made and left a part of the tokens at a time"
-            if other.fused_loss
-            else "the logits of all tokens are there at once, and what the loss makes of them"
-        )
     if knob == "cpu_offload":
         return "parameters, gradients and optimizer state are on the device, not in host memory"
     what = "the layers" if knob == "pp_size" else "each layer and its activations"

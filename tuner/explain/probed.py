@@ -11,7 +11,7 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, Question, Study
 from tuner.core.words import MOST_NAMED
-from tuner.explain import facts
+from tuner.explain import facts, predicted
 from tuner.explain.facts import Fact
 from tuner.explain.knobs import knob_facts
 from tuner.explain.memory import of_workload, on_host
@@ -228,14 +228,14 @@ def rehearsed_facts(study: Study) -> Iterator[Fact]:
     if not (done := finished(known)):
         return
     outside = [found.outside_bytes for found in known.findings.values()]
-    yield facts.Rehearsed(
+    yield predicted.Rehearsed(
         count=len(done),
         probes=tuple(probe.id for probe in done),
         world_size=study.question.cluster.world_size,
         outside_bytes=max(outside, default=0),
     )
     if (script := study.question.script) is not None and study.question.workload.has_arithmetic:
-        yield facts.TimesOfBuiltIn(path=script.path, model=study.question.workload.model.name)
+        yield predicted.TimesOfBuiltIn(path=script.path, model=study.question.workload.model.name)
     yield from failures(known)
 
 

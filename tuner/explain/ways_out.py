@@ -99,8 +99,7 @@ def least_need(question: Question, limits: Limits, option: str = "") -> WayOut |
         legal = enumerate_space(question).legal
     except UsageError:
         return None
-    asked = question.workload, question.cluster, question.framework
-    needs = ((predict(*asked, one).needed_bytes.value, one) for one in legal)
+    needs = ((predict(*question.job, one).needed_bytes.value, one) for one in legal)
     known = [(need, one) for need, one in needs if need is not None]
     if not known:
         return None

@@ -44,7 +44,6 @@ def caused(workload: Workload, settings: Settings, cluster: Cluster) -> Counts:
 
 
 def counted(collectives: Iterable[Collective]) -> Counts:
-    """Counts what a rank saw, by kind."""
     counts: Counts = Counter()
     for one in collectives:
         counts[one.op, one.axis, one.phase] += one.count
@@ -201,8 +200,6 @@ TOLERANCE: Mapping[Precision, float] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deviation:
-    """How far a replica is from its reference."""
-
     relative: float  # of the worst loss or gradient norm of the step
     quantity: str  # ``loss`` or ``gradient norm``
     step: int  # optimizer step, from 0
@@ -210,8 +207,6 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardCheck(Plain):
-    """Result of training a replica."""
-
     form = GUARD_FORMAT
 
     key: str  # of the replica in these versions (:meth:`tuner.guard.replica.Replica.key`)

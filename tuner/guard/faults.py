@@ -99,8 +99,6 @@ class PathCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """Why settings must not be suggested."""
-
     outcome: Outcome  # ``wrong_result``, ``knob_inactive`` or ``non_finite``
     why: str  # in words, without a full stop
     is_unconfirmed: bool = False
@@ -320,7 +318,6 @@ def faults_of(study: Study) -> Faults:
 
 
 def _probed(study: Study) -> Iterator[PathCheck]:
-    """Collects what was counted in the study's own probes."""
     ranks = study.question.cluster.world_size
     for probe in sorted(study.probes, key=lambda p: p.id):
         found, settings = probe.measurement, probe.request.settings

@@ -62,14 +62,12 @@ class NoReplicaError(TunerError):
 def small_model(model: ModelConfig, parts: int) -> tuple[ModelConfig, tuple[str, ...]]:
     """A small model of the same architecture, and what was left out of it, in words.
 
-    Kept are the kinds of layers and their order (:mod:`tuner.dryrun.plan`), query heads for
-    each key head, the shape of the MLP, experts chosen of experts, ties, biases, norms, caps and
-    the kind of position embeddings.
+    Kept are the kinds of layers and their order (:mod:`tuner.dryrun.plan`), query heads for each
+    key head, the shape of the MLP, experts chosen of experts, ties, biases, norms, caps and the
+    kind of position embeddings.
 
-    Heads and the MLP must be divisible by ``parts``: ranks of tensor parallelism.
-
-    Raises:
-        NoReplicaError: its layers follow no pattern, or no small shape is allowed.
+    Heads and the MLP must be divisible by ``parts``: ranks of tensor parallelism. Raises
+    NoReplicaError: its layers follow no pattern, or no small shape is allowed.
     """
     if model.is_traced:
         raise NoReplicaError(f"{model.type_and_task} is known by dry runs alone")
@@ -150,7 +148,6 @@ def _rope(config: Mapping[str, Any], share: float) -> dict[str, Any]:
 
 
 def _multiple(number: int, of: int) -> int:
-    """The next multiple that is not less."""
     return max(1, -(-number // of)) * of
 
 
@@ -189,6 +186,7 @@ class Replica:
     workload: Workload  # the small model, its batch and number formats
     cluster: Cluster  # CPU processes; nodes stand for the groups of ``hybrid_shard``
     settings: Settings  # the knobs under test, with the replica's own sizes
+    family: str  # of its check (:func:`family_of`)
     notes: tuple[str, ...] = ()  # what the replica leaves out
 
     @property
@@ -202,7 +200,6 @@ class Replica:
 
     @property
     def structure(self) -> str:
-        """Says what is tested: configuration, ranks, number format."""
         nodes, ranks = self.cluster.nodes, self.cluster.gpus_per_node
         where = f"{nodes}x{ranks} ranks" if nodes > 1 else f"{ranks} ranks"
         return f"{self.settings} on {where} in {self.workload.precision}"
@@ -233,13 +230,10 @@ def replica_of(
 
     It has the workload's optimizer, or what stands for it (:data:`STANDS_FOR`), and the settings'
     class: sharding, whether gradients accumulate and when they are synchronized, recomputation and
-    checkpointing. ``tp_size`` becomes its smallest prime factor,
-    and two data-parallel ranks stand for any number (``hybrid_shard``: two groups of two). The
-    number format is fp32 unless given, in which nothing hides a fault.
-
-    Raises:
-        NoReplicaError: the probe program does not run these settings, or no small model has the
-            model's structure.
+    checkpointing. ``tp_size`` becomes its smallest prime factor, and two data-parallel ranks stand
+    for any number (``hybrid_shard``: two groups of two). The number format is fp32 unless given, in
+    which nothing hides a fault. Raises NoReplicaError: the probe program does not run these
+    settings, or no small model has the model's structure.
     """
     if question.framework.name in NOT_PROBED or settings.pp_size > 1:
         name = question.framework.name
@@ -301,6 +295,7 @@ def replica_of(
             micro_batch_size=GLOBAL_BATCH // replicas // count,
             gradient_accumulation_steps=count,
         ),
+        family=family_of(question),
         notes=tuple(left_out),
     )
 

@@ -44,7 +44,6 @@ from tuner.launchfiles.contract import (
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
     DTYPES,
-    LAYER_CLASSES,
     MAKE_MUON,
     REDUCE_HOOK,
     checkpointing,
@@ -82,8 +81,6 @@ from tuner.space.rules import (
     TENSORS_BY_TRANSFORMERS,
     no_checkpointing,
 )
-
-__all__ = ["FORMAT", "LAYER_CLASSES", "configuration", "script"]
 
 FILE_NAME = "accelerate.yaml"
 
@@ -144,15 +141,19 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             "torchrun starts the study's script, which reads no such file; launch the script by its"
             " own command, which tuner studies show tells, or ask again with --framework accelerate"
         )
+    offloads = settings.activation_checkpointing is Checkpointing.OFFLOAD
+    no_offload = offloads and no_checkpointing(question, Checkpointing.OFFLOAD)
     if refused := refusals.first(
         refusals.tensors("accelerate", settings, "accelerate", question),
-        refusals.pipelines("accelerate", settings, "accelerate"),
+        refusals.lacking("accelerate", question, settings, "pipelines", framework="accelerate"),
         refusals.fsdp2("accelerate", question, settings, "accelerate"),
         refusals.varlen(question),
         refusals.fused_optimizer(question),
         refusals.liger("the code beside accelerate's file", question, settings),
         _old_loss(question, settings),
-        _old_offload(question, settings),
+        f"{no_offload}; ask again with --knob activation_checkpointing=none,full"
+        if no_offload
+        else None,
     ):
         return refused
     # a part of the question only for frameworks that are built on it
@@ -168,22 +169,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
 
 def _old_loss(question: Question, settings: Settings) -> str | None:
     """Refuses a loss of the code beside the file where models would pass over it."""
-    release = question.framework.versions.get("transformers")
-    old = release is not None and not meets(release, LOSS_OF_MODEL)
+    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
     if question.script is not None or not old or not use_loss(question, settings):
         return None
     return (
-        f"in transformers {release} a model's loss cannot be replaced, and the study has another;"
+        f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
         f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}"
     )
-
-
-def _old_offload(question: Question, settings: Settings) -> str | None:
-    """Refuses code beside the file that models would not understand."""
-    if settings.activation_checkpointing is not Checkpointing.OFFLOAD:
-        return None
-    why = no_checkpointing(question, Checkpointing.OFFLOAD)
-    return f"{why}; ask again with --knob activation_checkpointing=none,full" if why else None
 
 
 def _oldest_accelerate(question: Question, settings: Settings) -> str:
@@ -370,11 +362,7 @@ GROUPS = ("dp_replicate_size", "dp_shard_size")
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_others(KNOWN)
     if str(fields.values.get("distributed_type")).lower() == "deepspeed":
@@ -451,15 +439,8 @@ def _groups(fields: Fields, ranks: int | None) -> tuple[int, int] | None:
     """
     if not fields.values:
         return None
-    names = (
-        "tp_size",
-        "cp_size",
-        "cp_backend",
-        "cp_comm_strategy",
-        "sp_size",
-        "sp_backend",
-        *GROUPS,
-    )
+    names = ["tp_size", "cp_size", "cp_backend", "cp_comm_strategy", "sp_size", "sp_backend"]
+    names += GROUPS
     fields.refuse_misspelt([*names, *(f"parallelism_config_{name}" for name in names)])
     ulysses = fields.any_of("parallelism_config_sp_size", "sp_size")
     fields.refuse(ulysses, "must be 1: DeepSpeed's sequence parallelism is not predicted")

@@ -5,7 +5,7 @@ Trainer, and shards by accelerate: ``core/builders/base.py``, ``utils/trainer.py
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,13 +13,13 @@ from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settin
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import layer_class, reshards
 from tuner.launchfiles.trained import (
     UNCOUNTED,
     adapter,
     deepspeed,
-    other_optimizer,
+    optimizer_of,
 )
 from tuner.launchfiles.trainer import OPTIMIZERS
 
@@ -84,13 +84,9 @@ _FLASH = ("flash_attention_2", "flash_attention_3", "kernels-community/vllm-flas
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    uncounted = [*_passed_over(fields)]
+    _pass_over(fields)
     micro = fields.whole("micro_batch_size", 1) or 1
     steps = fields.whole("gradient_accumulation_steps")
     if steps is None and (whole := fields.whole("batch_size")) is not None:
@@ -105,16 +101,16 @@ def read(values: Mapping[str, Any]) -> Found:
         "fused_loss": fields.flag("liger_fused_linear_cross_entropy")
         or fields.flag("cut_cross_entropy", _CCE in fields.words("plugins")),
     }
-    sharding, classes = _read_sharding(fields, uncounted)
+    sharding, classes = _read_sharding(fields)
     knobs |= sharding
     free: dict[str, tuple[Any, ...]] = {
         "micro_batch_size": (), "gradient_accumulation_steps": (), "sync_each_batch": (),
         "activation_checkpointing": ("none", "full"),
     }  # fmt: skip
     knobs["activation_checkpointing"] = _read_checkpointing(fields, knobs)
-    trained = _read_adapter(fields, uncounted)
+    trained = _read_adapter(fields)
     is_sharded = knobs["sharding"] != Sharding.DDP
-    precision = _read_precision(fields, uncounted, is_sharded or trained is not None)
+    precision = _read_precision(fields, is_sharded or trained is not None)
     if "deepspeed" not in fields and (is_sharded or trained is not None):
         free["sharding"] = ("full_shard", "shard_grad_op")
         free["sharding"] += () if trained is None else ("ddp",)
@@ -122,19 +118,19 @@ def read(values: Mapping[str, Any]) -> Found:
         free["fused_loss"] = ()
     packing = _read_packing(fields)
     if is_sharded and packing is None and trained is None and "deepspeed" not in fields:
-        for place, line in enumerate(uncounted):
+        for place, line in enumerate(fields.uncounted):
             if line.key in ("context_parallel_size", "sequence_parallel_degree"):
                 effect = "the ring is counted as torch's: axolotl's has other buffers and kernels"
-                uncounted[place] = replace(line, effect=effect)
+                fields.uncounted[place] = replace(line, effect=effect)
                 knobs["cp_size"] = fields.whole(line.key)
-    optimizer = _read_optimizer(fields, uncounted)
+    optimizer = optimizer_of(fields, "optimizer", {**OPTIMIZERS, "muon": Optimizer.MUON})
     on_its_own = (trained is not None and is_sharded) or optimizer == Optimizer.MUON
     may: dict[str, tuple[Any, ...]] = {
         # the Trainer has no Muon, and shards an adapter's matrices by themselves
         "framework": ("accelerate" if on_its_own else "trainer",),
         "model": (fields.text("base_model"),),
         "precision": (precision,),
-        "optimizer": (optimizer,),
+        "optimizer": (str(optimizer),),
         "adapter": (trained,),
         "packing": (packing,),
     }
@@ -153,12 +149,12 @@ def read(values: Mapping[str, Any]) -> Found:
         strict=False,
         layer_classes=classes,
         fsdp_checkpointing=fields.part("fsdp_config").flag("activation_checkpointing"),
-        uncounted=tuple(one for one in uncounted if one.effect),
+        uncounted=tuple(fields.uncounted),
     )
 
 
-def _passed_over(fields: Fields) -> Iterator[Uncounted]:
-    """Fields that no figure takes into account, and those that nothing is known of."""
+def _pass_over(fields: Fields) -> None:
+    """Notes fields that no figure takes into account, and those that nothing is known of."""
     for name, value in fields.values.items():
         if name not in fields or value is False or (value == 1 and value is not True):
             continue
@@ -166,33 +162,27 @@ def _passed_over(fields: Fields) -> Iterator[Uncounted]:
             continue
         if why := _OTHER_STEP.get(name):
             why = _RL.get(str(value), why) if name == "rl" else why
-            yield Uncounted(key=name, value=value, effect=why, rules_out=True)
+            fields.pass_over(name, why, rules_out=True)
         elif why := UNCOUNTED.get(name, ""):
-            yield Uncounted(key=name, value=value, effect=why)
+            fields.pass_over(name, why)
         elif name == "plugins":
             for plugin in fields.words(name):
                 if plugin.endswith("DiffusionPlugin"):
-                    why = _OTHER_STEP["diffusion"]
-                    yield Uncounted(key=name, value=plugin, effect=why, rules_out=True)
+                    fields.pass_over(name, _OTHER_STEP["diffusion"], plugin, rules_out=True)
         elif not _NO_EFFECT.fullmatch(name):
-            yield Uncounted(key=name, value=value, effect="is not known here, and may change both")
+            fields.pass_over(name, "is not known here, and may change both")
 
 
-def _read_sharding(
-    fields: Fields, uncounted: list[Uncounted]
-) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _read_sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Sharding and offload, and the classes of the layers that FSDP shards one by one."""
     if "deepspeed" in fields:
-        found, lines = deepspeed(fields.values["deepspeed"])
-        uncounted += lines
-        return found, ()
+        return deepspeed(fields), ()
     options, words = fields.part("fsdp_config"), fields.words("fsdp")
     split = fields.whole("tensor_parallel_size", 1) or 1
     knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
     if split > 1:
         effect = "tensor parallelism of the Trainer is not predicted"
-        line = Uncounted(key="tensor_parallel_size", value=split, effect=effect, rules_out=True)
-        uncounted.append(line)
+        fields.pass_over("tensor_parallel_size", effect, rules_out=True)
     shards = fields.whole("dp_shard_size", 1) or 1
     if not words and not options.values and shards == 1:
         return knobs, ()
@@ -202,10 +192,10 @@ def _read_sharding(
     version = fields.whole("fsdp_version") or options.whole(named["version"]) or 1
     if version == 1:
         effect = "FSDP1 keeps flat parameters and rate-limits otherwise: the figures are of FSDP2's"
-        uncounted.append(Uncounted(key="fsdp_version", value=1, effect=effect))
+        fields.pass_over("fsdp_version", effect, 1)
     if (copies := fields.whole("dp_replicate_size", 1) or 1) > 1:
         effect = "how many GPUs shard is taken from the cluster's nodes: its replicas may be others"
-        uncounted.append(Uncounted(key="dp_replicate_size", value=copies, effect=effect))
+        fields.pass_over("dp_replicate_size", effect)
     strategy = str(options.values.get(named["sharding_strategy"], "")).upper()
     keeps = "SHARD_GRAD_OP" in strategy or "shard_grad_op" in words
     whole = options.flag(named["reshard_after_forward"], default=not keeps)
@@ -228,56 +218,40 @@ def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
     return str(Checkpointing.FULL if is_on else Checkpointing.NONE)
 
 
-def _read_adapter(fields: Fields, uncounted: list[Uncounted]) -> dict[str, Any] | None:
+def _read_adapter(fields: Fields) -> dict[str, Any] | None:
     kind = fields.values.get("adapter")
     if kind in (None, "", False):
         if fields.flag("load_in_8bit") or fields.flag("load_in_4bit"):
             effect = "the model is loaded in fewer bits, and trained as a whole in bf16 here"
-            uncounted.append(Uncounted(key="load_in_8bit", value=True, effect=effect))
+            fields.pass_over("load_in_8bit", effect, True)
         return None
     if kind not in ("lora", "qlora"):
-        effect = "this adapter is not predicted, and counted as lora"
-        uncounted.append(Uncounted(key="adapter", value=kind, effect=effect))
+        fields.pass_over("adapter", "this adapter is not predicted, and counted as lora")
     linear = fields.flag("lora_target_linear", default="lora_target_modules" not in fields)
     return adapter(
         fields,
-        uncounted,
         four_bits=fields.flag("load_in_4bit", default=kind == "qlora"),
         eight_bits="load_in_8bit" if fields.flag("load_in_8bit") else "",
         double=fields.part("bnb_config_kwargs").flag("bnb_4bit_use_double_quant", default=True),
-        names={
-            "rank": "lora_r",
-            "alpha": "lora_alpha",
-            "dropout": "lora_dropout",
-            "saved": "lora_modules_to_save",
-        },
+        rank="lora_r",
+        saved="lora_modules_to_save",
         defaults=(8, 16, 0.0),
         targets="" if linear else "lora_target_modules",
     )
 
 
-def _read_precision(fields: Fields, uncounted: list[Uncounted], mixes: bool) -> str:
+def _read_precision(fields: Fields, mixes: bool) -> str:
     """axolotl loads weights in bf16, and accelerate makes fp32 of what FSDP2 trains; peft keeps
     adapters in fp32."""
     bits = [fields.values.get(name) for name in ("bf16", "bfloat16")]
     half = any(str(one).lower() not in ("none", "false", "") for one in bits)
     if fields.flag("fp16") and not half:
         effect = "fp16 is not predicted: the figures are of bf16, whose numbers are as large"
-        uncounted.append(Uncounted(key="fp16", value=True, effect=effect))
+        fields.pass_over("fp16", effect, True)
         return "bf16_mixed"
     if not half:
         return "fp32"
     return "bf16_mixed" if mixes else "bf16"
-
-
-def _read_optimizer(fields: Fields, uncounted: list[Uncounted]) -> str:
-    word = str(fields.values.get("optimizer") or "adamw_torch_fused").lower()
-    known = {**OPTIMIZERS, "muon": Optimizer.MUON}
-    if word in known:
-        return str(known[word])
-    found, line = other_optimizer("optimizer", word)
-    uncounted.append(line)
-    return str(found)
 
 
 def _read_packing(fields: Fields) -> dict[str, Any] | None:

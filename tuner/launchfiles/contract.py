@@ -16,7 +16,6 @@ import yaml
 from tuner.catalog import models
 from tuner.catalog.gpus import gpu_kinds
 from tuner.catalog.models import Task
-from tuner.catalog.versions import meets
 from tuner.core.adapter import QUANTIZED
 from tuner.core.cluster import Device, parse_cluster
 from tuner.core.configuration import Settings, Sharding, parse_settings
@@ -84,15 +83,6 @@ def other_stack(question: Question, stack: Stack) -> str:
     return said
 
 
-def runs_anything(question: Question, settings: Settings) -> str | None:
-    """Refuses nothing."""
-    return None
-
-
-def _nothing(question: Question, settings: Settings) -> tuple[str, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One launcher's file. All functions are pure."""
@@ -102,12 +92,12 @@ class Format:
     stack: Stack
     render: Callable[[Question, Settings, About], str]
     """The file's text. Only for settings with no ``why_not``."""
-    why_not: Callable[[Question, Settings], str | None] = runs_anything
+    why_not: Callable[[Question, Settings], str | None] = lambda question, settings: None
     """Why the launcher cannot run the settings and what to do about it; ``None`` if it can."""
     media_type: str = "application/yaml"
     argv: Callable[[Question, str], tuple[str, ...]] | None = None
     """The command that trains with the file at a path; ``None`` if the file starts nothing."""
-    beside: Callable[[Question, Settings], tuple[str, ...]] = _nothing
+    beside: Callable[[Question, Settings], tuple[str, ...]] = lambda question, settings: ()
     """What must be done beside the file, one sentence each, with lines of code below some: of files
     without comments, which cannot say it themselves."""
     for_programs: bool = False
@@ -192,41 +182,35 @@ def tensors(
     )
 
 
-def pipelines(launcher: str, settings: Settings, framework: str) -> str | None:
-    """Refuses pipelines for launchers without pipeline stages."""
-    if settings.pp_size == 1:
-        return None
-    return (
-        f"{launcher} runs no pipeline stages, and these settings have"
-        f" pp_size={settings.pp_size}; ask again with --framework {framework}"
-    )
+def lacking(
+    launcher: str, question: Question, settings: Settings, *parts: str, framework: str = ""
+) -> str | None:
+    """Refuses the first of some parts of a step that a launcher's files cannot say: ``pipelines``,
+    ``rings``, ``fused_loss``, ``adapters`` (and frozen parts) or ``packing``.
 
-
-def rings(launcher: str, settings: Settings) -> str | None:
-    """Refuses context parallelism for launchers of which none is written."""
-    if settings.cp_size == 1:
-        return None
-    return (
-        f"no context parallelism is written for {launcher}, and these settings have"
+    ``framework`` is the one whose answers have no pipelines.
+    """
+    work = question.workload
+    said = {
+        "pipelines": settings.pp_size > 1
+        and f"{launcher} runs no pipeline stages, and these settings have"
+        f" pp_size={settings.pp_size}; ask again with --framework {framework}",
+        "rings": settings.cp_size > 1
+        and f"no context parallelism is written for {launcher}, and these settings have"
         f" cp_size={settings.cp_size}; take the format accelerate or torchtitan, or ask again with"
-        " --knob cp_size=1"
-    )
-
-
-def fused(launcher: str, settings: Settings, framework: str = "") -> str | None:
-    """Refuses a loss without whole logits for launchers whose files cannot say it, or say it for
-    another framework only."""
-    if not settings.fused_loss:
-        return None
-    if framework:
-        return (
-            f"{launcher} computes the loss by Liger's kernels, and these settings by code of the"
-            f" script's; ask again with --framework {framework} or --knob fused_loss=false"
-        )
-    return (
-        f"{launcher} cannot be told to compute the loss part by part, and these settings have"
-        " fused_loss=true; ask again with --knob fused_loss=false"
-    )
+        " --knob cp_size=1",
+        "fused_loss": settings.fused_loss
+        and f"{launcher} cannot be told to compute the loss part by part, and these settings have"
+        " fused_loss=true; ask again with --knob fused_loss=false",
+        "adapters": (work.adapter is not None or work.frozen)
+        and f"no {'adapter is' if work.adapter else 'frozen parts are'} written for {launcher}, and"
+        " the study has such; ask again with --framework accelerate, or trainer with --knob"
+        " sharding=ddp",
+        "packing": (question.script is None and work.packing is not None)
+        and f"no packing is written for {launcher}, and the study packs its sequences; take the"
+        " format accelerate, or trainer",
+    }
+    return next((text for part in parts if isinstance(text := said[part], str)), None)
 
 
 def liger(launcher: str, question: Question, settings: Settings) -> str | None:
@@ -241,28 +225,6 @@ def liger(launcher: str, question: Question, settings: Settings) -> str | None:
     )
 
 
-def adapters(launcher: str, question: Question) -> str | None:
-    """Refuses adapters and frozen parts for launchers whose files cannot say them."""
-    work = question.workload
-    if work.adapter is None and not work.frozen:
-        return None
-    what = "adapter is" if work.adapter else "frozen parts are"
-    return (
-        f"no {what} written for {launcher}, and the study has such; ask again with"
-        " --framework accelerate, or trainer with --knob sharding=ddp"
-    )
-
-
-def packing(launcher: str, question: Question) -> str | None:
-    """Refuses packing for launchers whose files cannot say it."""
-    if question.script is not None or question.workload.packing is None:
-        return None
-    return (
-        f"no packing is written for {launcher}, and the study packs its sequences; take the format"
-        " accelerate, or trainer"
-    )
-
-
 # Releases of torch whose fused AdamW takes parameters on a CPU (pull request 123074; 2.3's
 # ``_get_fused_kernels_supported_devices`` in utils/_foreach_utils.py names none, and
 # ``AdamW.__init__`` ends with "`fused=True` requires all the params to be floating point Tensors of
@@ -272,12 +234,12 @@ FUSED_ON_CPU = ">=2.4"
 
 def fused_optimizer(question: Question) -> str | None:
     """Refuses fused AdamW of parameters on a CPU, where torch would end with an error."""
-    release = question.framework.versions.get("torch")
+    old = question.framework.too_old("torch", FUSED_ON_CPU)
     fuses = question.script is None and question.workload.optimizer is Optimizer.ADAMW_FUSED
-    if not fuses or release is None or meets(release, FUSED_ON_CPU):
+    if not fuses or not old:
         return None
     return (
-        f"torch {release} has no fused AdamW of parameters on a CPU, where they are as the"
+        f"torch {old} has no fused AdamW of parameters on a CPU, where they are as the"
         " optimizer is made; ask again with --optimizer adamw or --framework-version"
         f" torch={FUSED_ON_CPU.strip('>=')}"
     )

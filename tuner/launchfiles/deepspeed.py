@@ -30,7 +30,7 @@ from tuner.launchfiles.contract import (
     told,
     written,
 )
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import DTYPES, weights
 
 FILE_NAME = "deepspeed.json"
@@ -54,7 +54,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
         "train_micro_batch_size_per_gpu": settings.micro_batch_size,
         "gradient_accumulation_steps": settings.gradient_accumulation_steps,
         "communication_data_type": str(reduced_in(question, settings)),
-        "zero_optimization": {"stage": _stage(question, settings)},
+        "zero_optimization": {"stage": stage_of(settings, question.cluster)},
     }
     zero, own = values["zero_optimization"], question.framework.name is FrameworkName.DEEPSPEED
     if settings.cpu_offload:
@@ -80,21 +80,17 @@ def configuration(question: Question, settings: Settings) -> dict[str, Any]:
     return values
 
 
-def _stage(question: Question, settings: Settings) -> int:
-    return stage_of(settings, question.cluster)
-
-
 def _why_not(question: Question, settings: Settings) -> str | None:
-    stage, precision = _stage(question, settings), question.workload.precision
+    stage, precision = stage_of(settings, question.cluster), question.workload.precision
     own = question.framework.name is FrameworkName.DEEPSPEED
     reason = refusals.first(
         refusals.own_script("the file says number formats, and what to optimize with", question),
         refusals.tensors("DeepSpeed's ZeRO", settings, "accelerate"),
-        refusals.pipelines("DeepSpeed's ZeRO", settings, "accelerate"),
-        refusals.rings("DeepSpeed's ZeRO", settings),
-        refusals.fused("DeepSpeed's file", settings),
-        refusals.adapters("DeepSpeed", question),
-        refusals.packing("DeepSpeed", question),
+        refusals.lacking(
+            "DeepSpeed's ZeRO", question, settings, "pipelines", "rings", framework="accelerate"
+        ),
+        refusals.lacking("DeepSpeed's file", question, settings, "fused_loss"),
+        refusals.lacking("DeepSpeed", question, settings, "adapters", "packing"),
     )
     if reason is not None:
         return reason
@@ -152,7 +148,7 @@ def _render(question: Question, settings: Settings, about: About) -> str:
     nanotron, own = name is FrameworkName.NANOTRON, name is FrameworkName.DEEPSPEED
     values, dtype = configuration(question, settings), DTYPES[weights(question)]
     if own:
-        values["zero_optimization"] |= _sizes(_stage(question, settings))
+        values["zero_optimization"] |= _sizes(stage_of(settings, question.cluster))
         dtype = "torch.float32" if work.precision is Precision.FP32 else "torch.bfloat16"
     optimizer = "SGD" if work.optimizer is Optimizer.SGD else "AdamW"
     optimizer += " with fused=True" if work.optimizer is Optimizer.ADAMW_FUSED else ""
@@ -244,11 +240,7 @@ NOTES = (
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_misspelt(TOP)
     for name in ENGINES:
@@ -278,6 +270,12 @@ def read(values: Mapping[str, Any]) -> Found:
         notes = (OF_TORCH, *NOTES)
         return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=notes)
     fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
+    stage = zero.values.get("stage", 0)
+    other = _sizes(stage, sized)
+    for name, size in _sizes(stage).items():
+        if other[name] != size:  # answers of other settings are counted by the default
+            effect = f"counted as {size}, which is DeepSpeed's default"
+            fields.pass_over(f"{zero.path}{name}", effect, other[name])
     return Found(
         format_name=NAME,
         free={**FREE, "sharding": tuple(map(str, SHARDINGS)), "sync_each_batch": ()},
@@ -285,7 +283,7 @@ def read(values: Mapping[str, Any]) -> Found:
         may=may,
         notes=NOTES,
         secondary=secondary,
-        uncounted=_sized_otherwise(zero, zero.values.get("stage", 0)),
+        uncounted=tuple(fields.uncounted),
         zero=None if sized == DEFAULTS else sized,
     )
 
@@ -334,20 +332,6 @@ def _sized(zero: Fields) -> Zero:
     if zero.values.get("overlap_comm") not in (None, "auto"):
         found["overlap_comm"] = zero.flag("overlap_comm")
     return Zero(**found)
-
-
-def _sized_otherwise(zero: Fields, stage: int) -> tuple[Uncounted, ...]:
-    """Sizes that are not DeepSpeed's defaults, by which answers of other settings are counted."""
-    default, found = _sizes(stage), _sizes(stage, _sized(zero))
-    return tuple(
-        Uncounted(
-            key=f"{zero.path}{name}",
-            value=found[name],
-            effect=f"counted as {default[name]}, which is DeepSpeed's default",
-        )
-        for name in default
-        if found[name] != default[name]
-    )
 
 
 def _whole(fields: Fields, name: str) -> int | None:

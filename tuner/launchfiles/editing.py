@@ -88,7 +88,7 @@ def edited(text: str, wanted: Mapping[str, Any]) -> str:
         UsageError: what is to be changed stands in several places at once (an anchor, a merge key).
     """
     before, made = yaml.safe_load(text), text
-    for part in [*_away(wanted), _filled(wanted)]:
+    for part in [*_away(wanted), changed({}, wanted)]:
         if not part:
             continue
         pieces: list[tuple[int, int, str]] = []
@@ -154,19 +154,6 @@ def _edit(
                 pieces.append(_instead(text, block, key, old, value))
         elif value is not None and not (isinstance(value, Mapping) and [*_away(value)]):
             pieces.append(_added(text, block, wanted, name, value))
-
-
-def _filled(wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What is put in, without what is taken away."""
-    found: dict[str, Any] = {}
-    for name, value in wanted.items():
-        if isinstance(value, Mapping):
-            inner = _filled(value)
-            if inner or not value:
-                found[name] = inner
-        elif value is not None:
-            found[name] = value
-    return found
 
 
 def _end(node: yaml.Node) -> int:

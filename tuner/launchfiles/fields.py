@@ -35,6 +35,14 @@ class Fields:
             raise UsageError(path.rstrip(".") or "file", values, "must be an object of fields")
         self.values: Mapping[str, Any] = values
         self.path = path
+        self.uncounted: list[Uncounted] = []
+
+    def pass_over(
+        self, name: str, effect: str, value: object = None, *, rules_out: bool = False
+    ) -> None:
+        """Notes a field that no figure takes into account, by default with its own value."""
+        value = self.values.get(name) if value is None else value
+        self.uncounted.append(Uncounted(key=name, value=value, effect=effect, rules_out=rules_out))
 
     def __contains__(self, name: str) -> bool:
         return self.values.get(name) not in ABSENT

@@ -125,8 +125,6 @@ def _edit_flags(text: str, wanted: Mapping[str, Any]) -> str:
 # Objects of a configuration in Python whose fields are looked at, and one that is a value itself.
 _SECTIONS = ("training", "parallelism", "compile")
 CHECKPOINT = "activation_checkpoint"
-# Of torchtitan's main: what an answer may set it to.
-_POLICIES = {"none": "None", "full": "FullAC.Config()"}
 
 
 def _nodes(text: str) -> Iterator[tuple[str, str, ast.expr]]:
@@ -186,7 +184,7 @@ def _edit_python(text: str, wanted: Mapping[str, Any]) -> str:
             assert node.end_lineno is not None
             assert node.end_col_offset is not None
             end = starts[node.end_lineno - 1] + node.end_col_offset
-            spelled = _POLICIES[value] if section == CHECKPOINT else repr(value)
+            spelled = torchtitan.POLICIES[value] if section == CHECKPOINT else repr(value)
             pieces.append((start, end, spelled))
             left[section] = {name: one for name, one in values.items() if name != field}
     if missing := [f"{section}.{name}" for section, values in left.items() for name in values]:

@@ -12,64 +12,45 @@ from typing import Any
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.study import Question
 from tuner.launchfiles import trained, trainer
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 
 NAME = "llama-factory"
 MARKS = frozenset({"finetuning_type", "cutoff_len"})
 
-_STAGES = {"sft": True, "pt": True}
-
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    uncounted = trained.passed_over(fields)
-    stage = str(fields.values.get("stage") or "sft")
-    if stage not in _STAGES:
-        uncounted.append(
-            Uncounted(key="stage", value=stage, effect=trained.OTHER_STEP, rules_out=True)
-        )
+    trained.pass_over_known(fields)
+    if str(fields.values.get("stage") or "sft") not in ("sft", "pt"):
+        fields.pass_over("stage", trained.OTHER_STEP, rules_out=True)
     kind = str(fields.values.get("finetuning_type") or "lora").lower()
     if kind == "freeze":
-        effect = trained.FEWER_GRADIENTS
-        uncounted.append(Uncounted(key="finetuning_type", value=kind, effect=effect))
+        fields.pass_over("finetuning_type", trained.FEWER_GRADIENTS, kind)
     elif kind not in ("lora", "full"):
         effect = "this adapter is not predicted, and counted as lora"
-        uncounted.append(Uncounted(key="finetuning_type", value=kind, effect=effect))
+        fields.pass_over("finetuning_type", effect, kind)
     is_whole, bits = kind in ("full", "freeze"), fields.values.get("quantization_bit")
     adapter = None
     if not is_whole:
         rank = fields.whole("lora_rank", 8) or 8
         adapter = trained.adapter(
             fields,
-            uncounted,
             four_bits=bits == 4,
             eight_bits="quantization_bit" if bits == 8 else "",
             double=fields.flag("double_quantization", default=True),
-            names={
-                "rank": "lora_rank",
-                "alpha": "lora_alpha",
-                "dropout": "lora_dropout",
-                "saved": "additional_target",
-            },
+            rank="lora_rank",
+            saved="additional_target",
             defaults=(8, 2 * rank, 0.0),
             targets="lora_target",
         )
-    packing = None
-    if fields.flag("packing") or fields.flag("neat_packing"):
-        packing = {"variant": "block_diagonal"} if fields.flag("neat_packing") else None
-        if packing is None:
-            effect = "documents of a row see each other: counted as one, which they are there"
-            uncounted.append(Uncounted(key="packing", value=True, effect=effect))
+    neat = fields.flag("neat_packing")
+    variant = "block_diagonal" if neat else ""
+    packing = trained.packed(fields, neat or fields.flag("packing"), variant, "packing", True)
     checkpoints = not fields.flag("disable_gradient_checkpointing")
     full = str(Checkpointing.FULL if checkpoints else Checkpointing.NONE)
     return trained.of_trainer(
         fields,
-        uncounted,
         format_name=NAME,
         knobs={"activation_checkpointing": full},
         model=fields.text("model_name_or_path"),

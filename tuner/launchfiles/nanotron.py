@@ -20,8 +20,8 @@ from tuner.launchfiles.contract import (
     Format,
     Stack,
     comments,
-    fused,
     header,
+    lacking,
     provenance,
     sync_acts,
     yaml_text,
@@ -101,7 +101,7 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             "nanotron synchronizes gradients at the end of an accumulation only; ask again with"
             " --knob sync_each_batch=false"
         )
-    if refused := fused("nanotron", settings):
+    if refused := lacking("nanotron", question, settings, "fused_loss"):
         return refused
     if settings.cpu_offload:
         return "nanotron has no CPU offload; ask again with --knob cpu_offload=false"
@@ -150,7 +150,6 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }  # fmt: skip
 # Fields that other files do not have.
 MARKS = frozenset({"parallelism", "tokens"})
-OPTIMIZERS = {"adamw": Optimizer.ADAMW, "sgd": Optimizer.SGD}
 # Of a Llama's configuration; transformers has the same names.
 SIZES = (
     "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -166,11 +165,7 @@ TOKENS = ("sequence_length", "micro_batch_size", "batch_accumulation_per_replica
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     parallel, tokens = fields.part("parallelism"), fields.part("tokens")
     for part, known in ((fields, TOP), (parallel, PARALLEL), (tokens, TOKENS)):
@@ -215,12 +210,13 @@ def _may(fields: Fields, batch: int) -> dict[str, tuple[Any, ...]]:
     model = fields.part("model")
     model.choice("dtype", {"bfloat16": True}, "bfloat16")
     factory = fields.part("optimizer").part("optimizer_factory")
+    names = {name.lower(): optimizer for optimizer, name in _OPTIMIZERS.items()}
     may: dict[str, tuple[Any, ...]] = {
         "framework": ("nanotron",),
         "precision": ("bf16",),
         "sequence_length": (_required(fields.part("tokens"), "sequence_length"),),
         "global_batch_size": (batch,),
-        "optimizer": (str(factory.choice("name", OPTIMIZERS, "adamw")),),
+        "optimizer": (str(factory.choice("name", names, "adamw")),),
     }
     if model.part("model_config").values:
         own = model.part("model_config")  # as transformers' configuration has it

@@ -41,11 +41,7 @@ MARKS = frozenset({"written_by"})
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.choice("written_by", {"tuner": True})
     fields.refuse("script", "is a study of a script of your own, which is not predicted")

@@ -287,10 +287,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     splits_replicas = settings.splits_layers and _is_replicated(question, settings)
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
-        refusals.pipelines("torch's own loop", settings, "torch"),
-        refusals.rings("torch's own loop", settings),
-        refusals.adapters("torch's own loop", question),
-        refusals.packing("torch's own loop", question),
+        refusals.lacking(
+            "torch's own loop",
+            question,
+            settings,
+            *("pipelines", "rings", "adapters", "packing"),
+            framework="torch",
+        ),
         refusals.fsdp2("torch's FSDP2", question, settings, "torch"),
         refusals.liger("the module", question, settings),
         "DistributedDataParallel takes no parameters that tensor parallelism has split; ask again"

@@ -29,7 +29,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     sync_acts,
 )
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import reshards, weights
 from tuner.model import ModelConfig
 
@@ -57,7 +57,8 @@ _FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
 _REGISTERED = frozenset({
     "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
 })  # fmt: skip
-_POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
+# What newer versions say in Python of activation checkpointing.
+POLICIES = {Checkpointing.NONE: "None", Checkpointing.FULL: "FullAC.Config()"}
 
 
 def configuration(question: Question, settings: Settings) -> dict[str, dict[str, Any]]:
@@ -96,7 +97,7 @@ def configuration(question: Question, settings: Settings) -> dict[str, dict[str,
 
 def _python(question: Question, settings: Settings) -> str:
     """A function that newer versions are configured by; empty for what was not read there."""
-    policy = _POLICIES.get(settings.activation_checkpointing)
+    policy = POLICIES.get(settings.activation_checkpointing)
     if policy is None:
         return ""
     work, sections = question.workload, configuration(question, settings)
@@ -153,10 +154,13 @@ def _why_not(question: Question, settings: Settings) -> str | None:
         None
         if question.workload.model.is_causal_lm
         else "torchtitan trains causal language models; take the format accelerate, or trainer",
-        refusals.pipelines("torchtitan", settings, "torch"),
-        refusals.fused("torchtitan", settings),
-        refusals.adapters("torchtitan", question),
-        refusals.packing("torchtitan", question),
+        refusals.lacking(
+            "torchtitan",
+            question,
+            settings,
+            *("pipelines", "fused_loss", "adapters", "packing"),
+            framework="torch",
+        ),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
         f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
         " --optimizer adamw"
@@ -309,14 +313,13 @@ def read(values: Mapping[str, Any]) -> Found:
     """
     fields = Fields(values)
     training, parallel = fields.part("training"), fields.part("parallelism")
-    uncounted = []
     for name in ("pipeline_parallel_degree", "expert_parallel_degree"):
         if (size := parallel.whole(name, 1) or 1) > 1:
             effect = "this parallelism of torchtitan's is not predicted"
-            uncounted.append(Uncounted(key=name, value=size, effect=effect, rules_out=True))
+            fields.pass_over(name, effect, size, rules_out=True)
     if fields.part("compile").flag("enable"):
         effect = "compiled models are not predicted: mostly faster, with less memory"
-        uncounted.append(Uncounted(key="compile.enable", value=True, effect=effect))
+        fields.pass_over("compile.enable", effect, True)
     later = _LATER in training
     length = training.whole("max_context_length" if later else "seq_len", 2048) or 2048
     micro, batch = training.whole("local_batch_size", 8) or 8, None
@@ -338,7 +341,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "cp_size": parallel.whole("context_parallel_degree", 1),
         "micro_batch_size": micro,
         "sync_each_batch": True,
-        "activation_checkpointing": str(_read_checkpointing(fields, uncounted)),
+        "activation_checkpointing": str(_read_checkpointing(fields)),
         "cpu_offload": training.flag("enable_cpu_offload"),
     }
     if batch is None:
@@ -374,11 +377,11 @@ def read(values: Mapping[str, Any]) -> Found:
         groups=(copies, shards * knobs["tp_size"] * knobs["cp_size"])
         if in_groups and shards != -1
         else None,
-        uncounted=tuple(uncounted),
+        uncounted=tuple(fields.uncounted),
     )
 
 
-def _read_checkpointing(fields: Fields, uncounted: list[Uncounted]) -> Checkpointing:
+def _read_checkpointing(fields: Fields) -> Checkpointing:
     part = fields.part("activation_checkpoint")
     mode = str(part.values.get("mode", "selective")).lower()
     option = str(part.values.get("selective_ac_option", "2"))
@@ -387,9 +390,7 @@ def _read_checkpointing(fields: Fields, uncounted: list[Uncounted]) -> Checkpoin
     if mode in ("none", "full"):
         return Checkpointing(mode)
     effect = "keeps every second matrix product, and is counted as if it kept all: less memory"
-    uncounted.append(
-        Uncounted(key="activation_checkpoint", value=f"{mode} {option}", effect=effect)
-    )
+    fields.pass_over("activation_checkpoint", effect, f"{mode} {option}")
     return Checkpointing.SELECTIVE
 
 

@@ -11,7 +11,7 @@ from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import ABSENT, Fields, Found, Uncounted
+from tuner.launchfiles.fields import ABSENT, Fields, Found
 
 KERNELS = "these kernels are not predicted: mostly faster, with less memory"
 FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and time than predicted"
@@ -81,22 +81,26 @@ _LIKE = (
 )
 
 
-def other_optimizer(key: str, word: str) -> tuple[Optimizer, Uncounted]:
-    """The optimizer that one which is not predicted is counted as, and a line that says so."""
+def optimizer_of(fields: Fields, name: str, known: Mapping[str, Optimizer]) -> Optimizer:
+    """The optimizer that a field names, or what one that is not predicted is counted as."""
+    word = str(fields.values.get(name) or "adamw_torch_fused").lower()
+    if word in known:
+        return known[word]
     like = (one for pattern, one in _LIKE if re.fullmatch(pattern, word))
     found = next(like, Optimizer.ADAMW)
     effect = f"is not predicted, and counted as {found}: its state and time may be others"
-    return found, Uncounted(key=key, value=word, effect=effect)
+    fields.pass_over(name, effect, word)
+    return found
 
 
 def adapter(
     fields: Fields,
-    uncounted: list[Uncounted],
     *,
     four_bits: bool,
     eight_bits: str,
     double: bool,
-    names: Mapping[str, str],
+    rank: str,
+    saved: str,
     defaults: tuple[int, float, float],
     targets: str,
 ) -> dict[str, Any]:
@@ -104,45 +108,53 @@ def adapter(
 
     Args:
         fields: the file's.
-        uncounted: is given what is not predicted.
         four_bits: whether the frozen model is kept in four bits.
         eight_bits: the field that has it kept in eight; empty of none.
         double: whether scales are quantized too.
-        names: of rank, alpha, dropout and what is trained whole.
-        defaults: of the first three.
+        rank: the field of the rank.
+        saved: the field of what is trained whole.
+        defaults: of rank, alpha and dropout.
         targets: the field of linear layers: their names, a pattern, or ``all-linear``; they are
             all taken where it is empty.
     """
-    rank, alpha, dropout = defaults
     found: dict[str, Any] = {
         "method": "qlora" if four_bits else "lora",
-        "rank": fields.whole(names["rank"], rank),
-        "alpha": fields.number(names["alpha"], alpha),
-        "dropout": fields.number(names["dropout"], dropout),
-        "target_modules": _targets(fields, targets, uncounted),
+        "rank": fields.whole(rank, defaults[0]),
+        "alpha": fields.number("lora_alpha", defaults[1]),
+        "dropout": fields.number("lora_dropout", defaults[2]),
+        "target_modules": _targets(fields, targets),
     }
-    if names["saved"] in fields:
-        found["modules_to_save"] = fields.words(names["saved"])
+    if saved in fields:
+        found["modules_to_save"] = fields.words(saved)
     if four_bits:
         found["double_quant"] = double
     elif eight_bits:
         effect = "frozen weights of 8 bits are counted as bf16: up to half of them is too much"
-        uncounted.append(Uncounted(key=eight_bits, value=True, effect=effect))
+        fields.pass_over(eight_bits, effect, True)
     return found
 
 
-def passed_over(fields: Fields) -> list[Uncounted]:
-    """Fields that no figure takes into account."""
-    return [
-        Uncounted(key=name, value=fields.values[name], effect=effect)
-        for name, effect in UNCOUNTED.items()
-        if name in fields and fields.values[name] not in (False, "false", "none", 0)
-    ]
+def pass_over_known(fields: Fields) -> None:
+    """Notes the fields of :data:`UNCOUNTED` that are there."""
+    for name, effect in UNCOUNTED.items():
+        if name in fields and fields.values[name] not in (False, "false", "none", 0):
+            fields.pass_over(name, effect)
+
+
+def packed(fields: Fields, is_packed: bool, variant: str, name: str, value: object) -> Any:
+    """What packs documents; of rows that are ``is_packed`` without a ``variant`` a field is noted
+    by which they are."""
+    if not is_packed:
+        return None
+    if variant:
+        return {"variant": variant}
+    effect = "documents of a row see each other: counted as one, which they are there"
+    fields.pass_over(name, effect, value)
+    return None
 
 
 def of_trainer(
     fields: Fields,
-    uncounted: list[Uncounted],
     *,
     format_name: str,
     knobs: Mapping[str, Any],
@@ -157,7 +169,6 @@ def of_trainer(
 
     Args:
         fields: the file's.
-        uncounted: what is not predicted.
         format_name: whose file it is.
         knobs: those that the program says in its own way.
         model: its name.
@@ -167,18 +178,13 @@ def of_trainer(
         mixes: whether what is trained is kept in fp32.
         bf16: whether numbers are bf16 unless that is said.
     """
-    own = {name: value for name, value in fields.values.items() if name in trainer.READ}
-    word = str(own.pop("optim", "") or "adamw_torch_fused").lower()
-    optimizer: Optimizer | None = trainer.OPTIMIZERS.get(word)
-    if optimizer is None:
-        optimizer, line = other_optimizer("optim", word)
-        uncounted.append(line)
-    by_engine: dict[str, Any] = {}
-    if own.pop("deepspeed", None):
-        by_engine, lines = deepspeed(fields.values["deepspeed"])
-        uncounted += lines
-    for name in trainer.REFUSED:
-        own.pop(name, None)
+    own = {
+        name: value
+        for name, value in fields.values.items()
+        if name in trainer.READ and name not in ("optim", *trainer.REFUSED)
+    }
+    optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
+    by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
     liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
     found = trainer.read({**own, "use_liger_kernel": liger})
     values = {**found.knobs, **knobs, **by_engine}
@@ -209,7 +215,7 @@ def of_trainer(
         },
         free=free,
         strict=False,
-        uncounted=tuple(uncounted),
+        uncounted=tuple(fields.uncounted),
     )
 
 
@@ -220,26 +226,36 @@ _OF_ALL_LAYERS = re.compile(
 )
 
 
-def _targets(fields: Fields, name: str, uncounted: list[Uncounted]) -> list[str]:
+def _targets(fields: Fields, name: str) -> list[str]:
     value = fields.values.get(name) if name else None
     if value in ABSENT or value in ("all", "all-linear"):
         return [ALL_LINEAR]
     if isinstance(value, str) and (every := _OF_ALL_LAYERS.fullmatch(value)):
         return [f"{one}_proj" for one in every["names"].split("|")]
     if isinstance(value, str) and not re.fullmatch(r"[\w\-, ]+", value):
-        effect = "a pattern is counted as all linear layers: an upper bound"
-        uncounted.append(Uncounted(key=name, value=value, effect=effect))
+        fields.pass_over(name, "a pattern is counted as all linear layers: an upper bound")
         return [ALL_LINEAR]
     return [one.rpartition(".")[2] for one in fields.words(name)]
 
 
-def deepspeed(value: object) -> tuple[dict[str, Any], list[Uncounted]]:
+def deepspeed(fields: Fields) -> dict[str, Any]:
     """Sharding and offload of DeepSpeed's configuration, or of its file's name where that is all
     there is."""
-    lines = [Uncounted(key="deepspeed", value=_shown(value), effect=OTHER_ENGINE)]
-    if isinstance(value, Mapping):
-        stage, offloads, more = _stage(value)
-        lines += more
+    value = fields.values["deepspeed"]
+    is_here = isinstance(value, Mapping)
+    shown = "a configuration" if is_here else value
+    fields.pass_over("deepspeed", OTHER_ENGINE, shown)
+    if is_here:
+        zero = Fields(value).part("zero_optimization")
+        stage = zero.values.get("stage", 0)
+        if not isinstance(stage, int) or stage not in range(4):
+            raise zero.error("stage", "must be 0, 1, 2 or 3")
+        names = ("offload_param", "offload_optimizer")
+        devices = [zero.part(name).values.get("device") == "cpu" for name in names]
+        offloads = any(devices)
+        if offloads and not all(devices):
+            effect = "one of parameters and optimizer state is on the host, and counted as both"
+            fields.pass_over("zero_optimization", effect, "offload")
     else:
         named = re.search(r"(?:zero|z|stage)[_-]?([0-3])", str(value).lower())
         if named is None:
@@ -247,36 +263,14 @@ def deepspeed(value: object) -> tuple[dict[str, Any], list[Uncounted]]:
             raise UsageError("deepspeed", value, allowed)
         stage, offloads = int(named[1]), "offload" in str(value).lower()
         effect = f"the file is not here: ZeRO {stage} is taken from its name"
-        lines.append(Uncounted(key="deepspeed", value=_shown(value), effect=effect))
+        fields.pass_over("deepspeed", effect, shown)
     kind = engine.SHARDINGS[stage]
     if kind is Sharding.ZERO1:
         effect = "ZeRO 1 is counted as ddp: less memory than predicted"
-        lines.append(Uncounted(key="zero_optimization.stage", value=1, effect=effect))
+        fields.pass_over("zero_optimization.stage", effect, 1)
         kind = Sharding.DDP
     if offloads and kind is not Sharding.FULL_SHARD:
         effect = "is counted as kept on the device: less memory and more time than predicted"
-        lines.append(
-            Uncounted(key="zero_optimization.offload_optimizer", value="cpu", effect=effect)
-        )
+        fields.pass_over("zero_optimization.offload_optimizer", effect, "cpu")
         offloads = False
-    return {"sharding": str(kind), "cpu_offload": offloads}, lines
-
-
-def _stage(values: Mapping[str, Any]) -> tuple[int, bool, list[Uncounted]]:
-    zero = Fields(values).part("zero_optimization")
-    stage = zero.values.get("stage", 0)
-    if not isinstance(stage, int) or stage not in range(4):
-        raise zero.error("stage", "must be 0, 1, 2 or 3")
-    devices = [
-        zero.part(name).values.get("device") == "cpu"
-        for name in ("offload_param", "offload_optimizer")
-    ]
-    lines = []
-    if any(devices) and not all(devices):
-        effect = "one of parameters and optimizer state is on the host, and counted as both"
-        lines.append(Uncounted(key="zero_optimization", value="offload", effect=effect))
-    return stage, any(devices), lines
-
-
-def _shown(value: object) -> object:
-    return "a configuration" if isinstance(value, Mapping) else value
+    return {"sharding": str(kind), "cpu_offload": offloads}

@@ -169,8 +169,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
     return refusals.first(
         None if is_trainer else own,
         refusals.tensors("the Trainer", settings, "trainer", question),
-        refusals.pipelines("the Trainer", settings, "trainer"),
-        None if is_trainer else refusals.fused("the Trainer", settings, "trainer"),
+        refusals.lacking("the Trainer", question, settings, "pipelines", framework="trainer"),
+        "the Trainer computes the loss by Liger's kernels, and these settings by code of the"
+        " script's; ask again with --framework trainer or --knob fused_loss=false"
+        if settings.fused_loss and not is_trainer
+        else None,
         refusals.fsdp2("the Trainer", question, settings, "trainer"),
         _other_sharding(question, settings),
         _other_dtype(question, settings),
@@ -226,19 +229,16 @@ def _other_packing(question: Question) -> str | None:
 
 
 def _other_optimizer(question: Question) -> str | None:
-    optimizer, release = (
-        question.workload.optimizer,
-        question.framework.versions.get("transformers"),
-    )
+    optimizer = question.workload.optimizer
     if question.script is not None:
         return None
     if optimizer not in _OPTIMIZERS:
         return f"the Trainer has no {optimizer}; take the format accelerate"
-    old = release is not None and not meets(release, TORCHAO_BY_TRAINER)
+    old = question.framework.too_old("transformers", TORCHAO_BY_TRAINER)
     if not old or optimizer is not Optimizer.ADAMW_8BIT:
         return None
     return (
-        f"transformers {release} has no adamw_torch_8bit; ask again with --framework-version"
+        f"transformers {old} has no adamw_torch_8bit; ask again with --framework-version"
         f" transformers={TORCHAO_BY_TRAINER.strip('>=')}, or with --optimizer adamw_bnb_8bit"
     )
 
@@ -274,13 +274,9 @@ def _other_sharding(question: Question, settings: Settings) -> str | None:
 
 def no_fsdp2(question: Question) -> str:
     """Why the Trainer's arguments choose no FSDP2 in the stated release; empty where they do."""
-    release = question.framework.versions.get("transformers")
-    if release is None or meets(release, FSDP2_BY_TRAINER):
-        return ""
-    return (
-        f"transformers {release} passes over the arguments that choose FSDP2, and would shard with"
-        " FSDP1"
-    )
+    old = question.framework.too_old("transformers", FSDP2_BY_TRAINER)
+    why = "passes over the arguments that choose FSDP2, and would shard with FSDP1"
+    return old and f"transformers {old} {why}"
 
 
 def _other_dtype(question: Question, settings: Settings) -> str | None:
@@ -458,11 +454,7 @@ READ = frozenset({
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong, or asks for what is not predicted.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_misspelt(READ)
     for name, why in REFUSED.items():

@@ -11,7 +11,7 @@ from typing import Any
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.study import Question
 from tuner.launchfiles import trained, trainer
-from tuner.launchfiles.fields import Fields, Found, Uncounted
+from tuner.launchfiles.fields import Fields, Found
 
 NAME = "trl"
 MARKS = frozenset({
@@ -24,44 +24,28 @@ _OTHERS = ("beta", "num_generations", "max_prompt_length", "reward_model_path", 
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file.
-
-    Raises:
-        UsageError: a field is wrong.
-    """
+    """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    uncounted = trained.passed_over(fields)
+    trained.pass_over_known(fields)
     for name in _OTHERS:
         if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
-            value = fields.values[name]
-            uncounted.append(
-                Uncounted(key=name, value=value, effect=trained.OTHER_STEP, rules_out=True)
-            )
+            fields.pass_over(name, trained.OTHER_STEP, rules_out=True)
     adapter = None
     four, eight = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
     if fields.flag("use_peft"):
         adapter = trained.adapter(
             fields,
-            uncounted,
             four_bits=four,
             eight_bits="load_in_8bit" if eight else "",
             double=fields.flag("use_bnb_nested_quant"),
-            names={
-                "rank": "lora_r",
-                "alpha": "lora_alpha",
-                "dropout": "lora_dropout",
-                "saved": "lora_modules_to_save",
-            },
+            rank="lora_r",
+            saved="lora_modules_to_save",
             defaults=(16, 32, 0.05),
             targets="lora_target_modules",
         )
-    packing = None
-    if fields.flag("packing"):
-        if str(fields.values.get("packing_strategy") or "bfd").startswith("bfd"):
-            packing = {"variant": "varlen"}
-        else:
-            effect = "documents of a row see each other: counted as one, which they are there"
-            uncounted.append(Uncounted(key="packing_strategy", value="wrapped", effect=effect))
+    keeps_apart = str(fields.values.get("packing_strategy") or "bfd").startswith("bfd")
+    variant = "varlen" if keeps_apart else ""
+    packing = trained.packed(fields, fields.flag("packing"), variant, "packing_strategy", "wrapped")
     is_on = fields.flag("gradient_checkpointing", default=True)
     knobs = (
         {}
@@ -70,7 +54,6 @@ def read(values: Mapping[str, Any]) -> Found:
     )
     return trained.of_trainer(
         fields,
-        uncounted,
         format_name=NAME,
         knobs=knobs,
         model=fields.text("model_name_or_path"),

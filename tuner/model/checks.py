@@ -82,11 +82,8 @@ ROPE_KINDS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def check_fields(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The allow-listed fields of a configuration, complete and in one spelling.
 
-    What it returns is a fixed point: checking it again gives the same.
-
-    Raises:
-        ModelConfigError: a field is refused, unknown, of the wrong kind, out of bounds, or does
-            not go with another.
+    What it returns is a fixed point: checking it again gives the same. Raises ModelConfigError: a
+    field is refused, unknown, of the wrong kind, out of bounds, or does not go with another.
     """
     check_json(given)
     architecture = ARCHITECTURES[model_type]
@@ -137,9 +134,7 @@ def check_labels(given: Mapping[str, Any]) -> dict[str, Any]:
     """How many labels a classifier has, and of what kind: fields that other models do without.
 
     transformers takes two where nothing is said (``num_labels`` in configuration_utils.py, 5.23).
-
-    Raises:
-        ModelConfigError: they are refused.
+    Raises ModelConfigError: they are refused.
     """
     named = given.get("id2label")
     count = given.get("num_labels") or (len(named) if isinstance(named, Mapping) else 0) or 2
@@ -151,10 +146,8 @@ def check_labels(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_traced(model_type: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a type that only dry runs know: any JSON that names no code and no place.
-
-    Raises:
-        ModelConfigError: a field is refused, too large, or does not say how many layers there are.
-    """
+    Raises ModelConfigError: a field is refused, too large, or does not say how many layers there
+    are."""
     check_json(given)
     fields = _without_code(given)
     name = first_of(fields, LAYER_NAMES)
@@ -190,10 +183,7 @@ def _without_places(name: str, value: Any) -> Any:
 
 def check_json(value: object, name: str = "", depth: int = 0) -> None:
     """Refuse what is not plain, finite and shallow JSON, so that whatever is kept can be shown.
-
-    Raises:
-        ModelConfigError: naming the field.
-    """
+    Raises ModelConfigError, naming the field."""
     field = name or "model"
     if depth > DEEPEST:
         raise ModelConfigError(field, "a deeper one", f"may have {DEEPEST} levels at most")
@@ -213,7 +203,6 @@ def check_json(value: object, name: str = "", depth: int = 0) -> None:
 
 
 def _shown_key(key: object) -> str:
-    """A field's name, fit to be shown in one line."""
     if not isinstance(key, str):
         raise ModelConfigError("model", "a field whose name is not a string", "must be JSON")
     return key if re.fullmatch(r"[\w.\-]{1,80}", key, re.ASCII) else ascii(key[:80])
@@ -364,7 +353,6 @@ def _one_rope(
 
 
 def _check_rotation(rope: Rope, fields: dict[str, Any], values: dict[str, Any]) -> None:
-    """Checks that a positive, even number of a head's channels is rotated."""
     head_dim = fields.get("head_dim") or fields["hidden_size"] // fields["num_attention_heads"]
     partial = values["partial_rotary_factor"]
     if rope.partial is None and partial != 1.0:

@@ -18,10 +18,7 @@ LAYERS, HIDDEN, WIDTH, HEADS = 1024, 2**17, 2**20, 4096
 # The largest sizes that are believed; published ones are well below.
 POSITIONS, VOCABULARY, EXPERTS = 2**24, 2**22, 4096
 
-
-# --------------------------------------------------------------------------------------------
 # Kinds of values
-# --------------------------------------------------------------------------------------------
 
 
 def whole(least: int, most: int) -> Check:
@@ -51,7 +48,6 @@ def number(least: float, most: float, *, above: bool = False) -> Check:
 
 
 def flag(name: str, value: object) -> bool:
-    """true or false."""
     if not isinstance(value, bool):
         raise ModelConfigError(name, value, "must be true or false")
     return value
@@ -69,8 +65,6 @@ def one_of(names: Sequence[str], renamed: Mapping[str, str] | None = None) -> Ch
 
 
 def listed(item: Check, most: int = LAYERS) -> Check:
-    """A list of at most so many items of a kind."""
-
     def check(name: str, value: object) -> list[Any]:
         if not isinstance(value, list | tuple) or len(value) > most:
             raise ModelConfigError(name, value, f"must be a list of {most} items at most")
@@ -132,9 +126,7 @@ class Architecture:
     harmless: frozenset[str] = frozenset()  # names that transformers 5 does not read in this type
 
 
-# --------------------------------------------------------------------------------------------
 # Names that are dropped, and names that are refused
-# --------------------------------------------------------------------------------------------
 
 # Names of published files that change neither shape nor compute of a training step, or that
 # transformers 5 does not read: dropped. The weights of a probe are random, so how the published
@@ -208,10 +200,7 @@ IMPLEMENTATIONS: Mapping[str, tuple[str, ...]] = {
     "experts_implementation": ("eager", "batched_mm", "grouped_mm"),
 }
 
-
-# --------------------------------------------------------------------------------------------
 # The supported types
-# --------------------------------------------------------------------------------------------
 
 # Keys of transformers' ``ACT2FN`` whose function has no parameters of its own.
 ACTIVATIONS = tuple(
@@ -258,7 +247,6 @@ def _decoder(
 def _grouped(
     kv_heads: int | None, *, head_dim: int | None = None, eps: float = 1e-6
 ) -> dict[str, Field]:
-    """Fields of types with grouped-query attention and RMSNorm."""
     return {
         "num_key_value_heads": Field(whole(1, HEADS), kv_heads, nullable=True),
         "head_dim": Field(whole(1, HIDDEN), head_dim, nullable=True),
@@ -270,7 +258,6 @@ def _grouped(
 def _gemma_of_two_kinds(
     window: int, softcaps: tuple[float | None, float | None]
 ) -> dict[str, Field]:
-    """Fields that Gemma 2 and 3 share: sliding and full layers, soft caps, a scale of queries."""
     return {
         "attention_bias": Field(flag, False),
         "hidden_activation": _act("gelu_pytorch_tanh"),
@@ -298,7 +285,6 @@ def _router(experts: str, count: int, chosen: int) -> dict[str, Field]:
 
 
 def _sparse_qwen(width: int) -> dict[str, Field]:
-    """Fields of the Qwen mixtures, whose layers may be sparse or dense."""
     return {
         "moe_intermediate_size": Field(whole(1, WIDTH), width),
         "norm_topk_prob": Field(flag, False),
@@ -318,7 +304,6 @@ def _qwen_window(*, typed: bool = True) -> dict[str, Field]:
 
 
 def _granite() -> dict[str, Field]:
-    """Fields of Granite: factors of what is embedded, added, attended to and told."""
     factor = number(-1e6, 1e6)
     names = ("embedding", "residual", "attention")
     return {
@@ -329,7 +314,6 @@ def _granite() -> dict[str, Field]:
 
 
 def _gpt(activation: str, **more: Field) -> dict[str, Field]:
-    """Fields of GPT-2 and what was made of it."""
     return {
         "vocab_size": Field(whole(1, VOCABULARY), 50257),
         "hidden_size": Field(whole(1, HIDDEN), 768, also=("n_embd",)),

@@ -312,32 +312,26 @@ def _published() -> Mapping[tuple[str, str], str]:
     return found
 
 
-def named(model: ModelConfig, name: str = "") -> ModelConfig:
-    """The model by the catalogue's name, if it is there, else by another one: names are no part of
-    a question, so others may see whatever it is called by who asks first."""
-    return replace(model, name=published_as(model) or name or model.name)
+def named(model: ModelConfig) -> ModelConfig:
+    """The model by the catalogue's name, if it is there: names are no part of a question, so others
+    may see whatever it is called by who asks first."""
+    return replace(model, name=published_as(model) or model.name)
 
 
 def _read_bounded(path: Path, spec: str) -> bytes:
-    """At most :data:`LARGEST_FILE_BYTES` of a regular file, without ever waiting for a writer.
-
-    Raises:
-        ModelConfigError: it cannot be read, is no regular file, or is larger.
-    """
+    """Of a regular file as much as tells that it is too large, without ever waiting for a writer.
+    Raises ModelConfigError: it cannot be read, is no regular file, or is larger already."""
     try:
         _check_regular(path.stat(), spec)
         # between the two looks it may have become a pipe: opening must not wait
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             _check_regular(os.fstat(descriptor), spec)
-            data = file.read(LARGEST_FILE_BYTES + 1)
+            return file.read(LARGEST_FILE_BYTES + 1)
     except ModelConfigError:
         raise
     except (OSError, ValueError) as error:
         raise ModelConfigError("model", spec, why_unreadable(error)) from error
-    if len(data) > LARGEST_FILE_BYTES:
-        raise ModelConfigError("model", spec, "must be a config.json of 1 MiB at most")
-    return data
 
 
 def _check_regular(status: os.stat_result, spec: str) -> None:

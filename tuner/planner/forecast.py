@@ -19,7 +19,7 @@ from tuner.cost.prediction import Prediction, border_notes, predict, too_large_t
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
-from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, Overheads, learned, overheads
+from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned, overheads
 from tuner.planner.ranking import complexity
 from tuner.planner.spending import probes_of_asking
 from tuner.space import Space, enumerate_space
@@ -79,17 +79,31 @@ def dry_runs_of(study: Study) -> DryRuns:
 # -- what probes have shown -------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Corrections:
     """Corrections of predictions by what a question's probes have shown."""
 
-    factors: Mapping[Settings, float]
-    """Seconds taken over seconds predicted, by layout."""
-    typical: float
-    """The same for layouts of which no step was timed."""
-    seen: Mapping[Fidelity, Knowledge]
-    """What probes of each fidelity taught, the stronger first."""
-    overheads: Overheads
+    def __init__(self, study: Study, predicted_s: Mapping[Settings, float]) -> None:
+        there = {probe.request.fidelity for probe in study.probes}
+        self.seen = {fidelity: learned(study, fidelity) for fidelity in PROBED if fidelity in there}
+        """What probes of each fidelity taught, the stronger first."""
+        taken: dict[Settings, float] = {}
+        for known in reversed(self.seen.values()):  # what was measured replaces what was emulated
+            for settings, found in known.findings.items():
+                # Steps that were timed on a device of another kind tell no time.
+                emulations = (p.measurement.emulation for p in found.probes if p.measurement)
+                is_own = not any(e is not None and e.stands_in for e in emulations)
+                if found.seconds < inf and is_own:
+                    taken[settings] = found.seconds
+        ratios: dict[Settings, list[float]] = defaultdict(list)
+        for settings, seconds in taken.items():
+            expected = predicted_s.get(settings, inf)
+            if 0 < expected < inf:
+                ratios[settings.settings_class].append(seconds / expected)
+        self.factors = {key: median(all_of_it) for key, all_of_it in ratios.items()}
+        """Seconds taken over seconds predicted, by layout."""
+        self.typical = median(self.factors.values()) if self.factors else 1.0
+        """The same for layouts of which no step was timed."""
+        self.overheads = overheads(study)
 
     def applied(self, found: Evaluation) -> Evaluation:
         settings, outside = found.settings, self.overheads.of(found.settings)
@@ -110,31 +124,6 @@ class Corrections:
             if closed := closed or known.closed.get(settings):
                 return f"ended as {closed} when {fidelity}"
         return ""
-
-
-def corrections(study: Study, predicted_s: Mapping[Settings, float]) -> Corrections:
-    """Collects the corrections from a study's probes that ran steps."""
-    there = {probe.request.fidelity for probe in study.probes}
-    seen = {fidelity: learned(study, fidelity) for fidelity in PROBED if fidelity in there}
-    taken: dict[Settings, float] = {}
-    for known in reversed(seen.values()):  # what was measured replaces what was emulated
-        for settings, found in known.findings.items():
-            # Steps that were timed on a device of another kind tell no time.
-            emulations = (p.measurement.emulation for p in found.probes if p.measurement)
-            if found.seconds < inf and not any(e is not None and e.stands_in for e in emulations):
-                taken[settings] = found.seconds
-    ratios: dict[Settings, list[float]] = defaultdict(list)
-    for settings, seconds in taken.items():
-        expected = predicted_s.get(settings, inf)
-        if 0 < expected < inf:
-            ratios[settings.settings_class].append(seconds / expected)
-    factors = {key: median(all_of_it) for key, all_of_it in ratios.items()}
-    return Corrections(
-        factors=factors,
-        typical=median(factors.values()) if factors else 1.0,
-        seen=seen,
-        overheads=overheads(study),
-    )
 
 
 # One more probe changes what is known of few configurations.
@@ -369,7 +358,7 @@ def forecast(study: Study) -> Forecast:
     }
     is_corrected = False
     if whole is not study or whole.past:
-        seen = corrections(whole, {s: e.seconds for s, e in estimates.items()})
+        seen = Corrections(whole, {s: e.seconds for s, e in estimates.items()})
         estimates = {s: seen.applied(e) for s, e in estimates.items()}
         is_corrected = bool(seen.factors)
     if study.past and not is_corrected:  # its own probes are nearer than those of others
@@ -490,9 +479,7 @@ def _planned(asked: Asked, settings: Settings) -> int | str:
     question = asked.question
     try:
         plan = plan_dry_runs(
-            question.workload,
-            question.cluster,
-            question.framework,
+            *question.job,
             settings,
             # If the packages are there is for those to say who make dry runs.
             dict.fromkeys(ALL_PACKAGES, ""),
@@ -511,9 +498,7 @@ def estimate(
 ) -> Evaluation:
     question = asked.question
     prediction = predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         settings,
         limit_bytes=limit_bytes,
         profile=profile,

@@ -9,7 +9,7 @@ import numpy as np
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import Settings
-from tuner.core.quantity import QUANTILE, Change, Provenance, Quantity
+from tuner.core.quantity import QUANTILE, Change, Quantity, predicted
 from tuner.core.study import Study
 from tuner.cost.prediction import predict
 from tuner.planner.knowledge import Knowledge
@@ -37,9 +37,7 @@ class Outlook:
         by_rules, is_assumed = not question.workload.has_arithmetic, False
         if not by_rules:
             found = predict(
-                question.workload,
-                question.cluster,
-                question.framework,
+                *question.job,
                 known.space.legal[0],
                 limit_bytes=known.limit_bytes,
                 calibration=known.study.calibration,
@@ -62,12 +60,8 @@ class Outlook:
     def seconds(self, settings: Settings) -> Quantity:
         index, belief = self._index[settings], self.search.belief
         mean, error = float(belief.log_seconds[index]), float(belief.error[index])
-        return Quantity(
-            value=exp(mean),
-            low=exp(mean - QUANTILE * error),
-            high=exp(mean + QUANTILE * error),
-            provenance=Provenance.PREDICTED,
-        )
+        half = QUANTILE * error
+        return predicted(exp(mean), exp(mean - half), exp(mean + half))
 
     def is_expected_to_fit(self, settings: Settings) -> bool:
         """True of a legal configuration that is expected to, as far as probes and predictions say;

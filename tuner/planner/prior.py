@@ -149,9 +149,7 @@ def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profil
     for place, settings in enumerate(prior.settings):
         if (profile := profiles.get(settings.settings_class)) is not None:
             found = predict(
-                question.workload,
-                question.cluster,
-                question.framework,
+                *question.job,
                 settings,
                 limit_bytes=ANY_BYTES,
                 profile=profile,
@@ -173,9 +171,7 @@ def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tu
     if not question.workload.has_arithmetic:
         return need_by_rule(question, settings), (step_by_rule(settings),) * len(experts)
     found = predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         settings,
         limit_bytes=ANY_BYTES,
         calibration=asked.calibration,

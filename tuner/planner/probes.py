@@ -63,9 +63,7 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
     if measurement.memory is None or not question.workload.has_arithmetic:
         return UNKNOWN
     found = predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         settings,
         calibration=study.calibration,
     )

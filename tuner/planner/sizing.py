@@ -29,6 +29,7 @@ from tuner.errors import UsageError
 from tuner.guard.check import GuardCheck
 from tuner.guard.faults import wrong_of
 from tuner.model import ModelConfig
+from tuner.plain import Plain
 from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
 from tuner.space import count_settings, divisors, enumerate_space
@@ -57,7 +58,7 @@ def nothing_known(question: Question) -> tuple[None, Mapping[str, GuardCheck]]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class Goal(Plain):
     """What a job must reach, as far as it must reach anything."""
 
     tokens_per_s: float | None = None  # of the whole job
@@ -70,9 +71,6 @@ class Goal:
         if self.tokens is not None and self.within_s is not None:
             return self.tokens / self.within_s
         return self.tokens_per_s
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -423,25 +423,18 @@ def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Row
     timed = good or [m for m in done if m.outcome in RAN]
     shown = timed or done[-1:]
     time = step_time(timed, settings.gradient_accumulation_steps)
-    memory, at_least = _memory(shown)
+    needed = [m.memory.allocated_bytes + m.memory.overhead_bytes for m in shown if m.memory]
+    least = [m.oom.needed_bytes for m in shown if m.oom]
     return Row(
         ids=tuple(probe.id for probe in probes),
         settings=settings,
         outcome=str(shown[-1].outcome) if shown else str(probes[-1].state),
-        needed_bytes=memory,
-        at_least=at_least,
+        needed_bytes=max(needed or least, default=None),
+        at_least=bool(least) and not needed,
         step_time=time,
         speed=speed_of(time, question),
         detail=shown[-1].detail if shown else "",
     )
-
-
-def _memory(measurements: Sequence[Measurement]) -> tuple[int | None, bool]:
-    known = [m.memory for m in measurements if m.memory]
-    if known:
-        return max(m.allocated_bytes + m.overhead_bytes for m in known), False
-    short = [m.oom.needed_bytes for m in measurements if m.oom]
-    return (max(short), True) if short else (None, False)
 
 
 def _text(value: object) -> str:

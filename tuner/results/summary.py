@@ -29,8 +29,6 @@ from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
 from tuner.text import json_text, show, show_all, size_text
 
-_QUANTITIES = ("tokens_per_s_per_gpu", "step_time_s", "allocated_gib", "needed_gib")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline(Plain):

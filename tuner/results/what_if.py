@@ -16,9 +16,9 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Provenance, weakest
 from tuner.core.study import Question, Study
 from tuner.core.words import seconds_text
-from tuner.cost.prediction import unknown_prediction
+from tuner.cost.prediction import Prediction
 from tuner.errors import UsageError
-from tuner.explain.english import basis_text, failure_text, grounds_text, say
+from tuner.explain.english import basis_text, failure_text, grounds_text
 from tuner.explain.knobs import CHOSEN, MICRO
 from tuner.explain.memory import memory_facts
 from tuner.planner.forecast import evaluated
@@ -58,14 +58,14 @@ class Option:
     """Why it is not legal, or does not act there; empty of what does."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Choices:
     """Choices in a study's space."""
 
-    question: Question
-    knobs: tuple[KnobChoice, ...]
-    legal: tuple[Settings, ...]
-    dead_knobs: tuple[InactiveKnob, ...]
+    def __init__(self, study: Study) -> None:
+        self.question, space = study.question, enumerate_space(study.question)
+        self.knobs = tuple(_choice(study.question, space, knob) for knob in KNOBS)
+        self.legal, self.dead_knobs = space.legal, space.dead_knobs
+        self._legal = frozenset(space.legal)
 
     def __contains__(self, settings: object) -> bool:
         """Tells whether settings are legal ones, in canonical form."""
@@ -132,20 +132,6 @@ class Choices:
         # Offloading can be had, but is in the space only when it is asked for.
         return UsageError("settings", str(found), "is not in the space that the study looks at")
 
-    @cached_property
-    def _legal(self) -> frozenset[Settings]:
-        return frozenset(self.legal)
-
-
-def choices(study: Study) -> Choices:
-    question, space = study.question, enumerate_space(study.question)
-    return Choices(
-        question=question,
-        knobs=tuple(_choice(question, space, knob) for knob in KNOBS),
-        legal=space.legal,
-        dead_knobs=space.dead_knobs,
-    )
-
 
 def _choice(question: Question, space: Space, knob: str) -> KnobChoice:
     kind = KNOBS[knob].kind
@@ -198,7 +184,7 @@ class Predictor:
 
     @cached_property
     def choices(self) -> Choices:
-        return choices(self.study)
+        return Choices(self.study)
 
     def what_if(self, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
         """Predicts a configuration, with what was seen of it.
@@ -224,7 +210,7 @@ class Predictor:
                 why = wrong.why
             else:
                 why = next(why for why, ones in known.uncovered.items() if checked in ones)
-            found = evaluated(checked, unknown_prediction(known.limit_bytes, why))
+            found = evaluated(checked, Prediction(limit_bytes=known.limit_bytes, why=why))
         return WhatIf(
             predicted=found, collapsed=collapsed, notes=tuple(notes), seen=evidence.seen(checked)
         )
@@ -237,12 +223,7 @@ class Predictor:
         if settings not in known.estimates:
             return ()
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
-        return tuple(map(say, memory_facts(question, settings, profiles)))
-
-
-def what_if(study: Study, settings: Settings, *, given: Collection[str] = ()) -> WhatIf:
-    """Predicts one configuration of one question, as :meth:`Predictor.what_if` does."""
-    return Predictor(study).what_if(settings, given=given)
+        return tuple(map(str, memory_facts(question, settings, profiles)))
 
 
 def _notes(evidence: Evidence, found: Evaluation) -> Iterator[str]:

@@ -8,6 +8,7 @@ from itertools import islice, product
 from operator import attrgetter
 from typing import Any
 
+from tuner.catalog.versions import Condition, Effect
 from tuner.core.configuration import (
     KNOBS,
     OTHERS_CHOSEN,
@@ -16,7 +17,7 @@ from tuner.core.configuration import (
     Settings,
     Sharding,
 )
-from tuner.core.framework import Condition, Effect, FrameworkName, knob_effect
+from tuner.core.framework import FrameworkName, knob_effect
 from tuner.core.study import Question
 from tuner.errors import UsageError
 from tuner.space.rules import (
@@ -166,18 +167,6 @@ class _SpaceKey:
         return isinstance(other, _SpaceKey) and self.key == other.key
 
 
-def checkpointings(question: Question) -> tuple[Checkpointing, ...]:
-    """The values of ``activation_checkpointing`` that are searched where none are asked for.
-
-    A user's script is known to tell two apart at most: others have to be named. So has ``offload``:
-    it is slower than ``full``, and takes host memory, of which a question says nothing.
-    """
-    if question.script is not None:
-        return PLAIN_CHECKPOINTING
-    searched = (value for value in Checkpointing if value is not Checkpointing.OFFLOAD)
-    return tuple(value for value in searched if not no_checkpointing(question, value))
-
-
 def enough_micro_batches(settings: Settings, accumulation: int) -> bool:
     """The 1F1B schedule's condition, asserted in nanotron pipeline_parallel/engine.py."""
     return accumulation >= settings.pp_size - 1
@@ -245,7 +234,6 @@ def _enumerate(question: Question) -> tuple[list[Settings], _Ledger]:
 
 
 def _classes(question: Question) -> dict[Settings, list[Fixed]]:
-    """Canonical classes with their inactive knobs, in a fixed order."""
     found: dict[Settings, list[Fixed]] = {}
     fixed_sizes = [fixed_by_framework(question, "pp_size"), fixed_tp_size(question)]
     fixed_sizes += [fixed_cp_size(question)] if "cp_size" in question.knobs else []
@@ -268,7 +256,15 @@ def _options(question: Question, knob: str) -> tuple[Any, ...]:
         "tp_size": divisors(cluster.gpus_per_node),
         "sharding": SHARDINGS[question.framework.name],
         "tp_recompute_allgather": (False, True),
-        "activation_checkpointing": checkpointings(question),
+        # A user's script is known to tell two apart at most: others have to be named. So has
+        # ``offload``: it is slower than ``full``, and takes host memory, of which nothing is said.
+        "activation_checkpointing": PLAIN_CHECKPOINTING
+        if question.script is not None
+        else tuple(
+            value
+            for value in Checkpointing
+            if value is not Checkpointing.OFFLOAD and not no_checkpointing(question, value)
+        ),
         "cpu_offload": (False,),  # only when asked for: it is slow, and takes host memory
         # else only when asked for: the script's loss must be changed
         "fused_loss": (False, True) if logits_matter(question) else (False,),

@@ -6,12 +6,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner.catalog.versions import meets
+from tuner.catalog.versions import Effect, meets
 from tuner.core.cluster import Device
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.framework import (
     NOT_PROBED,
-    Effect,
     FrameworkName,
     flag_differs,
     knob_effect,
@@ -228,19 +227,16 @@ def _no_fused_loss(question: Question, settings: Settings) -> str:
         return "what it takes where parts of the model are frozen is not known here"
     if question.workload.model.is_traced:
         return "what this type of model does with its logits before the loss is not known here"
-    release = question.framework.versions.get("transformers")
-    if question.framework.name is FrameworkName.TRAINER:
+    framework = question.framework
+    if framework.name is FrameworkName.TRAINER:
         return no_liger(question)
-    if question.framework.name is FrameworkName.NANOTRON:
+    if framework.name is FrameworkName.NANOTRON:
         return "nanotron's loss is its own"
-    if question.framework.name is FrameworkName.DEEPSPEED:
+    if framework.name is FrameworkName.DEEPSPEED:
         return "no file of DeepSpeed's says it, and it is not predicted"
-    if release is None or meets(release, LOSS_OF_MODEL):
-        return ""
-    oldest = LOSS_OF_MODEL.strip(">=")
-    return (
-        f"in transformers {release} a model's loss cannot be replaced; in {oldest} or newer it can"
-    )
+    old, oldest = framework.too_old("transformers", LOSS_OF_MODEL), LOSS_OF_MODEL.strip(">=")
+    why = f"in transformers {old} a model's loss cannot be replaced; in {oldest} or newer it can"
+    return old and why
 
 
 def no_liger(question: Question) -> str:
@@ -348,29 +344,22 @@ def no_checkpointing(question: Question, value: Checkpointing) -> str:
     if value is Checkpointing.SELECTIVE:
         if name is FrameworkName.TRAINER:
             return "no argument of the Trainer names what is kept; it takes a function of Python's"
-        release = question.framework.versions.get("torch")
-        if release is None or meets(release, SELECTIVE_BY_TORCH):
-            return ""
+        old = question.framework.too_old("torch", SELECTIVE_BY_TORCH)
         oldest = SELECTIVE_BY_TORCH.strip(">=")
-        return f"torch {release} lacks operators that it names; {oldest} or newer has them"
+        return old and f"torch {old} lacks operators that it names; {oldest} or newer has them"
     if value is Checkpointing.OFFLOAD and question.cluster.gpu.device is Device.CPU:
         return "device and host memory of CPUs are one"
     needed = EVERY_2_BY_TRAINER if name is FrameworkName.TRAINER else EVERY_2_BY_LAYER
     told = "which layers"
     if value is Checkpointing.OFFLOAD:
         needed, told = OFFLOAD_BY_MODEL, "where their inputs wait"
-    release = question.framework.versions.get("transformers")
-    if release is None or meets(release, needed):
-        return ""
-    return f"transformers {release} cannot be told {told}; {needed.strip('>=')} or newer can"
+    old = question.framework.too_old("transformers", needed)
+    return old and f"transformers {old} cannot be told {told}; {needed.strip('>=')} or newer can"
 
 
 def check_possible(question: Question, knob: str, value: Any) -> None:
-    """Refuse a value that no settings of this question can have while the knob is live.
-
-    Raises:
-        UsageError: with the reason.
-    """
+    """Refuse a value that no settings of this question can have while the knob is live. Raises
+    UsageError: with the reason."""
     if knob == "sharding":
         check_has(question, value)
         if value is Sharding.HYBRID_SHARD and question.cluster.nodes == 1:
@@ -433,11 +422,8 @@ def split_by(question: Question, knob: str) -> tuple[tuple[str, int], ...]:
 
 
 def check_has(question: Question, value: Sharding) -> None:
-    """Refuse a sharding that the framework does not have, also where sharding is inactive.
-
-    Raises:
-        UsageError: with those that it has.
-    """
+    """Refuse a sharding that the framework does not have, also where sharding is inactive. Raises
+    UsageError: with those that it has."""
     name = question.framework.name
     if value not in SHARDINGS[name]:
         raise UsageError("sharding", value, f"{name} has {', '.join(SHARDINGS[name])}")
@@ -555,28 +541,26 @@ def _no_sharded_adapter(question: Question, settings: Settings) -> str:
             ": the Trainer shards each of its matrices by itself, which is not probed here; with"
             " --framework accelerate they are sharded with their layer"
         )
-    versions = question.framework.versions
-    release = versions.get("accelerate")
-    if question.framework.fsdp_version == 1:
+    framework = question.framework
+    if framework.fsdp_version == 1:
         # benchmarks/adapters.py counts what peft's own wrapping keeps (``fsdp_auto_wrap_policy`` in
         # peft/utils/other.py); without it a unit that is trained in part has gradients of all of it
         return (
-            f": accelerate {release} shards by FSDP1, which keeps what is frozen otherwise than is"
-            " predicted here; 1.6 or newer has FSDP2"
+            f": accelerate {framework.versions.get('accelerate')} shards by FSDP1, which keeps what"
+            " is frozen otherwise than is predicted here; 1.6 or newer has FSDP2"
         )
     if question.workload.precision is not Precision.BF16_MIXED:
         return ""
-    if release is not None and not meets(release, FROZEN_STAYS_NARROW):
+    if old := framework.too_old("accelerate", FROZEN_STAYS_NARROW):
         oldest = FROZEN_STAYS_NARROW.strip(">=")
         return (
-            f" and bf16_mixed: accelerate {release} makes fp32 of what is frozen too; {oldest} or"
+            f" and bf16_mixed: accelerate {old} makes fp32 of what is frozen too; {oldest} or"
             " newer does not"
         )
-    release = versions.get("torch")
-    if release is not None and not meets(release, FROZEN_DTYPE_IS_FREE):
+    if old := framework.too_old("torch", FROZEN_DTYPE_IS_FREE):
         oldest = FROZEN_DTYPE_IS_FREE.strip(">=")
         return (
-            f" and bf16_mixed: FSDP2 of torch {release} refuses fp32 adapters beside what is frozen"
+            f" and bf16_mixed: FSDP2 of torch {old} refuses fp32 adapters beside what is frozen"
             f" in bf16; {oldest} or newer takes them"
         )
     return ""

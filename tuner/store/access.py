@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from tuner.errors import TunerError, UsageError
 from tuner.store.engine import Transactions, one_line
-from tuner.store.tables import AuditRow, KeyRow, Scope, SessionRow, UtcNow, clock, iso
+from tuner.store.tables import AuditRow, KeyRow, Scope, SessionRow, UtcNow, clock, from_row, iso
 
 LONGEST_ACTOR = 64
 # Entries that are deleted in one transaction, so that others can write between two of them.
@@ -98,17 +98,7 @@ class Audit:
         if before is not None:
             wanted = wanted.where(AuditRow.id < before)
         with self.transactions.read() as session:
-            return [
-                AuditEntry(
-                    id=row.id,
-                    at=iso(row.at),
-                    actor=row.actor,
-                    action=row.action,
-                    study_id=row.study_id,
-                    data=row.data,
-                )
-                for row in session.scalars(wanted)
-            ]
+            return [from_row(AuditEntry, row) for row in session.scalars(wanted)]
 
     def prune(self, before: datetime, by: str = LOCAL) -> int:
         """Deletes what was noted before a moment, and notes who did that first; the number of
@@ -136,8 +126,11 @@ class Audit:
                 return deleted
 
 
-def add_audit(session: Session, note: AuditNote, study_id: str = "") -> None:
-    """Adds an entry in the transaction that does the thing, so that neither is there alone."""
+def add_audit(session: Session, note: AuditNote | None, study_id: str = "") -> None:
+    """Adds an entry, if there is one, in the transaction that does the thing, so that neither is
+    there alone."""
+    if note is None:
+        return
     short = {name: _printable(v) if isinstance(v, str) else v for name, v in note.data.items()}
     row = AuditRow(
         at=clock(session),
@@ -229,13 +222,13 @@ class Keys:
             session.add(row)
             data = {"key": new_id, "name": name, "scope": str(scope)}
             add_audit(session, AuditNote(actor=by, action=Action.KEY_CREATE, data=data))
-            return _key(row), f"tuner_{new_id}_{secret}"
+            return from_row(Key, row), f"tuner_{new_id}_{secret}"
 
     def list(self) -> list[Key]:
         """All keys, revoked ones too, the oldest first."""
         with self.transactions.read() as session:
             rows = session.scalars(select(KeyRow).order_by(KeyRow.created_at, KeyRow.id))
-            return [_key(row) for row in rows]
+            return [from_row(Key, row) for row in rows]
 
     def any(self) -> bool:
         with self.transactions.read() as session:
@@ -264,7 +257,7 @@ class Keys:
                 row.revoked_at = clock(session)
                 data = {"key": row.id, "name": row.name}
                 add_audit(session, AuditNote(actor=by, action=Action.KEY_REVOKE, data=data))
-            return _key(row)
+            return from_row(Key, row)
 
     def check(self, text: str) -> Key | None:
         """The key whose text this is; ``None`` when there is none, or it was revoked."""
@@ -280,7 +273,7 @@ class Keys:
                 return None
             now = clock(session)
             used_lately = row.last_used_at is not None and now - row.last_used_at < USED_EVERY
-            key = _key(row)
+            key = from_row(Key, row)
         if not used_lately:
             self._uses.note(key.id, now)
         return key
@@ -396,14 +389,3 @@ class _Uses:
 
 def _hash(secret: str) -> str:
     return sha256(secret.encode()).hexdigest()
-
-
-def _key(row: KeyRow) -> Key:
-    return Key(
-        id=row.id,
-        name=row.name,
-        scope=row.scope,
-        created_at=iso(row.created_at),
-        last_used_at=iso(row.last_used_at) if row.last_used_at else None,
-        revoked_at=iso(row.revoked_at) if row.revoked_at else None,
-    )

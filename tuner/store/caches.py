@@ -62,7 +62,6 @@ class Caches:
     transactions: Transactions
 
     def dry_runs(self, keys: Collection[str]) -> "dict[str, DryRun]":
-        """The kept dry runs of these keys, by key."""
         with self.transactions.read() as session:
             return read_dry_runs(session, keys)
 
@@ -77,7 +76,6 @@ class Caches:
                 row.record, row.created_at = record, now
 
     def checks(self, family: str | None = None) -> "dict[str, GuardCheck]":
-        """The checks of one family, or all, by key, oldest first."""
         where = [] if family is None else [CheckRow.family == family]
         with self.transactions.read() as session:
             return _read_checks(session, *where)

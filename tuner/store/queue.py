@@ -149,8 +149,16 @@ class Queue:
         if made is not None:
             probe = replace(probe_of(made, None), state=ProbeState.RUNNING)
             return Claim(attempt_id=made.attempt, study_id=study_id, probe=probe, worker=worker)
-        if lost_id is not None:
-            self._close_unwanted(lost_id)
+        if lost_id is not None:  # it is queued, and nobody with other devices has taken it
+            with self.transactions.write() as session:
+                attempt = _locked(session, lost_id)
+                assert attempt is not None, lost_id
+                row, study = _probe_and_study(session, attempt)
+                if row.state is ProbeState.QUEUED:
+                    found = Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
+                    study.revision += 1
+                    now = clock(session)
+                    _finish(session, study, row, found, now, attempt, is_its_result=False)
         return None
 
     def _claim(
@@ -179,18 +187,6 @@ class Queue:
             running = {"state": str(ProbeState.RUNNING), "attempt": made.attempt_number}
             _tell(connection, made, come.now, {**running, "worker": worker.name})
             return made, None
-
-    def _close_unwanted(self, attempt_id: int) -> None:
-        """Ends a queued probe, whose attempt lost a device, as nobody with others has taken it."""
-        with self.transactions.write() as session:
-            attempt = _locked(session, attempt_id)
-            assert attempt is not None, attempt_id
-            probe, study = _probe_and_study(session, attempt)
-            if probe.state is ProbeState.QUEUED:
-                found = Measurement(outcome=Outcome.DEVICE_LOST, detail=attempt.detail)
-                study.revision += 1
-                now = clock(session)
-                _finish(session, study, probe, found, now, attempt, is_its_result=False)
 
     def beat(self, claim: Claim) -> bool:
         """Extends the lease; ``False`` when it was lost, or the study is cancelled: stop then."""

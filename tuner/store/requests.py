@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from types import MappingProxyType
 
 from sqlalchemy import delete, func, select
@@ -91,7 +91,18 @@ def ask_question(
         apart = limits.apart(study.limits)
         if apart and not replace and study.state in OPEN:
             raise OtherLimitsError(study.id, apart)
-        _renew(session, study, question, limits, now)
+        # With other ones the planner asks again for what is queued. With the same ones the study
+        # goes on, and the attempts that a probe has cost its workers stay counted.
+        if study.limits != limits.as_dict():
+            withdraw(session, study, "the question was asked again with other limits", now)
+        done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
+        study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
+        study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
+        study.question, study.model_name = question.as_dict(), question.trained
+        study.limits, study.pool, study.asked_at = limits.as_dict(), limits.pool, now
+        study.fidelity = limits.fidelity
+        if study.state is StudyState.QUEUED:
+            study.reason = ""
     study.revision += 1
     study.labels = read_labels("labels", {**study.labels, **labels})
     data = {"again": again, "terms": limits.as_dict()}
@@ -100,23 +111,6 @@ def ask_question(
         move_study(session, study, StudyState.QUEUED, "", now)
     session.flush()
     return study
-
-
-def _renew(
-    session: Session, study: StudyRow, question: Question, limits: Limits, now: datetime
-) -> None:
-    # With other ones the planner asks again for what is queued. With the same ones the study goes
-    # on, and the attempts that a probe has cost its workers stay counted.
-    if study.limits != limits.as_dict():
-        withdraw(session, study, "the question was asked again with other limits", now)
-    done = (ProbeRow.study_id == study.id, ProbeRow.state == ProbeState.DONE)
-    study.probes_before = session.scalar(select(func.count()).where(*done)) or 0
-    study.guard_before_s, study.guard_s = study.guard_before_s + study.guard_s, 0.0
-    study.question, study.model_name = question.as_dict(), question.trained
-    study.limits, study.pool, study.asked_at = limits.as_dict(), limits.pool, now
-    study.fidelity = limits.fidelity
-    if study.state is StudyState.QUEUED:
-        study.reason = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,7 +196,6 @@ def _answered(session: Session, request: RequestKey) -> str | None:
 
 
 def _remember(session: Session, request: RequestKey, study_id: str) -> None:
-    """Adds a request, and forgets old ones."""
     now = clock(session)
     old = RequestRow.created_at < now - timedelta(seconds=KEPT_S)
     session.execute(delete(RequestRow).where(old))

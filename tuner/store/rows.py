@@ -81,11 +81,8 @@ def unknown_study(session: Session, given: str) -> UsageError:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, with earlier ones that may teach something of it.
-
-    Raises:
-        UnreadableStudyError: it was written by a version whose questions this one cannot read.
-    """
+    """The whole study, with earlier ones that may teach something of it. Raises
+    UnreadableStudyError: it was written by a version whose questions this one cannot read."""
     # The row was read first: should a probe change between the two, the revision is the older one,
     # and a plan made from it is not entered.
     found = session.execute(

@@ -59,6 +59,7 @@ from tuner.store.tables import (
     StudyRow,
     SummaryRow,
     clock,
+    from_row,
     iso,
 )
 from tuner.store.workers import WorkerIdentity
@@ -110,8 +111,6 @@ _ENDED = StudyRow.state.not_in(OPEN) & ~exists().where(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """One line of a list of studies."""
-
     id: str
     model_name: str  # name of the model, as asked last; for a user's script the name of its file
     cluster_name: str
@@ -273,27 +272,7 @@ class Store(Queue, Caches):
             for owner, outcome, count in session.execute(outcomes):
                 assert outcome is not None
                 counts[owner][outcome] = count
-            return [
-                StudySummary(
-                    id=row.id,
-                    model_name=row.model_name,
-                    cluster_name=row.cluster_name,
-                    state=row.state,
-                    reason=row.reason,
-                    probes=counts[row.id],
-                    pool=row.pool,
-                    labels=row.labels,
-                    revision=row.revision,
-                    created_at=iso(row.created_at),
-                    asked_at=iso(row.asked_at),
-                    method=row.method,
-                    global_batch_size=row.global_batch_size,
-                    sequence_length=row.sequence_length,
-                    framework=row.framework,
-                    fidelity=row.fidelity,
-                )
-                for row in rows
-            ]
+            return [from_row(StudySummary, row, probes=counts[row.id]) for row in rows]
 
     def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
         """The number of studies that :meth:`studies` would list."""
@@ -302,7 +281,6 @@ class Store(Queue, Caches):
             return session.scalar(select(func.count()).select_from(StudyRow).where(*wanted)) or 0
 
     def notes(self, study_id: str) -> str:
-        """What people noted about a study."""
         with self.transactions.read() as session:
             return session.scalar(select(StudyRow.notes).where(StudyRow.id == study_id)) or ""
 
@@ -361,8 +339,7 @@ class Store(Queue, Caches):
             if to is StudyState.RUNNING:
                 study.worker = worker.as_dict() if worker else None
                 study.worker_seen_at = now
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
             return True
 
     def label(
@@ -392,8 +369,7 @@ class Store(Queue, Caches):
                 return
             study.labels, study.notes = labels, notes
             add_event(session, study_id, EventKind.LABELS, clock(session), {"labels": labels})
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
 
     def delete(self, study_id: str, note: AuditNote | None = None) -> bool:
         """Deletes a study that is at its end, with its probes and events; ``False`` while it is
@@ -404,8 +380,7 @@ class Store(Queue, Caches):
             if session.scalar(select(StudyRow.id).where(StudyRow.id == study_id, _ENDED)) is None:
                 return False
             session.execute(delete(StudyRow).where(StudyRow.id == study_id))
-            if note is not None:
-                add_audit(session, note, study_id)
+            add_audit(session, note, study_id)
             return True
 
     def prune(self, age: timedelta, by: str) -> tuple[int, int]:
@@ -514,8 +489,7 @@ def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, St
 
 
 def _status(row: Row[Any]) -> StudyStatus:
-    columns = {**row._mapping, "asked_at": iso(row.asked_at), "newest_event": row.newest_event or 0}
-    return StudyStatus(**columns)
+    return from_row(StudyStatus, row, newest_event=row.newest_event or 0)
 
 
 def open_store(

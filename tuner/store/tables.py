@@ -12,9 +12,10 @@ keys ──< sessions, audit               who may use the service, who signed i
 """
 
 import json
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     JSON,
@@ -42,6 +43,8 @@ from sqlalchemy.types import TypeDecorator
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import ProbeState, StudyState
 from tuner.guard.check import CheckState
+
+T = TypeVar("T")
 
 # Not Alembic's own name, which other programs use in databases that may be shared.
 VERSION_TABLE = "tuner_alembic_version"
@@ -136,6 +139,14 @@ def clock(session: Session) -> datetime:
 def iso(moment: datetime) -> str:
     """ISO 8601 with milliseconds and ``Z``."""
     return moment.replace(tzinfo=None).isoformat(timespec="milliseconds") + "Z"
+
+
+def from_row(kind: type[T], row: object, **others: Any) -> T:
+    """A dataclass of the row's columns of its fields' names, moments as text, and of ``others``."""
+    names = (one.name for one in fields(kind) if one.name not in others)  # type: ignore[arg-type]
+    values = {name: getattr(row, name) for name in names}
+    shown = {n: iso(v) if isinstance(v, datetime) else v for n, v in values.items()}
+    return kind(**shown, **others)
 
 
 class Base(DeclarativeBase):

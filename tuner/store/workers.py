@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from tuner.core import lease
 from tuner.plain import Plain
 from tuner.store.engine import Transactions
-from tuner.store.tables import WorkerRow, clock, iso
+from tuner.store.tables import WorkerRow, clock, from_row
 
 # Seconds after its last sign for which a worker is remembered.
 KEPT_S = 7 * 24 * 3600
@@ -154,14 +154,11 @@ def read_living(session: Session) -> list[RegisteredWorker]:
 
 def _read(session: Session, *where: ColumnElement[bool]) -> list[RegisteredWorker]:
     return [
-        RegisteredWorker(
-            id=row.id,
+        from_row(
+            RegisteredWorker,
+            row,
             identity=WorkerIdentity.from_dict(row.identity),
             pools=tuple(row.pools),
-            machine=row.machine,
-            versions=row.versions,
-            started_at=iso(row.started_at),
-            seen_at=iso(row.seen_at),
         )
         for row in session.scalars(select(WorkerRow).where(*where).order_by(WorkerRow.id))
     ]

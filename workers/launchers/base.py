@@ -73,7 +73,6 @@ class Job:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Job":
-        """The reverse of :meth:`as_dict`, also after JSON."""
         lists = {name: tuple(values[name]) for name in ("argv", "visible")}
         deadline_s = inf if values["deadline_s"] is None else values["deadline_s"]
         directory = Path(values["directory"])
@@ -81,8 +80,6 @@ class Job:
 
 
 class Why(StrEnum):
-    """Why a job is over."""
-
     ENDED = "ended"  # every rank ended by itself
     PEER_FAILED = "peer_failed"  # a rank failed, and others did not end in the grace after it
     DEADLINE = "deadline"  # the deadline passed
@@ -93,8 +90,6 @@ class Why(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How one rank ended."""
-
     rank: int
     code: int  # exit code, or minus the signal's number, as subprocess has it
     ended_at: float  # unix seconds when its end was seen
@@ -310,7 +305,6 @@ class SupervisedRun(ABC):
                 self._failed = time.monotonic()
 
     def _finish(self, why: Why, detail: str = "") -> Ended:
-        """Ends what is left of the job, and tell how it ended."""
         for end in self.stop():
             self._ends.setdefault(end.rank, end)
         self._ended = Ended(

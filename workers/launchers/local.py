@@ -37,7 +37,6 @@ class LocalLauncher:
     """The environment of which ranks get what may pass; by default this process's."""
 
     def start(self, job: Job) -> "LocalRun":
-        """Starts all ranks of ``job``, which is of one node."""
         assert job.nodes == 1, job.nodes
         run = LocalRun(job, self.inherited)
         try:
@@ -65,7 +64,6 @@ class LocalRun(SupervisedRun):
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Process number of each rank; the first one's is the group's."""
         return tuple(rank.pid for rank in self._ranks)
 
     def feed(self) -> None:
@@ -98,7 +96,6 @@ class LocalRun(SupervisedRun):
         self._oom_kills = max(0, oom_kills() - self._oom_kills_before)
 
     def start_rank(self, rank: int) -> None:
-        """Starts a rank: the first before all others."""
         environment = rank_environment(self._job, rank, self._inherited)
         group = self._ranks[0].pid if self._ranks else 0
         process, feed = start_process(self._job, rank, environment, group)

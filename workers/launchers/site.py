@@ -62,8 +62,6 @@ class Site(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSite:
-    """This machine."""
-
     launcher: Launcher = field(default_factory=LocalLauncher)
     find_devices: Callable[[], tuple[Device, ...]] = devices_here
     name: str = "this machine"
@@ -82,10 +80,8 @@ def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
     there do is real but for kernels, and torch's CUDA allocator has that GPU's memory to give.
 
     Ranks ``of_script`` are started by :mod:`workers.rehearsal`, which finds the stand-in for them
-    and is given the user's environment without secrets.
-
-    Raises:
-        ProbeError: the stand-in cannot be built.
+    and is given the user's environment without secrets. Raises ProbeError: the stand-in cannot be
+    built.
     """
     if of_script:
         named = os.environ.get(PASSED_BY_NAME)
@@ -154,7 +150,6 @@ class Facts(Plain):
 
 
 def facts_here(folder: Path | None = None) -> Facts:
-    """Looks at the machine that this runs on, and for a folder there."""
     machine = this_machine()
     return Facts(
         machine=machine,

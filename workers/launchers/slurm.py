@@ -63,7 +63,6 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is to be run in it any more."""
         return self.state in OVER
 
 
@@ -77,7 +76,6 @@ class NodeState:
 
     @property
     def is_lost(self) -> bool:
-        """True if nothing runs there any more."""
         return self.state.startswith(LOST) and not self.state.startswith(FAILING)
 
 
@@ -86,7 +84,6 @@ class NoJobError(ProbeError):
 
 
 def job_state(job_id: str) -> JobState:
-    """The state of a job."""
     try:
         lines = _ask("squeue", "--noheader", "--all", f"--jobs={job_id}", f"--format={JOB_FORMAT}")
     except NoJobError:
@@ -101,7 +98,6 @@ def job_state(job_id: str) -> JobState:
 
 
 def node_states(nodes: str) -> dict[str, NodeState]:
-    """The state of nodes, by name, in Slurm's own order."""
     names = _ask("scontrol", "show", "hostnames", nodes)
     found: dict[str, NodeState] = {}
     which = ("--all", "--Node", f"--nodes={nodes}")  # all: also those of hidden partitions
@@ -177,7 +173,6 @@ class Watch:
 
     @property
     def nodes(self) -> tuple[NodeState, ...]:
-        """Nodes of the allocation that are not lost, rank 0's first."""
         return tuple(self._nodes.values())
 
     @property
@@ -254,15 +249,12 @@ NO_MATTER = "lacks support for cpu binding"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlurmLauncher:
-    """Starts ranks on the first nodes of an allocation that are not lost."""
-
     job_id: str
     watch: Watch
     devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names of each node's devices, where they are known."""
 
     def start(self, job: Job) -> "SlurmRun":
-        """Starts all ranks of ``job``."""
         nodes = self.watch.nodes
         if len(nodes) < job.nodes:
             up = f"{len(nodes)} of {self.watch.name} {'is' if len(nodes) == 1 else 'are'} up"
@@ -271,8 +263,6 @@ class SlurmLauncher:
 
 
 class SlurmRun(SupervisedRun):
-    """Ranks of one job, as the tasks of one step."""
-
     def __init__(self, job: Job, launcher: SlurmLauncher, nodes: Sequence[NodeState]) -> None:
         super().__init__(job)
         self._watch = launcher.watch
@@ -317,7 +307,6 @@ class SlurmRun(SupervisedRun):
                 yield found[0]
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """Tells that a node is gone, or that somebody else ends the step."""
         has_begun = log_path(self._job.directory, 0).exists()  # rank 0's, even if it cannot start
         if not has_begun and time.monotonic() - self._started > START_S:
             words = self._first_words() or "it says nothing"
@@ -490,11 +479,8 @@ def slurm_site(stop: StopRequest, folder: Path, *, poll_s: float = POLL_S) -> It
 
 
 def facts_of(job_id: str, watch: Watch, folder: Path) -> dict[str, Facts]:
-    """Has each node that is up look at itself, by one step.
-
-    Raises:
-        ProbeError: none is up, or one does not tell, or does not see the folder.
-    """
+    """Has each node that is up look at itself, by one step. Raises ProbeError: none is up, or one
+    does not tell, or does not see the folder."""
     names = [node.name for node in watch.nodes]
     if not names:
         raise ProbeError(f"no node of {watch.name} is up")

@@ -53,7 +53,6 @@ class RankTask:
 
     @property
     def pid(self) -> int | None:
-        """The rank's process number; ``None`` before its start."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
@@ -70,7 +69,6 @@ class RankTask:
             self._close(stopped=False)
 
     def feed(self) -> None:
-        """Has the rank hear that its supervisor is there."""
         if self._feed is not None:
             with suppress(BrokenPipeError, BlockingIOError):  # ended, or stopped for a day
                 os.write(self._feed, ALIVE)
@@ -99,7 +97,6 @@ class RankTask:
             os.killpg(self._process.pid, number)
 
     def _close(self, *, stopped: bool) -> RankEnd:
-        """Ends what is left of the rank, and tell of its end."""
         code = NOT_STARTED
         if self._process is not None:
             self._signal(signal.SIGKILL)  # while its number is still its own
@@ -141,7 +138,6 @@ def read_end(directory: Path, rank: int) -> tuple[RankEnd, int] | None:
 
 
 def main() -> int:
-    """Runs this task's rank to its end; 0 when that is told."""
     parser = argparse.ArgumentParser(prog="python -m workers.launchers.task", description=__doc__)
     parser.add_argument("job", type=Path, help="the job, as its launcher has written it")
     values = json.loads(parser.parse_args().job.read_text(encoding="utf-8"))

@@ -36,8 +36,6 @@ LONGEST_DETAIL = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Failure:
-    """One rank's part in the outcome."""
-
     rank: int
     outcome: Outcome
     at: float

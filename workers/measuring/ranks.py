@@ -87,8 +87,6 @@ class CheckedDevices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceCheck:
-    """The findings of all ranks of a look at their devices."""
-
     why_unusable: str = ""  # the reason why no probe can be run; empty if there is none
     found: tuple[Mapping[str, Any], ...] = ()
     """By rank, its record's words on its device; empty for a rank that left none."""
@@ -96,8 +94,6 @@ class DeviceCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probed:
-    """The result of one probe."""
-
     measurement: Measurement
     records: Sequence[Record] = ()  # by rank; none when no rank could be started
 
@@ -201,11 +197,8 @@ class WarmRanks:
                 self._end()
 
     def end(self) -> None:
-        """Ends the ranks, if there are any; returns when none is left.
-
-        Raises:
-            ProbeError: a rank cannot be killed.
-        """
+        """Ends the ranks, if there are any; returns when none is left. Raises ProbeError: a rank
+        cannot be killed."""
         with self._lock:
             self._end()
 

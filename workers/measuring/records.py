@@ -47,11 +47,8 @@ def probes_folder(parent: Path | None) -> Path:
 
 
 def make_folder(parent: Path, name: str) -> Path:
-    """A new folder that only this user can read; its name starts with this process's number.
-
-    Raises:
-        ProbeError: it cannot be made.
-    """
+    """A new folder that only this user can read; its name starts with this process's number. Raises
+    ProbeError: it cannot be made."""
     try:
         parent.mkdir(parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-{name}-", dir=parent)).resolve()
@@ -70,7 +67,6 @@ def keep_folder(folder: Path) -> Path:
 
 
 def remove_leftovers(parent: Path) -> None:
-    """Removes the folders of processes that are no more."""
     for folder in parent.glob("*-*-*"):
         owner = folder.name.split("-")[0]
         if owner.isdecimal() and not psutil.pid_exists(int(owner)):
@@ -215,8 +211,6 @@ class RankEmulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankRecord(Findings):
-    """One rank's record."""
-
     rank: Count
     outcome: Outcome
     phase: str  # the last thing that the rank was doing
@@ -251,8 +245,6 @@ _RECORD = TypeAdapter(RankRecord)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """A record that is missing or cannot be used."""
-
     why: str  # its defect, to follow "the record"
     missing: bool = False  # set where there is none at all
 

@@ -24,7 +24,6 @@ from workers.probe.orders import RECORDED, watch_supervisor
 
 
 def main() -> int:
-    """Run one rank; the exit code says whether its record is of success."""
     parser = argparse.ArgumentParser(prog="python -m workers.probe", description=__doc__)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--spec", type=Path)

@@ -73,13 +73,10 @@ def block_mask(positions: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def attention_name(packing: Mapping[str, Any] | None, device: torch.device) -> str:
-    """What computes attention: FlashAttention's library for ``varlen``, which needs a GPU.
-
-    Raises:
-        AttentionUnavailableError: it is not installed, or does not run here. transformers would
-            take a kernel of the hub in its place (``FLASH_ATTN_KERNEL_FALLBACK`` in
-            modeling_flash_attention_utils.py, 5.23), which is another.
-    """
+    """What computes attention: FlashAttention's library for ``varlen``, which needs a GPU. Raises
+    AttentionUnavailableError: it is not installed, or does not run here. transformers would take a
+    kernel of the hub in its place (``FLASH_ATTN_KERNEL_FALLBACK`` in
+    modeling_flash_attention_utils.py, 5.23), which is another."""
     if packing is None or packing["variant"] != "varlen":
         return "sdpa"
     if device.type != "cuda":
@@ -202,10 +199,8 @@ def with_images(tokens: torch.Tensor, config: Any, count: int) -> dict[str, Any]
     its second on, stand for images, and are not predicted.
 
     A row has one image, as nearly square as so many tokens allow, or as many as it takes where a
-    type's images are all as large. Positions are those of text; they change no shapes.
-
-    Raises:
-        ValueError: of so many tokens no images are made, or not of this type.
+    type's images are all as large. Positions are those of text; they change no shapes. Raises
+    ValueError: of so many tokens no images are made, or not of this type.
     """
     rows, length = tokens.shape
     if not 0 < count < length:

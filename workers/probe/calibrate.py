@@ -55,23 +55,13 @@ class CalibrationSpec:
             raise ValueError(f"format: got {self.format}; this program reads {FORMAT}")
 
 
-def read_calibration_spec(path: Path) -> CalibrationSpec:
-    """Read a spec file, the same for every rank.
-
-    Raises:
-        ValueError: not JSON, unknown or missing fields, or another format.
-    """
-    values = json.loads(path.read_text(encoding="utf-8"))
-    if odd := set(values) ^ {f.name for f in fields(CalibrationSpec)}:
-        raise ValueError(f"{path.name}: unknown or missing fields {sorted(odd)}")
-    return CalibrationSpec(**values)
-
-
 def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    """Time all cases on this process's rank, and write its record."""
     started = time.monotonic()
     with recording() as own:
-        spec = read_calibration_spec(spec_path)
+        values = json.loads(spec_path.read_text(encoding="utf-8"))
+        if odd := set(values) ^ {f.name for f in fields(CalibrationSpec)}:
+            raise ValueError(f"{spec_path.name}: unknown or missing fields {sorted(odd)}")
+        spec = CalibrationSpec(**values)
         device = own.open_device(spec.device)
         join(spec.world_size, own.rank, device.backend, init_method, device.torch_device)
         until = started + spec.budget_s

@@ -154,11 +154,8 @@ def why_too_old(driver: str, cuda: str, build: str) -> str:
 
 
 def _memory(device: CudaDevice) -> dict[str, int]:
-    """Free and total bytes before the first allocation.
-
-    Raises:
-        UnusableError: others hold more than a little, and do not give it back.
-    """
+    """Free and total bytes before the first allocation. Raises UnusableError: others hold more than
+    a little, and do not give it back."""
     until = time.monotonic() + RETURN_S
     while True:
         free, total = torch.cuda.mem_get_info(device.torch_device)
@@ -188,11 +185,8 @@ def _memory(device: CudaDevice) -> dict[str, int]:
 
 
 def _all_reduce(own: Recording, device: Device, place: Path, meeting: Meeting) -> None:
-    """Meet the other ranks, and sum ones over them.
-
-    Raises:
-        UnusableError: it cannot be done, or the sum is wrong.
-    """
+    """Meet the other ranks, and sum ones over them. Raises UnusableError: it cannot be done, or the
+    sum is wrong."""
     ranks = int(os.environ["WORLD_SIZE"])
 
     def give_up() -> None:

@@ -49,11 +49,8 @@ def products() -> Iterator[Any]:
 
 
 def checkpoint_layers(model: PreTrainedModel, how: str) -> None:
-    """Have the decoder's layers computed again in backward: ``how`` is the knob's value.
-
-    Raises:
-        ValueError: no such value, or this release checkpoints all layers or none.
-    """
+    """Have the decoder's layers computed again in backward: ``how`` is the knob's value. Raises
+    ValueError: no such value, or this release checkpoints all layers or none."""
     if how == "none":
         return
     options: dict[str, Any] = {"use_reentrant": False}

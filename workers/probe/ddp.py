@@ -59,7 +59,6 @@ class DdpAlone(nn.Module):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Under this, gradients are kept and not reduced."""
         before, self._syncs = self._syncs, False
         try:
             yield

@@ -38,8 +38,6 @@ class OutOfMemory:
 
 @dataclass(slots=True)
 class Peaks:
-    """Peaks of the steps so far, in bytes."""
-
     allocated: int = 0  # highest allocated peak of a step
     lowest_step: int | None = None
     """Lowest allocated peak of a step in steady state (from the second on)."""
@@ -112,11 +110,9 @@ class CpuDevice(_RealDevice):
         return 0
 
     def start_steps(self) -> None:
-        """Forget what building took: peaks are those of steps."""
         self.tracker.reset_peak()
 
     def enter_phase(self) -> None:
-        """A new phase begins at what is held now."""
         self.tracker.note_phase()
 
     def end_step(self) -> None:
@@ -125,12 +121,10 @@ class CpuDevice(_RealDevice):
         self.tracker.reset_peak()
 
     def process_bytes(self) -> int:
-        """Peak resident set of this process."""
         unit = 1 if sys.platform == "darwin" else 1024
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def overhead_bytes(self) -> int:
-        """A CPU has no context beside its tensors."""
         return 0
 
     def out_of_memory(self, error: BaseException) -> OutOfMemory | None:
@@ -222,7 +216,6 @@ class CudaDevice(_RealDevice):
         return int(torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0))
 
     def start_steps(self) -> None:
-        """Forget what building took: peaks are those of steps."""
         self.synchronize()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
@@ -320,11 +313,7 @@ Device = CpuDevice | CudaDevice
 def open_device(
     kind: str, phase: Phase, *, local_rank: int, limit_bytes: int | None, alone: bool = False
 ) -> Device:
-    """The device of a rank.
-
-    Raises:
-        RuntimeError: there is no such CUDA device.
-    """
+    """The device of a rank. Raises RuntimeError: there is no such CUDA device."""
     kinds: Mapping[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice}
     return kinds[kind](phase, local_rank=local_rank, limit_bytes=limit_bytes, alone=alone)
 

@@ -86,7 +86,6 @@ def outcome_of(error: BaseException, phase: str) -> str:
 
 
 def chain(error: BaseException) -> Iterator[BaseException]:
-    """Yields ``error``, and what it was raised from."""
     known: BaseException | None = error
     while known is not None:
         yield known

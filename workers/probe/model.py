@@ -51,11 +51,8 @@ def build_on_meta(
     attention: str = "sdpa",
     task: str = "causal_lm",
 ) -> PreTrainedModel:
-    """The model with parameters on the meta device and real buffers (rotary frequencies).
-
-    Raises:
-        ValueError: transformers refuses the configuration.
-    """
+    """The model with parameters on the meta device and real buffers (rotary frequencies). Raises
+    ValueError: transformers refuses the configuration."""
     # copied, for configurations fill in their rotary parameters in place
     fields = {name: copy.deepcopy(one) for name, one in config.items() if name != "model_type"}
     try:
@@ -123,13 +120,9 @@ def output_head(model: Any) -> nn.Module:
 
 
 def check_experts(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Refuse packed experts that transformers' default, a grouped product, cannot multiply.
-
-    Raises:
-        ValueError: a row of an expert's weight, or of what it is multiplied with, is not a
-            multiple of 16 bytes (``check_valid_strides_and_return_transposed`` in
-            ATen/native/GroupedMMUtils.h).
-    """
+    """Refuse packed experts that transformers' default, a grouped product, cannot multiply. Raises
+    ValueError: a row of an expert's weight, or of what it is multiplied with, is not a multiple of
+    16 bytes (``check_valid_strides_and_return_transposed`` in ATen/native/GroupedMMUtils.h)."""
     if model.config.get_text_config()._experts_implementation != "grouped_mm":
         return
     convolutions = {id(m.weight) for m in model.modules() if isinstance(m, nn.Conv1d)}
@@ -257,11 +250,8 @@ def mixed_seed(seed: int, what: object) -> int:
 
 def freeze(model: Any, parts: list[str]) -> None:
     """Leave parts of a model untrained: ``embeddings``, ``head``, or names of its modules, in which
-    a range of numbers stands for each of them: ``layers.0-15``.
-
-    Raises:
-        ValueError: a part has no parameters, or nothing is left to train.
-    """
+    a range of numbers stands for each of them: ``layers.0-15``. Raises ValueError: a part has no
+    parameters, or nothing is left to train."""
     ends = {"embeddings": "get_input_embeddings", "head": "get_output_embeddings"}
 
     def pattern(name: str) -> str:

@@ -52,7 +52,6 @@ class Record:
 
     @property
     def is_well(self) -> bool:
-        """True if the rank did its work, and may be given more."""
         return self.outcome in ("ok", "stopped_early")
 
     def fail(self, error: BaseException, phase: str, device: Device | None) -> None:

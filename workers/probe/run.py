@@ -175,7 +175,6 @@ REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
 def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    """Run this process's rank of the probe and write its record."""
     record, _ = run_probe(spec_path, init_method)
     record.write(out)
     return record
@@ -264,7 +263,6 @@ class Rank:
         self.device.enter_phase()
 
     def _track(self, stack: Stack) -> None:
-        """Warm up at the last count, with memory and collectives tracked."""
         tracker, record = self.device.tracker, self.record
         count = self.spec.accumulation_counts[-1]
         stack.set_accumulation(count)
@@ -375,7 +373,12 @@ class Rank:
         if not self._gave_up:
             for count in counts:
                 self._take(stack, count, left[count], losses)
-        self._note_clocks()
+        # At once: a power cap lets go within milliseconds of the last kernel, heat stays longer.
+        # One rank asks for its node: many at once would wait for each other in the driver.
+        if isinstance(self.device, CudaDevice):
+            clocks = of_first_on_node("clocks", self.rank, node_clocks)
+            if own := clocks.get(self.device.uuid):
+                self.record.hardware["clocks"] = own
         self._note_losses(losses)
 
     def _take(self, stack: Stack, count: int, steps: int, losses: list[torch.Tensor]) -> None:
@@ -418,23 +421,12 @@ class Rank:
         return least_s(times, accumulation) > limit_s
 
     def _of_slowest_rank(self, seconds: list[float]) -> list[float]:
-        """For each of these the longest on any rank."""
         slowest = torch.tensor(seconds, dtype=torch.float64, device=self.device.torch_device)
         if self.spec.world_size > 1:
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         return [float(value) for value in slowest.tolist()]
 
-    def _note_clocks(self) -> None:
-        """Note what this rank's GPU runs at; to be called right after the last timed step."""
-        # At once: a power cap lets go within milliseconds of the last kernel, heat stays longer.
-        # One rank asks for its node: many at once would wait for each other in the driver.
-        if isinstance(self.device, CudaDevice):
-            clocks = of_first_on_node("clocks", self.rank, node_clocks)
-            if own := clocks.get(self.device.uuid):
-                self.record.hardware["clocks"] = own
-
     def _note_losses(self, losses: list[torch.Tensor]) -> None:
-        """Average over the data-parallel ranks, and refuse what is not finite."""
         if self._alone is not None:
             return  # without peers it says nothing: parameters and gradients are this rank's alone
         self.phase.name = INSTRUMENT

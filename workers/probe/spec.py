@@ -141,7 +141,6 @@ class Spec:
 
     @property
     def is_alone(self) -> bool:
-        """True if rank 0 runs alone."""
         return self.fidelity != "measured"
 
     @property
@@ -165,7 +164,6 @@ class Spec:
 
     @property
     def is_sharded(self) -> bool:
-        """True if FSDP2 wraps the model."""
         return self.settings.sharding != "ddp" and self.data_parallel_size > 1
 
     def data_parallel_rank(self, rank: int) -> int:
@@ -174,11 +172,8 @@ class Spec:
 
 
 def read_spec(path: Path) -> Spec:
-    """Read a spec file.
-
-    Raises:
-        ValueError: not JSON, unknown or missing fields, or another format.
-    """
+    """Read a spec file. Raises ValueError: not JSON, unknown or missing fields, or another
+    format."""
     try:
         return parse_spec(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
@@ -186,11 +181,8 @@ def read_spec(path: Path) -> Spec:
 
 
 def parse_spec(values: dict[str, Any]) -> Spec:
-    """A spec from JSON's values.
-
-    Raises:
-        ValueError: unknown or missing fields, or another format.
-    """
+    """A spec from JSON's values. Raises ValueError: unknown or missing fields, or another
+    format."""
     given, known = set(values), {f.name for f in fields(Spec)}
     required = {
         f.name for f in fields(Spec) if f.default is MISSING and f.default_factory is MISSING

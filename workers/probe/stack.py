@@ -73,7 +73,6 @@ class Stack:
         self.accelerator.step = 0
 
     def batch(self, tokens: torch.Tensor) -> dict[str, Any]:
-        """What the model is called with of a micro-batch's tokens."""
         spec = self.spec
         if spec.image_tokens:
             inner: Any = getattr(self.model, "module", self.model)
@@ -134,11 +133,8 @@ class Stack:
 
 
 def build_stack(spec: Spec, place: TensorPlace) -> Stack:
-    """Build, shard, fill and wrap the model and its optimizer.
-
-    Raises:
-        ValueError, NotImplementedError, ImportError: the stack refuses the configuration.
-    """
+    """Build, shard, fill and wrap the model and its optimizer. Raises ValueError,
+    NotImplementedError, ImportError: the stack refuses the configuration."""
     # accelerate keeps its state for the process: it is another probe's
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
@@ -231,11 +227,8 @@ def build_stack(spec: Spec, place: TensorPlace) -> Stack:
 
 
 def check_mesh(spec: Spec) -> None:
-    """Refuses sizes of axes that have no mesh.
-
-    Raises:
-        ValueError: ddp beside tensor parallelism, or sharding over one rank of each node.
-    """
+    """Refuses sizes of axes that have no mesh. Raises ValueError: ddp beside tensor parallelism, or
+    sharding over one rank of each node."""
     if spec.data_parallel_size > 1 and not spec.is_sharded:
         # no axis would be left for the replicas
         raise ValueError(

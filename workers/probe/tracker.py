@@ -250,7 +250,6 @@ class StorageTracker(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _plan(self, func: Any) -> Any:
-        """The plan for an operator; operators live as long as the process."""
         unpacks = getattr(func, "_name", "") == UNPACKS
         plan = self._plans[id(func)] = Plan(collective=kind_of(func), unpacks=unpacks)
         return plan

@@ -21,8 +21,6 @@ LOOKS = ("stat", "lstat", "listdir", "scandir", "access", "chdir", "statvfs", "r
 CHANGES = ("mkdir", "rmdir", "remove", "unlink", "chmod", "chown", "utime", "truncate", "mkfifo")
 # Those that change what is at two.
 MOVES = ("rename", "replace", "link", "symlink")
-# Of a real file, these do nothing: it is there for others.
-REMOVES = frozenset({"rmdir", "remove", "unlink"})
 
 
 class Redirected:

@@ -243,7 +243,6 @@ class Rank:
         self._end("time", f"{self._order['seconds']:g} s were over")
 
     def failed(self, error: BaseException) -> NoReturn:
-        """Ends with what the script raised."""
         traceback.print_exception(error)
         if isinstance(error, SystemExit) and not error.code:
             self.ended_early("the script left by sys.exit()")

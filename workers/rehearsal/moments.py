@@ -114,13 +114,11 @@ def _where(frames: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
 
 
 def line_text(path: str, line: int) -> str:
-    """A line of a file, as people see it."""
     text = linecache.getline(path, line).strip()
     return f"{Path(path).name}:{line} {text}".strip()
 
 
 def is_installed(path: str) -> bool:
-    """Tells a library's file from the user's own."""
     return path.startswith(_INSTALLED) or "site-packages" in path
 
 

@@ -239,11 +239,7 @@ class BoundedLog:
         self._end = bytearray()
 
     def write(self, text: bytes) -> None:
-        """Appends bytes.
-
-        Raises:
-            OSError: the file cannot be written.
-        """
+        """Appends bytes. Raises OSError: the file cannot be written."""
         first = text[: self._kept - self._begun]
         more = text[len(first) :]
         self._begun += len(first)
@@ -296,10 +292,7 @@ def end_all(folder: Path, node: int | None = None, spared: int = 0) -> None:
     torchrun gives each rank a session of its own, so that they are found by what they inherit: the
     probe's folder in their environment. A ``node``'s host ends those of its node alone, which may
     share a machine with others, and finds its descendants without it, too; but for the process
-    whose number is ``spared``.
-
-    Raises:
-        ProbeError: one cannot be killed.
+    whose number is ``spared``. Raises ProbeError: one cannot be killed.
     """
     until = time.monotonic() + GONE_S
     marks = {PROBE: str(folder)} | ({} if node is None else {NODE: str(node)})

@@ -69,8 +69,6 @@ SAID_CHARACTERS = 180
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptRun:
-    """How a script's probes are run."""
-
     launcher: Launcher  # starts their hosts, one for each node
     folder: Path
     visible: tuple[str, ...]  # GPUs that ranks see; empty for all of their node
@@ -85,12 +83,9 @@ class ScriptRun:
     def measure(
         self, question: Question, settings: Settings, pause: Callable[[float], str]
     ) -> Measurement:
-        """Runs the question's script with settings.
-
-        Raises:
-            ProbeError: the script was edited or never reports a step, there is no place for the
-                probe's files, or a process cannot be killed.
-        """
+        """Runs the question's script with settings. Raises ProbeError: the script was edited or
+        never reports a step, there is no place for the probe's files, or a process cannot be
+        killed."""
         script = question.script
         assert script is not None
         if why := _why_invalid(question, settings):
@@ -138,12 +133,9 @@ class ScriptRun:
     def rehearse(
         self, question: Question, settings: Settings, pause: Callable[[float], str]
     ) -> Measurement:
-        """Runs rank 0 of the question's script alone, over torch's CUDA allocator on no GPU.
-
-        Raises:
-            ProbeError: the script was edited or cannot be rehearsed, there is no place for the
-                probe's files, or a process cannot be killed.
-        """
+        """Runs rank 0 of the question's script alone, over torch's CUDA allocator on no GPU. Raises
+        ProbeError: the script was edited or cannot be rehearsed, there is no place for the probe's
+        files, or a process cannot be killed."""
         script = question.script
         assert script is not None
         if why := _why_invalid(question, settings):
@@ -185,7 +177,6 @@ class ScriptRun:
             remove_folder(folder)
 
     def _write_order(self, question: Question, settings: Settings, folder: Path) -> None:
-        """Writes what the host runs, and what its ranks and their launcher read."""
         script = question.script
         assert script is not None
         plan = {
@@ -208,7 +199,6 @@ class ScriptRun:
         write_orders(folder, script, command, launcher, kept)
 
     def _write_files(self, question: Question, settings: Settings, folder: Path) -> Command:
-        """Writes what the script and its launcher read; the command that does."""
         script = question.script
         assert script is not None
         template = ""
@@ -248,11 +238,8 @@ class ScriptRun:
 
 
 def _why_invalid(question: Question, settings: Settings) -> str:
-    """Why the launcher cannot run settings; empty if it can.
-
-    Raises:
-        ProbeError: the script was edited since it was asked about.
-    """
+    """Why the launcher cannot run settings; empty if it can. Raises ProbeError: the script was
+    edited since it was asked about."""
     script = question.script
     assert script is not None
     if script.why_other:
@@ -305,7 +292,6 @@ def rehearsed(record: Mapping[str, Any], *, wall_s: float) -> Measurement:
 
 
 def _knows_why(records: Sequence[Record]) -> bool:
-    """True if some rank has told of a failure."""
     return any(isinstance(one, RankRecord) and one.outcome is not Outcome.OK for one in records)
 
 

@@ -141,7 +141,6 @@ def _before(first: Sequence[Path | str], rest: str | None, between: str = os.pat
 
 
 def main() -> None:
-    """Become the command that is asked for, on the machine of STANDIN_* in the environment."""
     prefix = "STANDIN_"
     options = {n.removeprefix(prefix): v for n, v in os.environ.items() if n.startswith(prefix)}
     here = {**os.environ, **environment({"DEVICES": 1, **options}, os.environ)}

@@ -12,7 +12,8 @@ import torch
 from tests.unit.launchfiles.cases import ABOUT, CASES, Case, trainer
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import export, why_not
-from tuner.launchfiles.accelerate import LAYER_CLASSES, configuration
+from tuner.launchfiles.accelerate import configuration
+from tuner.launchfiles.fsdp import LAYER_CLASSES
 from tuner.launchfiles.trainer import OPTIMIZERS
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES

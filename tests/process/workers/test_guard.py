@@ -15,7 +15,7 @@ from tuner.guard.check import TOLERANCE, CheckState, GuardCheck
 from tuner.guard.replica import family_of, replica_of
 from tuner.model import load_model
 from workers.launchers.local import series_argv
-from workers.replicas import ReplicaTrainer, RequestedReplica
+from workers.replicas import ReplicaTrainer
 
 FAULTY = Path(__file__).with_name("faulty_series.py")
 ACCUMULATES = "gradient_accumulation_steps=4"
@@ -61,13 +61,10 @@ def check(tmp_path, preloaded):
             return preloaded(cold(directory))
 
         asked = [
-            RequestedReplica(
-                replica=replica_of(
-                    question("4xa100-80gb" if "tp_size" in text else "8xa100-80gb", optimizer),
-                    parse_settings(text),
-                    precision,
-                ),
-                family=family_of(question(optimizer=optimizer)),
+            replica_of(
+                question("4xa100-80gb" if "tp_size" in text else "8xa100-80gb", optimizer),
+                parse_settings(text),
+                precision,
             )
             for text in texts
         ]

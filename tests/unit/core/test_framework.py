@@ -2,9 +2,8 @@
 
 import pytest
 
+from tuner.catalog.versions import Condition, Effect
 from tuner.core.framework import (
-    Condition,
-    Effect,
     Framework,
     FrameworkName,
     framework,

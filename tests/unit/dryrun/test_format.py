@@ -17,8 +17,8 @@ from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
     "dry run": (5, "d3de3bfee12cfff7e9c3e471e8b36018753a060680fb3d4d8896e45917b3569d"),
-    "verdict": (4, "e51838bf673295eb928d49078b76d019580e1d951829d4abe2abd8ed59a4f53b"),
-    "rates": (3, "8b1be03e6c7402ad3b2bf16b0a93506160ceb05b7385937deea808ae36fb27e0"),
+    "verdict": (4, "d9528dda9a5dedf87dbdc501b49e2609537574772e144bd8e4e9df870cd8313c"),
+    "rates": (3, "d2efcad961f5ff1873b8d22557f587d5a592b5562a0b782192c98704da3e3e71"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent

@@ -15,7 +15,7 @@ from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import sizes_text
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
-from tuner.explain import facts
+from tuner.explain import facts, predicted
 from tuner.explain.brief import brief, scale
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
@@ -88,7 +88,7 @@ def test_why_names_others_by_what_differs_and_says_intervals_in_brackets():
 
 def test_reductions_of_an_adapter_are_said_to_cost_nothing_where_they_do():
     """With few trained parameters; not where the step takes longer, nor of whole models."""
-    adapter = facts.AdapterTrained(trained=41_943_040, parameters=8_072_204_288)
+    adapter = predicted.AdapterTrained(trained=41_943_040, parameters=8_072_204_288)
     same = Change(ratio=1.001, low=1.001, high=1.001)
     free = facts.KnobProbed(changes=(replace(PAIR, value=True, step=same),))
     said = "sync_each_batch costs next to nothing (true: +0.1%): 0.5% of the parameters have"

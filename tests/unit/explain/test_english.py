@@ -8,8 +8,8 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Change, Provenance, Quantity
-from tuner.explain import facts
-from tuner.explain.english import TEMPLATES, knob_rows, say, shown
+from tuner.explain import facts, predicted
+from tuner.explain.english import knob_rows, shown
 from tuner.explain.facts import Fact, KnobChange
 
 GIB = 2**30
@@ -142,12 +142,12 @@ SENTENCES: list[tuple[Fact, str]] = [
         f" first would be {DDP}.",
     ),
     (
-        facts.SmallestNeed(smallest=evaluation(), limit_bytes=GIB / 2),
+        predicted.SmallestNeed(smallest=evaluation(), limit_bytes=GIB / 2),
         f"The smallest need known is 1.00 GiB on one device, of {DDP} (probe #1); the limit is 512"
         " MiB.",
     ),
     (
-        facts.MemoryPeak(
+        predicted.MemoryPeak(
             basis=Basis.DRY_RUN,
             peak_bytes=3 * GIB,
             phase="optimizer",
@@ -162,18 +162,18 @@ SENTENCES: list[tuple[Fact, str]] = [
 
 @pytest.mark.parametrize(("fact", "sentence"), SENTENCES)
 def test_a_fact_is_said(fact, sentence):
-    assert say(fact) == sentence
+    assert str(fact) == sentence
 
 
-def test_every_kind_has_a_template():
-    kinds = [
+def test_every_kind_has_a_sentence():
+    kinds = {
         one
-        for one in vars(facts).values()
+        for module in (facts, predicted)
+        for one in vars(module).values()
         if isinstance(one, type) and issubclass(one, Fact) and one is not Fact
-    ]
+    }
     assert len(kinds) > 40
-    default = say.dispatch(Fact)
-    assert not [k for k in kinds if k not in TEMPLATES and say.dispatch(k) is default]
+    assert not [one for one in kinds if not one.says and one.__str__ is Fact.__str__]
 
 
 def test_the_table_of_knobs_stands_for_their_sentences():
@@ -190,7 +190,7 @@ def test_the_table_of_knobs_stands_for_their_sentences():
         ("tp_size=1", "-", ">5.00 GiB: no fit", "#3"),
         ("activation_checkpointing=full", "+25.0% (20 to 30)", "-", "predicted"),
     ]
-    paid, coverage = shown(plain, list(map(say, found)))
-    assert paid == (say(PAID), {2})
+    paid, coverage = shown(plain, list(map(str, found)))
+    assert paid == (str(PAID), {2})
     assert coverage == ("2 of the 46 legal settings were probed, in 1 probe.", set())
     assert list(shown((), ("Of an earlier version.",))) == [("Of an earlier version.", ())]

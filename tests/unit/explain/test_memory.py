@@ -9,7 +9,6 @@ from tuner.core.measurement import Basis
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.cost.memory.step import step_memory
-from tuner.explain.english import say
 from tuner.explain.memory import memory_changes, memory_facts
 from tuner.model import published_model as read
 from tuner.space import enumerate_space
@@ -39,7 +38,7 @@ class PeakChange:
         self.knob, self.value = change.knob, show(change.value)
         self.change_bytes = change.memory_bytes or 0.0
         self.reason, self.beside, self.basis = fact.reason, fact.beside, fact.basis
-        self.text = say(fact)
+        self.text = str(fact)
 
     def __str__(self):
         return self.text
@@ -55,7 +54,7 @@ def one(found, knob, value):
 
 
 def sentences(text, of, profiles=None):
-    return list(map(say, memory_facts(of, parse_settings(text), profiles or {})))
+    return list(map(str, memory_facts(of, parse_settings(text), profiles or {})))
 
 
 def test_the_headline_knob():

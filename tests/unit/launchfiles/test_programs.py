@@ -11,7 +11,7 @@ from tuner.client.values import NotCoveredError
 from tuner.core.configuration import Settings, parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
-from tuner.launchfiles.fields import Fields, Uncounted
+from tuner.launchfiles.fields import Fields
 from tuner.launchfiles.files import open_file
 from tuner.launchfiles.trained import _targets
 
@@ -325,10 +325,9 @@ def test_what_does_not_go_with_the_model_is_taken_as_near_as_it_is_predicted(wri
 )  # fmt: skip
 def test_a_pattern_over_all_layers_is_read_by_its_names(pattern, names) -> None:
     fields = Fields({"lora_target_modules": pattern})
-    uncounted: list[Uncounted] = []
-    found = _targets(fields, "lora_target_modules", uncounted)
+    found = _targets(fields, "lora_target_modules")
     assert found == (names or ["all-linear"])
-    assert [one.key for one in uncounted] == ([] if names else ["lora_target_modules"])
+    assert [one.key for one in fields.uncounted] == ([] if names else ["lora_target_modules"])
 
 
 def test_deepspeed_is_read_from_beside_the_file_or_its_name(written: Any, tmp_path: Any) -> None:

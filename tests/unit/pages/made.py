@@ -12,7 +12,7 @@ from tuner.client.request import read_request
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.explain.known import best_known
-from tuner.results import Evidence
+from tuner.results.points import Evidence
 from tuner.space import enumerate_space
 from tuner.store import Event, StudyStatus
 from tuner.store.tables import EventKind

@@ -30,7 +30,7 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.results import BestSoFar
+from tuner.results.points import BestSoFar
 
 numbers = st.floats(min_value=1e-3, max_value=1e9)
 

@@ -6,7 +6,7 @@ from api.pages.probe_table import ANY, FASTEST_FIRST, table_of
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
-from tuner.results import Evidence
+from tuner.results.points import Evidence
 
 FOUND = [ok(2.0, 1, 20 * GIB), oom(), ok(1.0, 1, 30 * GIB), crashed(), ok(1.5, 1, 10 * GIB), None]
 

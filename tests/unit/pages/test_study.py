@@ -16,7 +16,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.packing import Packing
 from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
-from tuner.results import headline
+from tuner.results.summary import headline
 from tuner.space import enumerate_space
 
 MOST_BYTES = 300_000

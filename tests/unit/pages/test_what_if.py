@@ -14,7 +14,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Study, StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import best_known
-from tuner.results import Predictor
+from tuner.results.what_if import Predictor
 
 JSON = {"Accept": "application/json"}
 HOSTILE = '<img src=x onerror=a(1)>"{{ 7*7 }}'

@@ -9,7 +9,7 @@ from tuner.core.measurement import Collective, Emulation, Exposed, Fidelity, Mea
 from tuner.core.quantity import Provenance
 from tuner.core.study import ProbeRequest, StudyState
 from tuner.explain.known import answer
-from tuner.planner.forecast import corrections
+from tuner.planner.forecast import Corrections
 from tuner.planner.knowledge import learned
 from tuner.planner.ranking import indistinguishable
 from tuner.planner.timing import step_time
@@ -87,7 +87,7 @@ def test_a_device_that_stands_in_says_nothing_of_time(lab):
 
 def seconds(lab, probes, settings):
     predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
-    found = corrections(study_of(lab, *probes), predicted)
+    found = Corrections(study_of(lab, *probes), predicted)
     return found.factors.get(settings.settings_class, found.typical) * predicted[settings]
 
 
@@ -114,9 +114,9 @@ def test_what_ran_out_of_memory_is_no_answer_whatever_is_predicted(lab):
     limit = 4096 * lab.MIB
     oom = of(lab, 1, HALF, lab.oom(2 * limit, limit))
     larger = replace(HALF, micro_batch_size=1, gradient_accumulation_steps=4)
-    found = corrections(study_of(lab, oom), {})
+    found = Corrections(study_of(lab, oom), {})
     assert "did not fit" in found.why_not(HALF)
     assert found.why_not(larger) == ""
     assert found.why_not(DDP) == ""
     fits = of(lab, 2, HALF, lab.ok(1.0, 2**30, count=2), Fidelity.MEASURED)
-    assert corrections(study_of(lab, oom, fits), {}).why_not(HALF) == ""
+    assert Corrections(study_of(lab, oom, fits), {}).why_not(HALF) == ""

@@ -35,7 +35,7 @@ from tuner.model import load_model, read_model_config
 from tuner.planner import Stop, is_answered, next_probe, what_is_needed
 from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted
-from tuner.results.what_if import what_if
+from tuner.results.what_if import Predictor
 
 GIB = 2**30
 VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
@@ -222,7 +222,7 @@ def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, pl
     assert found.best.step_time_s.low == pytest.approx(width.low * found.best.step_time_s.value)
     said = [one for one in found.explanation if "no arithmetic knows this model type" in one]
     assert [one.partition(",")[0] for one in said] == ["Memory"]  # once, of the whole answer
-    notes = what_if(study, found.best.settings).notes
+    notes = Predictor(study).what_if(found.best.settings).notes
     assert sum("no arithmetic knows" in one for one in notes) == 1
     study, stop = play(predicted(question, max_probes=2), lambda settings: FAILURE)
     assert "aten::odd" in stop.reason

@@ -8,7 +8,7 @@ from tests.unit.results.studies import gpu_question, predicted_study
 from tuner.core.configuration import KNOBS, Checkpointing, Settings, Sharding
 from tuner.errors import UsageError
 from tuner.explain.knobs import CHOSEN
-from tuner.results import choices
+from tuner.results.what_if import Choices
 from tuner.space import check_settings, enumerate_space
 
 QUESTIONS = st.builds(
@@ -48,7 +48,7 @@ def almost_legal(draw):
 
 
 def of(question):
-    return choices(predicted_study(question))
+    return Choices(predicted_study(question))
 
 
 def of_knob(found, knob):

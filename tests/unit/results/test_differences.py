@@ -13,7 +13,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity
 from tuner.core.study import SamplerName
 from tuner.explain.known import answer
-from tuner.results import Compared, Part, differences
+from tuner.results.summary import Compared, Part, differences
 
 FOUR = Settings(micro_batch_size=4)
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)

@@ -7,8 +7,7 @@ from tests.unit.results.studies import MIB, gpu_question, measured_study, predic
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
-from tuner.results import Evidence
-from tuner.results.points import failed
+from tuner.results.points import Evidence, failed
 
 FOUR = Settings(micro_batch_size=4)
 

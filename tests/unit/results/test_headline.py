@@ -11,7 +11,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer, best_known
-from tuner.results import Headline, headline
+from tuner.results.summary import Headline, headline
 
 FOUR = Settings(micro_batch_size=4)
 

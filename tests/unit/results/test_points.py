@@ -22,8 +22,7 @@ from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer
 from tuner.planner.knowledge import learned
-from tuner.results import Evidence, importance, points
-from tuner.results.points import FEWEST_WEIGHED
+from tuner.results.points import FEWEST_WEIGHED, Evidence, importance, points
 from tuner.space import enumerate_space
 
 FOUR = Settings(micro_batch_size=4)

@@ -15,7 +15,7 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import UNKNOWN
 from tuner.planner.knowledge import learned
 from tuner.planner.timing import speed_of
-from tuner.results import Evidence, progress
+from tuner.results.points import Evidence, progress
 
 FOUR = Settings(micro_batch_size=4)
 TWO = Settings(micro_batch_size=2, gradient_accumulation_steps=2)

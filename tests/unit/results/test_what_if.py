@@ -22,7 +22,7 @@ from tuner.core.configuration import Settings, Sharding
 from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.explain.known import answer, as_predicted
-from tuner.results import Predictor, what_if
+from tuner.results.what_if import Predictor
 from tuner.space import enumerate_space
 
 NEVER = {Provenance.MEASURED, Provenance.EMULATED}
@@ -103,24 +103,27 @@ def test_memory_is_of_the_dry_run_of_its_class():
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=2)
     study = with_dry_run(predicted_study(question), one, 1.0)
-    found, plain = what_if(study, one), what_if(predicted_study(question), one)
+    found, plain = Predictor(study).what_if(one), Predictor(predicted_study(question)).what_if(one)
     assert (found.predicted.basis, plain.predicted.basis) == (Basis.DRY_RUN, Basis.ARITHMETIC)
     assert found.notes[0] == "The memory is from a dry run (probe #1)."
     assert plain.notes[0].startswith("The memory is by arithmetic")
     assert found.predicted.allocated_gib.value > 1.0
     assert found.predicted.step_time_s == plain.predicted.step_time_s
     larger = replace(one, micro_batch_size=4, gradient_accumulation_steps=1)
-    assert what_if(study, larger).predicted.basis is Basis.DRY_RUN
-    assert what_if(study, replace(one, sync_each_batch=False)).predicted.basis is Basis.ARITHMETIC
+    assert Predictor(study).what_if(larger).predicted.basis is Basis.DRY_RUN
+    assert (
+        Predictor(study).what_if(replace(one, sync_each_batch=False)).predicted.basis
+        is Basis.ARITHMETIC
+    )
 
 
 def test_what_was_measured_stands_beside_and_corrects():
     question = gpu_question()
     one = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=4)
-    predicted_s = what_if(predicted_study(question), one).predicted.step_time_s.value
+    predicted_s = Predictor(predicted_study(question)).what_if(one).predicted.step_time_s.value
     assert predicted_s is not None
     study = measured_study([(one, make_ok(2 * predicted_s, 3 * GIB))], question)
-    found = what_if(study, one)
+    found = Predictor(study).what_if(one)
     (seen,) = found.seen
     assert (seen.fidelity, seen.outcome, seen.fits) == (Fidelity.MEASURED, Outcome.OK, True)
     assert seen.needed_gib.value == seen.allocated_gib.value == 3.0
@@ -136,7 +139,7 @@ def test_what_was_measured_stands_beside_and_corrects():
 def test_what_ran_out_of_memory_is_said_to():
     one = Settings(micro_batch_size=4)
     study = measured_study([(one, make_oom(900 * MIB, 800 * MIB))], limit_mib=800)
-    found = what_if(study, one)
+    found = Predictor(study).what_if(one)
     (seen,) = found.seen
     assert (seen.outcome, seen.fits) == (Outcome.OOM, False)
     assert seen.over_bytes == pytest.approx(100 * MIB)
@@ -149,12 +152,12 @@ def test_where_no_rate_is_known_probes_tell_the_speed():
     question = make_question()
     study = make_study(question, memory_limit_bytes=600 * MIB, max_probes=8)
     unprobed = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
-    before = what_if(study, unprobed)
+    before = Predictor(study).what_if(unprobed)
     assert before.predicted.step_time_s == UNKNOWN
     assert "before tuner calibrate" in before.predicted.why
     study, _ = Machine(question).play(study)
     assert unprobed not in {probe.request.settings for probe in study.probes}
-    after = what_if(study, unprobed)
+    after = Predictor(study).what_if(unprobed)
     assert after.provenance is Provenance.PREDICTED
     assert after.predicted.why == ""
     truth = Machine(question).seconds(unprobed, 4)

@@ -12,11 +12,11 @@ from tuner.core.study import Limits, StudyState
 from tuner.errors import ProbeError
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
+from tuner.guard.replica import Replica
 from workers import worker as worker_module
 from workers.devices import Device
 from workers.executor import WorkerOptions
 from workers.launchers.site import LocalSite
-from workers.replicas import RequestedReplica
 from workers.worker import Worker
 
 
@@ -25,7 +25,7 @@ class FakeGuard:
 
     def __init__(self, outcomes, most, stop):
         self.outcomes, self.most, self.stop = outcomes, most, stop
-        self.asked: list[RequestedReplica] = []
+        self.asked: list[Replica] = []
 
     def __call__(self, **given):
         return self
@@ -38,17 +38,17 @@ class FakeGuard:
 
     def _verdict(self, one):
         self.stop.move(5.0)
-        outcome = self.outcomes.get(one.replica.settings.sharding, Outcome.OK)
+        outcome = self.outcomes.get(one.settings.sharding, Outcome.OK)
         rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
         return GuardCheck(
-            key=one.key,
+            key=one.key(installed_versions()),
             family=one.family,
             ruling=rulings.get(outcome, CheckState.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
-            settings=one.replica.settings.as_dict(),
-            ranks=one.replica.cluster.world_size,
-            precision=str(one.replica.workload.precision),
+            settings=one.settings.as_dict(),
+            ranks=one.cluster.world_size,
+            precision=str(one.workload.precision),
             versions=installed_versions(),
         )
 
@@ -78,7 +78,7 @@ def test_a_study_ends_with_the_verdict_on_its_answer(guarded):
     best = answer(study).best
     assert best.guard.verdict == "passed"
     assert best.guard.date is not None
-    precisions = {str(one.replica.workload.precision) for one in guard.asked}
+    precisions = {str(one.workload.precision) for one in guard.asked}
     assert precisions == {"fp32", "bf16"}  # the workload's own too
     assert len({one.key for one in guard.asked}) == len(guard.asked)
     assert study.guard_s > 0
@@ -93,7 +93,7 @@ def test_what_trains_wrongly_is_not_suggested(guarded):
     assert found.best.guard.verdict == "passed"
     assert all(one.settings.sharding is Sharding.FULL_SHARD for one in found.alternatives)
     assert any("as planted: wrong_result" in line for line in found.explanation)
-    shardings = [one.replica.settings.sharding for one in guard.asked]
+    shardings = [one.settings.sharding for one in guard.asked]
     assert set(shardings) == {Sharding.DDP, Sharding.FULL_SHARD}
 
 

@@ -12,11 +12,11 @@ from tuner.core.measurement import Outcome
 from tuner.core.study import Question
 from tuner.core.workload import Workload
 from tuner.guard.check import CheckState, caused
-from tuner.guard.replica import STEPS, family_of, replica_of
+from tuner.guard.replica import STEPS, replica_of
 from tuner.model import load_model
 from tuner.store import Store
 from workers import replicas as guard_module
-from workers.replicas import ReplicaTrainer, RequestedReplica, check_knobs_here
+from workers.replicas import ReplicaTrainer, check_knobs_here
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4,sync_each_batch"
 Does = Callable[[dict], dict]
@@ -35,7 +35,7 @@ def replica(sync):
 
 
 def asked(*syncs):
-    return [RequestedReplica(replica=replica(sync), family=family_of(question())) for sync in syncs]
+    return [replica(sync) for sync in syncs]
 
 
 def good(spec):
@@ -132,8 +132,7 @@ def test_a_request_to_stop_starts_nothing_more(guard):
 
 def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard):
     full = replica_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
-    one = RequestedReplica(replica=full, family=family_of(question()))
-    (verdict,) = guard(good)[0].train([one])
+    (verdict,) = guard(good)[0].train([full])
     assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert verdict.detail.startswith("activation_checkpointing acts as none: ")
 

@@ -16,7 +16,6 @@ from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.cost import prediction as cost
 from tuner.dryrun import told
 from tuner.errors import UsageError
-from tuner.explain.english import say
 from tuner.explain.memory import on_host, padding
 
 GIB = 2**30
@@ -88,9 +87,7 @@ class Prediction:
 def prediction_of(case: Case, finding: Finding) -> cost.Prediction:
     question = case.question
     return cost.predict(
-        question.workload,
-        question.cluster,
-        question.framework,
+        *question.job,
         case.settings,
         headroom=case.headroom,
         limit_bytes=case.limit_bytes,
@@ -122,7 +119,7 @@ def answer_of(case: Case, finding: Finding) -> Prediction:
         provenance = weakest((provenance, found.step_time_s.provenance))
     # people read of padded experts with the explanation of memory
     known = (question.workload, question.cluster, case.settings)
-    also = (say(one).removesuffix(".") for one in (*padding(*known), *on_host(*known)))
+    also = (str(one).removesuffix(".") for one in (*padding(*known), *on_host(*known)))
     return Prediction(
         fits=found.fits,
         needed_gib=found.needed_bytes.scaled(1 / GIB),

@@ -87,15 +87,12 @@ def sdpa_backend(call: Call, capability: tuple[int, int], *, has_cudnn: bool = T
 
 
 class Attention(NamedTuple):
-    """Holds the attention kernels of a model's layers."""
-
     unmasked: Backend = Backend.FLASH  # where a kernel itself leaves out what comes after a query
     masked: Backend = Backend.EFFICIENT
     """In layers with a window that is shorter than the sequence, which takes a mask, and in all
     where packing makes one."""
 
     def of(self, *, masked: bool) -> Backend:
-        """Returns the kernel of a layer with a mask or without."""
         return self.masked if masked else self.unmasked
 
     def by_operators(self) -> dict[str, str]:

@@ -22,14 +22,10 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import Framework
 from tuner.core.measurement import Phase
 from tuner.core.quantity import Quantity, predicted
-from tuner.core.workload import Workload
+from tuner.core.workload import Optimizer, Workload
 from tuner.cost.constants import Costs, default_costs
-from tuner.cost.memory.optimizers import copies_whole, state_bytes
-from tuner.cost.memory.shards import (
-    WEIGHT_BYTES,
-    axis_sizes,
-    frozen_bytes,
-)
+from tuner.cost.memory.optimizers import state_bytes
+from tuner.cost.memory.shards import COMPUTE_BYTES, WEIGHT_BYTES, axis_sizes, shard_elements
 from tuner.cost.memory.step import step_memory
 from tuner.cost.memory.tensors import model_tensors
 
@@ -220,19 +216,20 @@ class _Kept(NamedTuple):
 def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
     sizes = axis_sizes(settings_class, cluster)
     tp, ranks = sizes.tp, sizes.shard
-    tensors = model_tensors(workload.model, workload.adapter, frozen_bytes(workload))
+    narrow = COMPUTE_BYTES[workload.precision]  # of what is frozen
+    tensors = model_tensors(workload.model, workload.adapter, narrow)
     local = [tensor.local(tp) for tensor in tensors.all]
 
     def sums(each: float, *, trained: bool = True) -> tuple[float, float]:
         """Bytes of tensors, and what they get beyond that in new memory."""
-        some = (one for one in local if one.trained is trained)
-        sizes = [-(-one.rows // ranks) * one.columns * each for one in some]
+        sizes = [shard_elements(one, ranks) * each for one in local if one.trained is trained]
         return sum(sizes), sum(map(beyond, sizes))
 
     own, own_more = sums(WEIGHT_BYTES[workload.precision])
-    frozen, frozen_more = sums(frozen_bytes(workload), trained=False)
+    frozen, frozen_more = sums(narrow, trained=False)
     moment, moment_more = sums(state_bytes(workload, cluster) / 2)
-    copies = copies_whole(workload, cluster)
+    # on CUDA torch's AdamW, unless fused, works on all parameters at once, through one copy
+    copies = workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
     kept = _Kept(
         own=own + frozen,
         own_more=own_more + frozen_more,

@@ -85,7 +85,6 @@ class Graph:
 
     @property
     def next(self) -> int:
-        """The number of the next tensor."""
         return len(self._sizes)
 
     def op(
@@ -153,12 +152,17 @@ class Graph:
         self._held |= dict.fromkeys(tensors, len(self._ops) - 1)
 
     def select(self, *tensors: int) -> None:
-        """Selective checkpointing keeps these outputs."""
         self._selected |= set(tensors)
 
     def compile(self, output: int) -> Program:
         """The events of a layer whose result is ``output``, of the size of its input."""
-        needs = self._drop_needless()
+        # tensors with a gradient; operators before the first that has one save nothing
+        needs = {0} if self.input_needs_gradient else set()
+        for index, op in enumerate(self._ops):
+            if op.weights or needs & set(op.inputs):
+                needs |= set(op.outputs)
+            else:
+                self._ops[index] = replace(op, saves=())
         saved = {tensor for op in self._ops for tensor in op.saves}
         # the operator after which each tensor's memory is freed, unless it is saved
         ops = self._ops
@@ -194,16 +198,6 @@ class Graph:
             unsaved_cast_elements=cast * self.keeps_casts,
             weight_elements=weights,
         )
-
-    def _drop_needless(self) -> set[int]:
-        """Tensors with a gradient; operators before the first that has one save nothing."""
-        needs = {0} if self.input_needs_gradient else set()
-        for index, op in enumerate(self._ops):
-            if op.weights or needs & set(op.inputs):
-                needs |= set(op.outputs)
-            else:
-                self._ops[index] = replace(op, saves=())
-        return needs
 
     def _without_casts(self, events: list[Event]) -> list[Event]:
         """The same, where a cast weight that nothing saves dies after its use."""

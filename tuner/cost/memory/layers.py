@@ -26,8 +26,6 @@ _SPELLED_OUT = frozenset({"gelu_new", "gelu_fast", "gelu_accurate", "gelu_python
 
 
 class LayerKey(NamedTuple):
-    """Holds what decides the operators of a layer."""
-
     model: ModelConfig
     sequence_length: int
     compute_bytes: int  # bytes of an element in matrix products
@@ -133,11 +131,9 @@ class _Layer:
         return self.graph.op(self.stream, x, y, passes=True)
 
     def _norm(self, x: int) -> int:
-        """The norm of the residual stream."""
         return self._normed(x, self.own, self.hidden, self.r, weights=self.hidden)
 
     def _inner_norm(self, x: int, channels: float, heads: int) -> int:
-        """The norm of queries or keys, over each head's channels or over all."""
         if self.architecture.wide_norms:
             return self._normed(
                 x, self.tokens, channels, self.c, weights=self.model.head_dim * heads
@@ -174,7 +170,6 @@ class _Layer:
         return graph.op(width * size, narrow, saves=saves, backward_work=work, weight=weights)
 
     def _cast(self, x: int, size: float) -> int:
-        """Adds the copy that autocast makes of a linear's input."""
         return self.graph.op(self.c * size, x) if self.casts else x
 
     def _columns(

@@ -28,8 +28,6 @@ class Updated(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """What the optimizer of one rank updates."""
-
     width: int  # bytes of an element of a parameter
     own: float  # elements
     largest: float  # elements of the largest parameter
@@ -189,11 +187,6 @@ def step_bytes(workload: Workload, cluster: Cluster, own: float, largest: float)
         on_cuda=cluster.gpu.device is Device.CUDA,
     )
     return FOOTPRINTS[workload.optimizer].takes(rank)
-
-
-def copies_whole(workload: Workload, cluster: Cluster) -> bool:
-    """On CUDA torch's AdamW, unless fused, works on all parameters at once, through one copy."""
-    return workload.optimizer is Optimizer.ADAMW and cluster.gpu.device is Device.CUDA
 
 
 def update_bytes(optimizer: Optimizer, precision: Precision, parameters: float) -> float:

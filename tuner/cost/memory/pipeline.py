@@ -71,13 +71,11 @@ class StageMemory:
 
     @property
     def allocated_bytes(self) -> float:
-        """Peak of what tensors take."""
         static = self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
         return static + self.activations_bytes + self.logits_bytes
 
     @property
     def reserved_bytes(self) -> float:
-        """Peak of what the allocator takes from the device."""
         return self.allocated_bytes + self.late_bytes
 
 

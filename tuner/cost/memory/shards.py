@@ -45,8 +45,6 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
-    """The units of a model."""
-
     embedding: Unit  # the token embedding, also where it is the head too
     layers: tuple[Unit, ...]  # decoder layers, in order
     layers_padded: int  # what all of them gather
@@ -124,8 +122,6 @@ def shard_elements(tensor: Tensor, ranks: int) -> int:
 
 
 class Axis(StrEnum):
-    """Mesh axes."""
-
     DP = "dp"  # DDP's replicas
     DP_SHARD = "dp_shard"  # ranks that FSDP shards over
     DP_REPLICATE = "dp_replicate"  # ranks that hold equal shards (hybrid_shard)
@@ -134,8 +130,6 @@ class Axis(StrEnum):
 
 
 class Sizes(NamedTuple):
-    """Ranks on each axis."""
-
     tp: int
     shard: int  # ranks that FSDP shards over; 1 without it
     replicate: int  # ranks that hold equal shards; 1 unless FSDP shards within nodes
@@ -162,7 +156,6 @@ def reduced_in(workload: Workload, sizes: Sizes) -> ReduceDtype:
 
 
 def shard_ranks(settings: Settings, cluster: Cluster) -> int:
-    """Ranks that split the optimizer's state among themselves."""
     sizes = axis_sizes(settings, cluster)
     return sizes.dp if settings.sharding is Sharding.ZERO1 else sizes.shard
 
@@ -179,8 +172,6 @@ REDUCE_BYTES = {ReduceDtype.BF16: 2, ReduceDtype.FP32: 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One decoder layer."""
-
     program: Program  # what its activations do
     unit: Unit  # its parameters
     checkpointing: Checkpointing  # anything but every_2
@@ -212,7 +203,6 @@ class Span:
 
     @classmethod
     def of(cls, layers: tuple[Layer, ...]) -> "Span":
-        """The sums of some layers."""
         programs = (
             (one.kept_bytes, one.program.cast_elements, 0.0)
             if one.checkpointing is Checkpointing.NONE
@@ -255,7 +245,6 @@ class Shards:
 
     @property
     def trained_whole(self) -> float:
-        """Elements with gradients."""
         ends = self.embedding.trained.whole + self.tail.trained.whole
         return ends + self.all_layers.trained_whole
 
@@ -278,11 +267,6 @@ def residual_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> 
     return 4 if wide else COMPUTE_BYTES[workload.precision]
 
 
-def frozen_bytes(workload: Workload) -> int:
-    """Bytes of a frozen parameter: it is kept as it is computed with."""
-    return COMPUTE_BYTES[workload.precision]
-
-
 def adapter_bytes(workload: Workload, settings: Settings, cluster: Cluster) -> int:
     """Bytes of an element of an adapter's matrices as its layer finds them: FSDP2 gathers them in
     what is computed with, autocast leaves them fp32."""
@@ -299,11 +283,12 @@ def adapter_input_bytes(workload: Workload, settings: Settings, cluster: Cluster
 
 
 def parameter_bytes(workload: Workload, elements: float, trained: float) -> float:
-    """Bytes of so many parameters, of which some are trained."""
+    """Bytes of so many parameters, of which some are trained; what is frozen beside an adapter is
+    kept as it is computed with."""
     wide = WEIGHT_BYTES[workload.precision]
     if workload.adapter is None:
         return wide * elements
-    return frozen_bytes(workload) * (elements - trained) + wide * trained
+    return COMPUTE_BYTES[workload.precision] * (elements - trained) + wide * trained
 
 
 def loss_width(workload: Workload, settings: Settings, cluster: Cluster) -> int:

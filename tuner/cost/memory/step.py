@@ -10,9 +10,10 @@ parallelism shards, Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198) f
 parallelism.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
@@ -25,7 +26,6 @@ from tuner.cost.memory.shards import (
     REDUCE_BYTES,
     WEIGHT_BYTES,
     Layer,
-    Unit,
     axis_sizes,
     is_block_diagonal,
     layer_variants,
@@ -70,7 +70,6 @@ class StepMemory:
         return {phase: one.total(self.micro_batch_size) for phase, one in self.moments.items()}
 
     def breakdown(self, phase: Phase) -> Mapping[str, float]:
-        """Bytes by category at a phase's highest moment."""
         return self.moments[phase].breakdown(self.micro_batch_size)
 
 
@@ -80,24 +79,32 @@ def step_memory(
     """The memory of a configuration. ``pp_size`` divides the layers; no more of it is followed.
 
     Selective checkpointing keeps the first of each ``selects_every`` products, and attention.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
+    Raises ZeroDivisionError: settings of more ranks than the cluster has.
     """
-    accumulates, one_class = settings.gradient_accumulation_steps > 1, settings.settings_class
-    workload = workload.part(settings.cp_size)
-    moments = step_moments(workload, one_class, accumulates, cluster, selects_every)
-    return highest_moments(moments, settings.micro_batch_size)
+    return followed(Step, workload.part(settings.cp_size), settings, cluster, selects_every)
 
 
-def highest_moments(moments: Iterable[Moment], micro_batch_size: int) -> StepMemory:
-    """The memory of a step that has these moments."""
+def followed(
+    kind: Callable[..., "Step"],
+    workload: Workload,
+    settings: Settings,
+    cluster: Cluster,
+    option: Hashable,
+) -> StepMemory:
+    """The memory of a step of some kind, which takes an option beside what all take."""
+    accumulates, size = settings.gradient_accumulation_steps > 1, settings.micro_batch_size
     highest: dict[Phase, Moment] = {}
-    for moment in moments:
+    for moment in _moments(kind, workload, settings.settings_class, accumulates, cluster, option):
         known = highest.get(moment.phase)
-        if known is None or moment.total(micro_batch_size) > known.total(micro_batch_size):
+        if known is None or moment.total(size) > known.total(size):
             highest[moment.phase] = moment
-    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=micro_batch_size)
+    return StepMemory(moments={p: highest[p] for p in Phase}, micro_batch_size=size)
+
+
+# All micro-batch sizes of a layout share their moments.
+@lru_cache(maxsize=8192)
+def _moments(kind: Callable[..., "Step"], *of: Any) -> tuple[Moment, ...]:
+    return kind(*of).run()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,9 +119,7 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
     """The bound of a configuration; it does not fall when only the micro-batch size grows.
 
     The floor is parameters, optimizer state, and gradients as they must be between micro-batches.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
+    Raises ZeroDivisionError: settings of more ranks than the cluster has.
     """
     total = step_memory(workload, settings, cluster).total_bytes
     held, on_device = shards(workload, settings, cluster), not settings.cpu_offload
@@ -133,21 +138,6 @@ def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> Me
         )
     floor = min(own + state + max(gradients, waits), total)
     return MemoryBound(floor_bytes=int(floor), total_bytes=int(total))
-
-
-@lru_cache(maxsize=8192)
-def step_moments(
-    workload: Workload,
-    settings_class: Settings,
-    accumulates: bool,
-    cluster: Cluster,
-    selects_every: int = 1,
-) -> tuple[Moment, ...]:
-    """The highest moments of a step of rank 0, for every micro-batch size of the layout.
-
-    ``accumulates`` says whether the step has more than one micro-batch.
-    """
-    return Step(workload, settings_class, accumulates, cluster, selects_every).run()
 
 
 class Step(Wrapping):
@@ -316,7 +306,6 @@ class Step(Wrapping):
 
     @property
     def _gathers(self) -> bool:
-        """Whether logits are gathered over ranks of tensor parallelism."""
         return self.tp > 1 and self.logit_ranks == 1
 
     @property
@@ -522,8 +511,12 @@ class Step(Wrapping):
             tape.sequence(TEMPORARIES, self.stream)
             tape.sequence(TEMPORARIES, -self.stream)
             tape.sequence(ACTIVATIONS, -self.embedded_mask)
-        if self.frozen:
-            self._end_frozen(embedding)
+        if self.frozen:  # only adapters are trained: nothing is reduced of the embedding
+            tape.sequence(TEMPORARIES, -self.stream if self.checkpoints else 0.0)
+            if not self.tied:
+                self.take_prefetched(embedding)
+            self.reduce_unit(tail if self.tied else embedding)
+            self._end_reductions()
             return
         if self.tp > 1:
             tape.sequence(TEMPORARIES, self.stream * self.cut)
@@ -544,14 +537,6 @@ class Step(Wrapping):
                 tape.fixed(GRADIENTS_UNSHARDED, -size)
             tape.sequence(TEMPORARIES, -arriving)
         self.reduce_unit(tail if self.tied else embedding, one_weight=True)
-        self._end_reductions()
-
-    def _end_frozen(self, embedding: Unit) -> None:
-        """The embedding's end where only adapters are trained: nothing is reduced of it."""
-        self.tape.sequence(TEMPORARIES, -self.stream if self.checkpoints else 0.0)
-        if not self.tied:
-            self.take_prefetched(embedding)
-        self.reduce_unit(self.parts.tail if self.tied else embedding)
         self._end_reductions()
 
     def _end_reductions(self) -> None:

@@ -28,8 +28,6 @@ class Split(Enum):
 
 
 class Tensor(NamedTuple):
-    """One parameter."""
-
     rows: int  # size of dimension 0, which FSDP2 cuts
     columns: int = 1  # elements of one row
     split: Split = Split.NONE  # under tensor parallelism
@@ -71,18 +69,15 @@ class ModelTensors:
 
     @property
     def layers(self) -> Iterator[tuple[Tensor, ...]]:
-        """Decoder layers, in order."""
         for sparse in self.is_sparse:
             yield self.sparse_layer if sparse else self.dense_layer
 
     @property
     def trained(self) -> Iterator[Tensor]:
-        """Every parameter that has a gradient."""
         return (tensor for tensor in self.all if tensor.trained)
 
     @property
     def all(self) -> Iterator[Tensor]:
-        """Every parameter once."""
         yield from (*self.embedding, *self.positions)
         for layer in self.layers:
             yield from layer
@@ -217,7 +212,6 @@ def model_tensors(
 
 @lru_cache(maxsize=64)
 def trained_elements(model: ModelConfig, adapter: Adapter | None) -> int:
-    """Counts the parameters that have gradients."""
     return sum(tensor.elements for tensor in model_tensors(model, adapter).trained)
 
 

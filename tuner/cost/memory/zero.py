@@ -8,7 +8,6 @@ is computed in, for DeepSpeed casts the model itself and there is no autocast.
 """
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from math import ceil
 
 from tuner.core.cluster import Cluster, Device
@@ -17,7 +16,7 @@ from tuner.core.measurement import Phase
 from tuner.core.workload import Precision, ReduceDtype, Workload
 from tuner.cost.memory.optimizers import state_bytes, step_bytes
 from tuner.cost.memory.shards import REDUCE_BYTES, WEIGHT_BYTES, Span, Unit
-from tuner.cost.memory.step import Step, StepMemory, highest_moments
+from tuner.cost.memory.step import Step, StepMemory, followed
 from tuner.cost.memory.tensors import model_tensors
 from tuner.cost.memory.wrapping import (
     ACTIVATIONS,
@@ -88,25 +87,9 @@ def plain(workload: Workload, settings: Settings) -> tuple[Workload, Settings]:
 def zero_memory(
     workload: Workload, settings: Settings, cluster: Cluster, zero: Zero = DEFAULTS
 ) -> StepMemory:
-    """The memory of a configuration.
-
-    Raises:
-        ZeroDivisionError: settings of more ranks than the cluster has.
-    """
-    accumulates = settings.gradient_accumulation_steps > 1
-    moments = _moments(workload, settings.settings_class, accumulates, cluster, zero)
-    return highest_moments(moments, settings.micro_batch_size)
-
-
-@lru_cache(maxsize=8192)
-def _moments(
-    workload: Workload,
-    settings_class: Settings,
-    accumulates: bool,
-    cluster: Cluster,
-    zero: Zero,
-) -> tuple[Moment, ...]:
-    return _ZeroStep(workload, settings_class, accumulates, cluster, zero).run()
+    """The memory of a configuration. Raises ZeroDivisionError: settings of more ranks than the
+    cluster has."""
+    return followed(_ZeroStep, workload, settings, cluster, zero)
 
 
 class _ZeroStep(Step):
@@ -189,7 +172,6 @@ class _ZeroStep(Step):
 
     @property
     def _kept(self) -> float:
-        """Bytes of the optimizer's copy of parameters and of its state."""
         state = state_bytes(self.asked, self.cluster)
         if self.stage:
             return (self.master + state) * self.part

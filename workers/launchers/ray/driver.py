@@ -43,15 +43,12 @@ class RefusedError(Exception):
 
 
 class Driver:
-    """Answers what the worker asks."""
-
     def __init__(self) -> None:
         self._jobs: dict[int, PlacedJob] = {}
         # what the nodes on which jobs are placed say of themselves (Facts), by their ids
         self._used: dict[str, Answer] = {}
 
     def answer(self, request: Answer) -> Answer:
-        """The answer to a request; ``error`` where there is none."""
         job = self._jobs.get(request.get("run", 0))
         try:
             match request["do"]:
@@ -177,7 +174,6 @@ def connect(address: str) -> str:
 
 
 def main() -> int:
-    """Connects, and answers; 0 when nothing more is asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--address", default="", help="of a cluster; else one is started")
     options = parser.parse_args()

@@ -80,7 +80,6 @@ class RayDriver:
     """A process that speaks to Ray. One that has ended is started again by the next question."""
 
     def __init__(self, address: str = "") -> None:
-        """One that is not started yet."""
         if find_spec("ray") is None:
             raise UsageError("launcher", "ray", "needs Ray: pip install 'tuner[ray]'")
         if address.startswith("ray://"):
@@ -95,7 +94,6 @@ class RayDriver:
         self._lock = threading.RLock()
 
     def start(self) -> None:
-        """Starts the process, and has it connect."""
         with self._lock:
             own = environment(self._given, os.environ)
             # a folder of its own: Ray has its workers import what is in this process's
@@ -123,10 +121,8 @@ class RayDriver:
     def ask(self, do: str, *, starts: bool = True, **more: object) -> dict[str, Any]:
         """The answer of the process to a request (``driver.py`` names them).
 
-        One that has ended is started again, unless ``starts`` is off.
-
-        Raises:
-            ProbeError: there is no answer; the text says why.
+        One that has ended is started again, unless ``starts`` is off. Raises ProbeError: there is
+        no answer; the text says why.
         """
         with self._lock:
             if self._process is None and not starts:
@@ -150,7 +146,6 @@ class RayDriver:
         return answer
 
     def close(self) -> None:
-        """Ends the process; Ray ends what it has started."""
         with self._lock:
             process, self._process = self._process, None
             if process is None:
@@ -187,23 +182,17 @@ class RayDriver:
 
 
 class RayLauncher:
-    """Starts ranks on the nodes of a Ray cluster."""
-
     def __init__(self, driver: RayDriver) -> None:
-        """A launcher that speaks to Ray through ``driver``."""
         self._driver = driver
         self._numbers = itertools.count(1)
 
     def start(self, job: Job) -> "RayRun":
-        """Asks Ray for a place for ``job``; its ranks are started when there is one."""
         number = next(self._numbers)
         self._driver.ask("start", run=number, job=job.as_dict(), program=sys.executable)
         return RayRun(self._driver, number, job)
 
 
 class RayRun(SupervisedRun):
-    """Ranks of one job on a Ray cluster."""
-
     def __init__(self, driver: RayDriver, number: int, job: Job) -> None:
         super().__init__(job)
         self._driver = driver
@@ -235,7 +224,6 @@ class RayRun(SupervisedRun):
             )
 
     def why_lost(self) -> tuple[Why, str] | None:
-        """Tells that a node of the job is gone."""
         if self._trouble is not None:
             raise self._trouble
         if not self._is_placed and time.monotonic() - self._started > PLACE_S:

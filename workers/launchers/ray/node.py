@@ -36,7 +36,6 @@ NOT_YET = (".partial", ".log")
 
 
 def stamp(path: Path) -> Stamp:
-    """Tells whether a file was written since."""
     found = path.stat()
     return found.st_mtime_ns, found.st_size
 
@@ -167,7 +166,6 @@ class RankActor:
             self._task.stop()
 
     def close(self) -> None:
-        """Removes the folder, if this rank made it."""
         if self._made:
             remove_folder(self._folder)
 

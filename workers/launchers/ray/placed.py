@@ -108,8 +108,6 @@ class Member:
 
 @dataclass(slots=True, kw_only=True)
 class Shared:
-    """A node's folder."""
-
     keeper: Member  # the rank that made it
     seen: dict[str, Stamp]  # files of the supervisor's folder that are there
 
@@ -118,7 +116,6 @@ class PlacedJob:
     """A job that was given to Ray. Nothing here waits: it goes on whenever it is looked at."""
 
     def __init__(self, job: Job, program: str, nodes: Sequence[Node]) -> None:
-        """Asks Ray for a place."""
         self._job = job
         self._program = program
         self._bundle = bundle(job, nodes)
@@ -221,7 +218,6 @@ class PlacedJob:
         yield starts
 
     def _exchange(self) -> None:
-        """Takes what actors have answered, and asks those that have."""
         answered = _done([member.asked for member in self._members if member.asked is not None])
         for member in self._members:
             if member.asked in answered:
@@ -255,7 +251,6 @@ class PlacedJob:
         return changed_files(self._job.directory, shared.seen, _is_for_all)
 
     def _judge(self) -> None:
-        """Sees whether a node is gone."""
         doubtful = [m for m in self._members if m.is_dead or m.is_in_doubt]
         if self._lost or not doubtful:
             return

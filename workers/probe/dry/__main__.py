@@ -28,7 +28,6 @@ OF_ADAPTERS = ("peft", "bitsandbytes")
 
 
 def main() -> int:
-    """Answer all requests on standard input."""
     started = time.monotonic()
     parser = argparse.ArgumentParser(prog="python -m workers.probe.dry", description=__doc__)
     parser.add_argument("--limit-s", type=float, default=90.0, help="CPU time of a class")

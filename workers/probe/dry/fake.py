@@ -30,8 +30,6 @@ Key = tuple[object, ...]
 
 
 class _Made(NamedTuple):
-    """One result of an operator."""
-
     argument: int | None  # the place of the argument that it is; of one that it is a view of
     is_view: bool
     constant: object  # what is no tensor

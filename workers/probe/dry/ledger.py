@@ -63,8 +63,6 @@ def _packed(text: str, place: slice) -> bytes:
 
 
 class Category(StrEnum):
-    """The purpose of memory."""
-
     PARAMETERS = "parameters"
     """This rank's parameters and buffers, between steps."""
     GRADIENTS_SHARDED = "gradients_sharded"

@@ -66,14 +66,11 @@ class FakeDevice:
         self._mode = FakeMode(keeps_indices=sees_images)
 
     def memory(self) -> AbstractContextManager[object]:
-        """Under this, new tensors have shapes and no values."""
         mode: AbstractContextManager[object] = self._mode
         return mode
 
 
 class DryRun:
-    """A dry run of one request, in a process group that is fake already."""
-
     def __init__(self, request: Request, progress: Progress) -> None:
         self.request = request
         self.phase = Phase()

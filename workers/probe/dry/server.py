@@ -126,11 +126,8 @@ class Server:
         self._ended = False
 
     def run(self) -> None:
-        """Answer every line, in the order in which dry runs end.
-
-        Raises:
-            BrokenPipeError: nobody hears the answers; what ran was ended, what waited never ran.
-        """
+        """Answer every line, in the order in which dry runs end. Raises BrokenPipeError: nobody
+        hears the answers; what ran was ended, what waited never ran."""
         try:
             while not self._ended or self._waiting or self._running:
                 self._wait()
@@ -250,7 +247,6 @@ def _end(child: _Child) -> None:
 
 
 def _ended_cpu_s() -> float:
-    """The CPU time of all children that have ended."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

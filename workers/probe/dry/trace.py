@@ -56,7 +56,6 @@ class DdpBuckets:
         self._missing = [len(bucket) for bucket in self._buckets]
 
     def end_backward(self) -> None:
-        """Backward ended: all is reduced."""
         # a cast can live as late as here: CPU ranks were seen with all of them
         for held in self._held:
             self._ledger.release(held)

@@ -83,7 +83,6 @@ class Work:
             self.found[phase, "layers"]["host_bytes"] += size
 
     def count(self, func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> None:
-        """An operator ran."""
         if func.namespace in _ELSEWHERE:
             return
         for name, amount in amounts_of(
@@ -200,7 +199,6 @@ def _attention(func: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> dic
 
 
 def _mutated(func: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """Tensors that an operator writes to, of its arguments."""
     wanted = [one.alias_info is not None and one.alias_info.is_write
               for one in func._schema.arguments]  # fmt: skip
     named = [one.name for one, writes in zip(func._schema.arguments, wanted, strict=True) if writes]

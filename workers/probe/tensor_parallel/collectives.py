@@ -54,10 +54,7 @@ def all_gather_sequence(shard: Tensor, axis: Axis) -> Tensor:
 
 def reduce_scatter_sequence(partial: Tensor, axis: Axis) -> Tensor:
     """Sum (batch, sequence, features) over ranks, each rank keeping its part of the sequence.
-
-    Raises:
-        ValueError: the sequence cannot be split evenly.
-    """
+    Raises ValueError: the sequence cannot be split evenly."""
     batch, sequence, *features = partial.shape
     if sequence % axis.size:
         raise ValueError(f"a sequence of {sequence} tokens does not split over {axis.size} ranks")

@@ -38,11 +38,7 @@ class UnsupportedByTensorParallel(ValueError):  # noqa: N818  (reads as a senten
 
 
 def check(model_type: str, config: Any) -> None:
-    """Refuse what has no verified plan.
-
-    Raises:
-        UnsupportedByTensorParallel: with the reason.
-    """
+    """Refuse what has no verified plan. Raises UnsupportedByTensorParallel, with the reason."""
     if model_type not in VERIFIED_MODEL_TYPES:
         known = ", ".join(sorted(VERIFIED_MODEL_TYPES))
         raise UnsupportedByTensorParallel(
