@@ -18,6 +18,8 @@ from tuner.explain.brief import tokens_text
 from tuner.explain.facts import AwkwardBatch
 from tuner.planner.sizing import Sized, SizedCluster
 
+BILLION = 1_000_000_000
+
 
 def run(asked: SizeAsked) -> int:
     texts = Texts()
@@ -50,7 +52,7 @@ def show(console: Console, found: Sizes) -> None:
     costs = any(row.cluster.price_per_gpu_hour is not None for row in found.rows)
     columns = ["cluster", "fits on", *["reached by"] * bool(wanted), "total tokens/s"]
     columns += ["80% interval"]
-    columns += ["cost of 1B tokens"] * costs
+    columns += [f"cost of {tokens_text(found.goal.tokens or BILLION)} tokens"] * costs
     if tokens := found.goal.tokens:
         columns.append(f"{tokens_text(tokens)} take")
     rows = [list(_cells(row, found, costs=costs)) for row in found.rows]
@@ -90,7 +92,9 @@ def _cells(row: SizedCluster, found: Sizes, *, costs: bool) -> Iterator[str]:
     yield "-" if speed is None else speed_text(speed.value)
     yield "-" if speed is None or speed.value is None else range_text(speed)
     if costs:
-        yield _ranged(chosen.cost_per_billion_tokens if chosen else None, "{:,.2f}".format)
+        each = chosen.cost_per_billion_tokens if chosen else None
+        cost = each and each.scaled((found.goal.tokens or BILLION) / BILLION)
+        yield _ranged(cost, "{:,.2f}".format)
     if found.goal.tokens:
         yield _ranged(chosen.finish_s if chosen else None, rough_duration_text)
 

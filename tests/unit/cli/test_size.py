@@ -84,6 +84,15 @@ def test_mistakes_are_told(cli, options, words):
     assert (result.code, words in result.err) == (2, True), result.err
 
 
+def test_the_cost_is_of_the_tokens_that_are_asked_about(cli):
+    asked = ("size", *ASKED, "--cluster", "4xa100-80gb", "--price", "2")
+    (one,) = cli(*asked, "--json").json["rows"]
+    each = one["fewest"]["cost_per_billion_tokens"]["value"]
+    shown = cli(*asked, "--tokens", "4B").out
+    assert "cost of 4B tokens" in shown
+    assert f"{4 * each:,.2f} (" in shown
+
+
 @pytest.mark.parametrize("width", [80, 100])
 def test_no_line_is_wider_than_the_terminal(cli, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
@@ -91,5 +100,5 @@ def test_no_line_is_wider_than_the_terminal(cli, monkeypatch, width):
     assert found.code == 0, found.err
     assert max(map(len, found.out.splitlines())) <= width
     assert "…" not in found.out
-    assert "cost of 1B tokens" in found.out  # in the table, or else under it
+    assert "cost of 1T tokens" in found.out  # in the table, or else under it
     assert "1T take" in found.out
