@@ -27,7 +27,7 @@ def test_a_study_is_started_and_what_was_decided_is_told_once(open_tab):
     expect(page.locator("#size")).to_contain_text(
         "2 CPU ranks, 1,024 tokens in each optimizer step"
     )
-    expect(page.locator("#size")).to_contain_text("legal configurations, up to 9 dry runs")
+    expect(page.locator("#size")).to_contain_text("legal configurations, up to 20 probes")
     start(page)
     expect(page.locator("h1")).to_have_text("stories15m on cpu:2")
     expect(page.locator("#told")).to_contain_text("not stated")

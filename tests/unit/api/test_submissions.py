@@ -10,10 +10,11 @@ from api.answers import Answers
 from api.problems import ProblemError
 from api.submissions import LIVING_S, Submissions
 from tests.unit.api.studies import MEASURED, PREDICTED, finish
+from tuner.catalog.gpus import gpu_kind
 from tuner.core.framework import installed_versions
 from tuner.core.study import StudyState
 from tuner.errors import OtherLimitsError
-from tuner.machine import this_machine
+from tuner.machine import ReportedGpu, this_machine
 from tuner.store import WorkerIdentity
 from tuner.store.access import Audit
 from tuner.store.requests import Requests
@@ -70,10 +71,12 @@ def test_one_key_has_its_share_of_open_studies(store, clock):
 
 
 def test_a_worker_that_came_is_seen_soon(store, submissions, clock):
-    body = {**MEASURED, "fidelity": "auto"}
+    body = {**MEASURED, "cluster": "2xa100-80gb", "fidelity": "auto"}
     first, _ = submit(submissions, body)
     assert first.body.standing.limits["fidelity"] == "predicted"
-    identity, machine = WorkerIdentity.of_this_process("w"), this_machine().as_dict()
+    identity, gpu = WorkerIdentity.of_this_process("w"), gpu_kind("a100-80gb")
+    seen = ReportedGpu(name=gpu.driver_names[0], memory_mib=gpu.memory_bytes // 2**20)
+    machine = replace(this_machine(), gpus=(seen, seen)).as_dict()
     Workers(store.transactions).register(identity, [], machine, installed_versions())
     clock.now += LIVING_S + 1
     joined, noted = submit(submissions, body)
