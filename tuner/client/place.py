@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 
 STRONGEST = tuple(Fidelity)
 
-# Rate at which a core computes training's products at most: some 45 GFLOP/s are measured in fp32.
+# Rate at which a core is taken to compute training's products: some 45 GFLOP/s were measured in
+# fp32, and cores with matrix units do more in bf16.
 CORE_FLOPS_PER_S = 5e10
 # Seconds of a micro-batch of CPU ranks, beyond which a probe, of some ten, is not worth its time.
 MOST_MICRO_BATCH_S = 60.0
@@ -181,15 +182,14 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         # other machines are looked at by the worker, which is on one of them
         if (request.launcher or default_launcher()) is LauncherName.LOCAL:
             check_here(question.cluster)
-        if no_gpu and (hindered := _too_much_for(question, limits)):
-            name, ways = question.cluster.name, no_gpu.partition(": ")[2]
-            raise UsageError(
-                "cluster", "local", f"no GPU is here, so it is {name}, {hindered}; {ways}"
-            )
     elif fidelity is not Fidelity.PREDICTED:
         _check_software(question)
         _check_alone(question, fidelity, db)
     enumerate_space(question)
+    is_run = no_gpu and fidelity is Fidelity.MEASURED
+    if is_run and (hindered := _too_much_for(question, limits)):
+        name, ways = question.cluster.name, no_gpu.partition(": ")[2]
+        raise UsageError("cluster", "local", f"no GPU is here, so it is {name}, {hindered}; {ways}")
     chosen = f"fidelity {fidelity}: {chosen_for}" if chosen_for else ""
     return Placed(
         question=question,
@@ -224,13 +224,12 @@ def _too_much_for(question: Question, limits: Limits) -> str:
     if work.is_traced or not cluster.gpu.cores:
         return ""
     tokens = work.sequence_length * cluster.world_size
-    seconds = (
-        6 * counts(work.model).active_parameters * tokens / cluster.gpu.cores / CORE_FLOPS_PER_S
-    )
+    each = (4 if work.adapter else 6) * counts(work.model).active_parameters
+    seconds = each * tokens / cluster.gpu.cores / CORE_FLOPS_PER_S
     if seconds <= MOST_MICRO_BATCH_S:
         return ""
     return (
-        f"where a sequence on each rank takes {duration_text(seconds)} or more, forward and"
+        f"where a sequence on each rank takes some {duration_text(seconds)}, forward and"
         f" backward, and a probe several: --cluster {cluster.name} says that this is meant"
     )
 

@@ -24,7 +24,8 @@ def passes_text(count: int) -> str:
 
 
 def time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[tuple[str, str]]:
-    """The speed of a probe; of an emulated one computing and exposed communication apart."""
+    """The speed of a probe, of an emulated one computing and exposed communication apart; and its
+    losses."""
     if (emulation := found.emulation) is not None:
         # of the steps with most micro-batches
         count = max(emulation.compute_s)
@@ -43,17 +44,14 @@ def time_facts(study: Study, probe: Probe, found: Measurement) -> Iterator[tuple
             if emulation.stands_in:
                 yield "device", "another kind than the cluster's: its time only predicts"
     time = step_time_of(study, probe, found)
-    if time.value is None:
-        return
-    yield "speed", rate_text(speed_of(time, study.question), rank_word(study.question))
-    interval = f"80% interval {time_text(time.low)} to {time_text(time.high)}"
-    if not found.step_times_s:
-        yield "step", f"{time_text(time.value)} s ({interval}), by arithmetic"
-        return
-    steps = " and ".join(
-        f"{len(times)} of {passes_text(count)}" for count, times in found.step_times_s.items()
-    )
-    yield "step", f"{time_text(time.value)} s ({interval}); steps timed: {steps}"
-    if found.losses:
+    if time.value is not None:
+        yield "speed", rate_text(speed_of(time, study.question), rank_word(study.question))
+        interval = f"80% interval {time_text(time.low)} to {time_text(time.high)}"
+        steps = " and ".join(
+            f"{len(times)} of {passes_text(count)}" for count, times in found.step_times_s.items()
+        )
+        by = f"; steps timed: {steps}" if steps else ", by arithmetic"
+        yield "step", f"{time_text(time.value)} s ({interval}){by}"
+    if found.losses:  # also where nothing was timed: they may say why
         first, last = found.losses[0], found.losses[-1]
         yield "loss", f"{first:.4f} in the first step, {last:.4f} in the last"

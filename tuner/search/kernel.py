@@ -36,7 +36,7 @@ class ByContents(Generic[T]):
 
     def __init__(self, value: T, *arrays: Array) -> None:
         self.value = value
-        self._contents = tuple(array.tobytes() for array in arrays)
+        self._contents = tuple((array.shape, array.tobytes()) for array in arrays)
 
     def __hash__(self) -> int:
         return hash(self._contents)

@@ -137,8 +137,12 @@ def test_a_large_model_is_not_probed_on_cpus_where_a_gpu_was_expected(has, asked
     large = replace(
         asked, model="llama-3.2-1b", sequence_length="4096", cluster="local", fidelity=None
     )
-    with pytest.raises(UsageError, match=r"takes 10:.* or more, .*--cluster cpu:2 says that"):
+    with pytest.raises(UsageError, match=r"takes some 10:.*, .*--cluster cpu:2 says that"):
         placed(large)
+    with pytest.raises(UsageError, match=r"takes some 6:"):  # no gradients of what is frozen
+        placed(replace(large, adapter="lora"))
+    with pytest.raises(UsageError, match=r"^tp_size: "):  # what nobody could run comes first
+        placed(replace(large, knob=["tp_size=3"]))
     assert placed(replace(large, cluster="cpu:2")).notes == ()
     small = placed(replace(large, model="stories15m", sequence_length="256"))
     assert small.notes[0].startswith("no GPU is here, so local is cpu:2")

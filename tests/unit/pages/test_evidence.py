@@ -12,6 +12,7 @@ from api.pages.evidence import (
     trouble_of,
 )
 from tests.unit.pages.made import GIB, crashed, ok, oom, question, study
+from tuner.core.measurement import Outcome
 
 
 def test_what_went_well():
@@ -59,6 +60,14 @@ def test_where_memory_ran_out():
     short = trouble_of(probe, probe.measurement)
     assert "optimizer: rank 3 asked for 3.00 GiB with 75.0 GiB allocated" in short.said
     assert set(short.facts) <= set(found.facts)
+
+
+def test_losses_of_steps_that_were_not_timed():
+    found = replace(crashed(), outcome=Outcome.NON_FINITE, losses=(4.5, float("nan")))
+    made = study(question(), [found])
+    facts = dict(evidence_of(made, made.probes[0]).facts)
+    assert "step" not in facts
+    assert facts["loss"] == "4.5000 in the first step, nan in the last"
 
 
 def test_logs_are_bounded():

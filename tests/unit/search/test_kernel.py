@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tuner.search.kernel import BLOCK, alike, log_likelihood, regress
+from tuner.search.kernel import BLOCK, alike, alike_rows, log_likelihood, regress
 
 
 @pytest.mark.parametrize("count", [1, 7, BLOCK, BLOCK + 1, 2 * BLOCK + 30])
@@ -28,3 +28,11 @@ def test_the_likelihood_is_that_of_the_normal_distribution(count: int) -> None:
     misfit = seen @ np.linalg.solve(covariance, seen)
     expected = -0.5 * (misfit + log_determinant + count * np.log(2 * np.pi))
     assert log_likelihood(seen, between, noise) == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_that_were_found_before_are_those_of_the_same_points() -> None:
+    points = np.random.default_rng(1).normal(size=(4, 6))
+    for same_bytes in (points, points.reshape(6, 4)):
+        for rows in ([2], [0, 2, 2], []):
+            found = alike_rows(same_bytes, np.array(rows, dtype=np.intp))
+            assert found == pytest.approx(alike(same_bytes[rows], same_bytes), rel=1e-12)
