@@ -70,7 +70,8 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, typer.TyperException):
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "tuner"
-        text = error.format_message().rstrip(".")
+        # typer's own words for choices have pydantic's before them
+        text = error.format_message().rstrip(".").replace("Value error, ", "")
         if context is not None and text.startswith("Missing option "):
             # All options that are needed and not given; those that are given were read before.
             wanted = [one for one in context.command.params if one.required]

@@ -181,6 +181,7 @@ def test_wrong_words_are_one_line(cli, tiny):
     for words, message in (
         ("sugest", r"No such command 'sugest'. Did you mean 'suggest'\?; see 'tuner --help'"),
         (f"probe --model {tiny}", "Missing option '--settings'; see 'tuner probe --help'"),
+        ("worker --launcher foo", "Invalid value for '--launcher': 'foo' is not one of 'local'"),
         (f"suggest --model {tiny} --global-batch-size 8", "--sequence-length is required"),
         ("suggest --from nowhere.yml", "file: got 'nowhere.yml'; there is no such file"),
         ("suggest -f nowhere.toml", "file: got 'nowhere.toml'; there is no such file"),
