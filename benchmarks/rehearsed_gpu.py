@@ -87,7 +87,7 @@ def compared(measured: Mapping[str, Any], gpu: str) -> Iterator[dict[str, Any]]:
         for name in ("allocated", "reserved"):
             key = f"{name}_bytes"
             row[f"{name}_off"] = round(rehearsed[key] / last[key] - 1, 5)
-        row |= {"measured_s": round(seconds, 4), "kernels_s": one.get("kernels_s")}
+        row["measured_s"] = round(seconds, 4)
         if told:
             row |= {"predicted_s": round(told["value"], 4),
                     "time_off": round(told["value"] / seconds - 1, 4),
@@ -118,13 +118,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="rehearsed_gpu.py", description=__doc__)
     parser.add_argument("file", type=Path, help="of what was measured")
     parser.add_argument("--measure", action="store_true", help="on this machine's GPU")
-    parser.add_argument("--gpu", default="h200", help="its name in the catalogue")
     parser.add_argument("--commands", type=int, nargs="*", help="their numbers, from 0; or all")
     parser.add_argument("--steps", type=int, default=STEPS)
     options = parser.parse_args()
     numbers = range(len(COMMANDS)) if options.commands is None else options.commands
     if options.measure:
-        measure(options.file, options.gpu, [COMMANDS[at] for at in numbers], options.steps)
+        from gpu.place import this_place
+
+        from tuner.core.cluster import Device
+        from tuner.errors import UsageError
+
+        try:
+            gpu = this_place(Device.CUDA, reduced=False).gpu
+        except UsageError as error:
+            print(error, file=sys.stderr)
+            return 2
+        measure(options.file, gpu, [COMMANDS[at] for at in numbers], options.steps)
         return 0
     measured = json.loads(options.file.read_text(encoding="utf-8"))
     os.environ["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
