@@ -26,7 +26,7 @@ from tuner.cost.memory.shards import (
     shards,
 )
 from tuner.cost.memory.tensors import counts, trained_elements
-from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
+from tuner.cost.prediction import Profile, predict, uncovered_settings
 from tuner.errors import UsageError
 from tuner.explain.english import CATEGORY_WORDS, PHASE_WORDS
 from tuner.explain.facts import Fact, KnobChange, fact
@@ -304,7 +304,7 @@ def _uncovered(question: Question, settings: Settings) -> str:
     return uncovered_settings(q.workload, q.framework, q.cluster, settings)
 
 
-def _difference(before: Prediction, after: Prediction) -> tuple[float, dict[str, float]]:
+def _difference(before: Evaluation, after: Evaluation) -> tuple[float, dict[str, float]]:
     """Bytes that the peak grows by, 0 where that is next to nothing; and those of each category,
     though the peaks may be in different phases."""
     old, new = before.allocated_bytes.value, after.allocated_bytes.value
