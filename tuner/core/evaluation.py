@@ -116,6 +116,11 @@ class Evaluation:
         return self.over_bytes is not None
 
     @property
+    def at_least(self) -> bool:
+        """True where memory ran out, so that what it needs is a lower bound."""
+        return self.outcome is Outcome.OOM and self.needed_bytes.value is not None
+
+    @property
     def ended_early(self) -> bool:
         """True where it was too slow to be timed further."""
         return self.outcome is Outcome.STOPPED_EARLY

@@ -3,7 +3,7 @@
 The tensors' peak is from a dry run, or by arithmetic; each with its interval.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED, Framework, FrameworkName, same_release
 from tuner.core.measurement import Basis, Category, Phase
-from tuner.core.quantity import UNKNOWN, Quantity, predicted
+from tuner.core.quantity import Quantity, predicted
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
@@ -348,7 +348,7 @@ def predict(
     outside = _sum(terms.context, terms.communicators)
     late = tensors.late_bytes
     more = (outside.value or 0.0) + late
-    needed = _each(allocated, lambda end: end + more)
+    needed = allocated.changed(lambda end: end + more)
     why = never or too_large_text(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = predicted(late, late, late) if piped else terms.reserved_free
@@ -377,19 +377,11 @@ def predict(
         part = workload.part(settings.cp_size)
         more_s = more_seconds(part, settings, where, priced.torch)
         share = 1 + more_s / seconds.value
-        seconds = _each(seconds, lambda end: share * end)
+        seconds = seconds.changed(lambda end: share * end)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
-    speed = UNKNOWN
-    if not (seconds.value is None or seconds.low is None or seconds.high is None):
-        sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
-        sequences *= settings.data_parallel_size(cluster.world_size)
-        tokens = sequences * workload.sequence_length / cluster.world_size
-        speed = Quantity(
-            value=tokens / seconds.value,
-            low=tokens / seconds.high,
-            high=tokens / seconds.low,
-            provenance=seconds.provenance,
-        )
+    sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
+    sequences *= settings.data_parallel_size(cluster.world_size)
+    tokens = sequences * workload.sequence_length / cluster.world_size
     return Evaluation(
         settings=settings,
         breakdown=MappingProxyType(
@@ -401,10 +393,10 @@ def predict(
         context_bytes=terms.context.value or 0.0,
         allocated_bytes=allocated,
         # not more than there is, for what runs cannot take more
-        reserved_bytes=_each(
-            _sum(allocated, free), lambda end: min(end, room - (outside.low or 0.0))
+        reserved_bytes=_sum(allocated, free).changed(
+            lambda end: min(end, room - (outside.low or 0.0))
         ),
-        device_bytes=_each(_sum(allocated, free, outside, pages), lambda end: min(end, room)),
+        device_bytes=_sum(allocated, free, outside, pages).changed(lambda end: min(end, room)),
         needed_bytes=needed,
         limit_bytes=limit,
         over_bytes=over_bytes(needed, limit),
@@ -420,7 +412,7 @@ def predict(
             *[OF_TRACES] * traced,
         ),
         step_time_s=seconds,
-        tokens_per_s_per_gpu=speed,
+        tokens_per_s_per_gpu=seconds.under(tokens),
     )
 
 
@@ -459,11 +451,6 @@ def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
         return ()
     sizes = f"{low / 2**30:.1f} to {high / 2**30:.1f} GiB"
     return (f"the limit of {limit / 2**30:.1f} GiB lies within the interval of the need, {sizes}",)
-
-
-def _each(size: Quantity, changed: Callable[[float], float]) -> Quantity:
-    value, low, high = (changed(end or 0.0) for end in (size.value, size.low, size.high))
-    return replace(size, value=value, low=low, high=high)
 
 
 def _sum(*parts: Quantity) -> Quantity:

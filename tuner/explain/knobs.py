@@ -8,7 +8,6 @@ from typing import Any
 
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import Outcome
 from tuner.core.words import listed, seconds_text
 from tuner.explain.english import few_probes_text
 from tuner.explain.facts import Fact, KnobChange, fact, knob_changes
@@ -238,7 +237,7 @@ class _Pairs:
             change = replace(
                 change,
                 needed_bytes=need.most_bytes,
-                at_least=need.outcome is Outcome.OOM,
+                at_least=need.at_least,
                 probes=need.probe_ids[:1],
             )
         return change

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
-from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import Costs, experts_of
@@ -146,13 +145,13 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
     more = outside_bytes - found.outside_bytes
     if not more or found.needed_bytes.value is None or found.fits == found.too_large:
         return found  # what is refused whatever it needs stays so
-    needed = _shifted(found.needed_bytes, more)
+    needed = found.needed_bytes.changed(lambda end: end + more)
     now = too_large_text(needed, found.limit_bytes)
     unknown = found.why if not found.too_large else found.why.partition("; ")[2]
     return replace(
         found,
         outside_bytes=outside_bytes,
-        device_bytes=_shifted(found.device_bytes, more),
+        device_bytes=found.device_bytes.changed(lambda end: end + more),
         needed_bytes=needed,
         over_bytes=over_bytes(needed, found.limit_bytes),
         fits=not now,
@@ -164,11 +163,6 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
             f" {size_text(outside_bytes)}",
         ),
     )
-
-
-def _shifted(size: Quantity, more: float) -> Quantity:
-    value, low, high = ((end or 0.0) + more for end in (size.value, size.low, size.high))
-    return replace(size, value=value, low=low, high=high)
 
 
 # -- the forecast -----------------------------------------------------------------------------
