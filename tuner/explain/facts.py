@@ -38,18 +38,19 @@ class Fact:
     kind: str
     text: str
     """The sentence."""
-    values: Mapping[str, Any]
-    """What it is of, as plain values."""
+    values: Mapping[str, object]
+    """What it is of."""
 
     def __str__(self) -> str:
         return self.text
 
     def as_dict(self) -> dict[str, Any]:
-        return {"kind": self.kind, **self.values}
+        """The same as plain JSON values."""
+        return {"kind": self.kind, **{name: _plain(value) for name, value in self.values.items()}}
 
 
 def fact(kind: str, text: str, /, **values: object) -> Fact:
-    return Fact(kind, text, {name: _plain(value) for name, value in values.items()})
+    return Fact(kind, text, values)
 
 
 def _plain(value: object) -> Any:

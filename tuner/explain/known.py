@@ -3,7 +3,7 @@
 Facts of an answer on predictions say what is from dry runs, what is arithmetic, what is unknown.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -147,6 +147,14 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
     if suggestion.best is None:
         raise why_none(study, suggestion)
     return suggestion.best
+
+
+def no_answer(study: Study, suggestion: Suggestion) -> TunerError | None:
+    """Says why a study at its end has no answer of its fidelity, to be shown; ``None`` where it
+    has, or is open."""
+    if study.state in OPEN or (suggestion.best and not is_forecast(study, suggestion)):
+        return None
+    return why_none(study, suggestion, shown=True)
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
@@ -531,12 +539,11 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
                 asked=asked,
             )
     if is_transferred:
-        yield _transferred(known)
+        past = past_of(known.study.past, calibration)
+        yield _transferred(known, earlier(question, studies_near(known.study, past)))
 
 
-def _transferred(known: Forecast) -> Fact:
-    past = past_of(known.study.past, known.study.calibration)
-    studies = earlier(known.study.question, studies_near(known.study, past))
+def _transferred(known: Forecast, studies: Sequence[facts.EarlierStudy]) -> Fact:
     near_ones = [e.factor for e in known.timed if e.near >= NEAR]
     low, high, count, timed = min(near_ones), max(near_ones), len(near_ones), len(known.timed)
     ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (low, high)))
@@ -560,5 +567,5 @@ def _transferred(known: Forecast) -> Fact:
         high=high,
         near=NEAR,
         at_assumed_rates=known.at_assumed_rates,
-        studies=studies,
+        studies=tuple(studies),
     )
