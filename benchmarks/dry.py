@@ -3,12 +3,11 @@
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
@@ -95,13 +94,14 @@ def dry_run_all(
     started = time.perf_counter()
     found = {key: one for key, one in _read(kept).items() if key in plans}
     left = [plan for key, plan in plans.items() if key not in found]
-    for number, one in enumerate(_run(left, runner), 1):
-        found[one.key] = one
-        if kept is not None:
-            with kept.open("a") as file:
-                file.write(json.dumps(one.as_dict()) + "\n")
-        if number % 10 == 0:
-            print(f"{number} of {len(left)} classes dry-run", file=sys.stderr, flush=True)
+    with DryRunner(limit_s=LIMIT_S) if runner is None else nullcontext(runner) as known:
+        for number, one in enumerate(known.made(left), 1):
+            found[one.key] = one
+            if kept is not None:
+                with kept.open("a") as file:
+                    file.write(json.dumps(one.as_dict()) + "\n")
+            if number % 10 == 0:
+                print(f"{number} of {len(left)} classes dry-run", file=sys.stderr, flush=True)
     return Dried(dry_runs=found, refused=refused, seconds=time.perf_counter() - started)
 
 
@@ -110,22 +110,6 @@ def _read(kept: Path | None) -> dict[str, DryRun]:
         return {}
     found = [DryRun.from_dict(json.loads(line)) for line in kept.read_text().splitlines()]
     return {one.key: one for one in found}
-
-
-def _run(plans: Sequence[DryRunPlan], known_runner: DryRunner | None) -> Iterator[DryRun]:
-    """Each class's record as soon as all its depths are there."""
-    by_id = {request["id"]: plan for plan in plans for request in plan.requests}
-    answers: dict[str, list[Mapping[str, Any]]] = {}
-    if not plans:
-        return
-    own = DryRunner(limit_s=LIMIT_S) if known_runner is None else nullcontext(known_runner)
-    with own as runner:
-        for answer in runner.ask([request for plan in plans for request in plan.requests]):
-            plan = by_id[answer["id"]]
-            known = answers.setdefault(plan.key, [])
-            known.append(answer)
-            if len(known) == len(plan.requests):
-                yield DryRun.from_answers(plan, known, datetime.now(UTC).isoformat())
 
 
 def _plan(row: Asked) -> DryRunPlan | str:

@@ -24,7 +24,7 @@ from tuner.core.framework import framework
 from tuner.core.study import Question
 from tuner.core.workload import Precision, Workload
 from tuner.cost.prediction import predict
-from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRunner, dry_run_versions, plan_dry_runs
 from tuner.model import fields, published_model
 from tuner.space import enumerate_space
 
@@ -142,8 +142,8 @@ def times(
         settings_class: plan_dry_runs(workload, cluster, stack, settings_class, dry_run_versions())
         for settings_class in dict.fromkeys(one.settings_class for one in chosen)
     }
-    answers = list(runner.ask([request for plan in plans.values() for request in plan.requests]))
-    runs = {of: DryRun.from_answers(plan, answers) for of, plan in plans.items()}
+    made = {one.key: one for one in runner.made([*plans.values()])}
+    runs = {of: made[plan.key] for of, plan in plans.items()}
     for of, run in runs.items():
         if run.error:
             print(f"{of}: {run.error}")

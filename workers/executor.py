@@ -19,7 +19,7 @@ from typing import Self
 from tuner.client.advance import kept_dry_run, measurement_of, plan_here
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Study
-from tuner.dryrun import DryRunner, DryRuns, DryRunStoppedError, NotDryRunError
+from tuner.dryrun import DryRun, DryRunner, DryRunStoppedError, NotDryRunError
 from tuner.errors import ProbeError, StoreError, TunerError
 from tuner.logs import bound
 from tuner.machine import together
@@ -171,7 +171,7 @@ class Executor:
         stop: StopRequest,
         identity: WorkerIdentity,
         options: WorkerOptions,
-        dry_runs: DryRuns,
+        dry_runner: DryRunner,
     ) -> None:
         self.workplaces: list[Workplace] = []
         """The first one is for probes that must have no neighbours."""
@@ -179,7 +179,7 @@ class Executor:
         self._stop = stop
         self._identity = identity
         self._options = options
-        self._dry_runs = dry_runs
+        self._dry_runner = dry_runner
         self._fidelity: Fidelity | None = None
         self._running: dict[Future[None], tuple[Workplace, Task]] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -206,7 +206,7 @@ class Executor:
         if fidelity is self._fidelity:
             return
         if fidelity is Fidelity.PREDICTED:
-            self._dry_runs.start()  # it imports torch while the study is planned
+            self._dry_runner.start()  # it imports torch while the study is planned
             nothing = DeviceLocks(None, ())  # nothing of a dry run is timed
             self.open([Workplace(measure=self._dry_run, own=nothing, others=nothing)])
             self._fidelity = fidelity
@@ -293,7 +293,11 @@ class Executor:
         try:
             found = retried(find, self._stop)
             if found is None:
-                found = self._dry_runs.make(plan_here(question, settings), lambda: task.pause(0))
+                plan = plan_here(question, settings)
+                try:
+                    (found,) = self._dry_runner.made([plan], lambda: task.pause(0))
+                except ProbeError as error:  # a process that died under a request is its crash
+                    found = DryRun.from_answers(plan, (), why_none=str(error))
                 if found.is_kept:
                     retried(partial(self._store.keep_dry_run, found), self._stop)
             wall_s = time.monotonic() - began

@@ -16,7 +16,7 @@ from tuner.core.cluster import Device
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import OPEN, Limits, Study, StudyState
-from tuner.dryrun import DryRuns, dry_run_versions
+from tuner.dryrun import dry_run_versions
 from tuner.errors import AwayError, ProbeError, TunerError, UnreadableStudyError
 from tuner.explain.known import best_known
 from tuner.logs import bound
@@ -235,7 +235,7 @@ class Service:
         self._until = until
         self._options = replace(options or WorkerOptions(), serves=True)
         self._machine = together(self._options.site.machines())
-        self._dry_runs = DryRuns(self._options.dry_runner)
+        self._dry_runner = self._options.dry_runner()
         self._looks = 0
         at: set[str] = set()
         self._predictions = self._queue(self._judge_dry, self._work_dry, at, idle=self._end_idle)
@@ -248,7 +248,7 @@ class Service:
         identity = WorkerIdentity.of_this_process(self._name)
         entry = Registration(self._store, identity, self._pools, self._machine)
         log.info("serving %s as %s", ", ".join(["any study", *self._pools]), identity.name)
-        with self._dry_runs, entry:
+        with self._dry_runner, entry:
             if self._until is Until.ONCE:
                 self._queue(self._judge_any, self._work_to_its_end, set()).take_one()
             else:
@@ -337,7 +337,7 @@ class Service:
             study.id,
             stop=self._stop,
             options=replace(self._options, predicts=predicts),
-            dry_runs=self._dry_runs,
+            dry_runner=self._dry_runner,
             name=self._name,
         ).run()
 
@@ -345,7 +345,7 @@ class Service:
         """Ends the process that dry-runs after a while: it holds some hundred MiB."""
         self._looks += 1
         if self._looks == IDLE_LOOKS:
-            self._dry_runs.end()
+            self._dry_runner.end()
 
 
 def exit_code(stop: StopRequest) -> int:

@@ -11,7 +11,7 @@ from functools import partial
 from tuner.client.advance import advance_from_cache, end_of
 from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
-from tuner.dryrun import DryRuns
+from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, TunerError
 from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.dry_runs import as_predicted
@@ -47,19 +47,19 @@ class Worker:
         *,
         stop: StopRequest,
         options: WorkerOptions | None = None,
-        dry_runs: DryRuns | None = None,
+        dry_runner: DryRunner | None = None,
         name: str = "",
     ) -> None:
-        """A worker that does nothing yet; ``dry_runs`` are made by a process of its own, unless one
-        is given, which then stays. The ``name`` is shown to people."""
+        """A worker that does nothing yet; dry runs are made by a process of its own, unless a
+        ``dry_runner`` is given, which then stays. The ``name`` is shown to people."""
         self._store = store
         self._id = study_id
         self._stop = stop
         self._options = options or WorkerOptions()
         self._identity = WorkerIdentity.of_this_process(name)
-        self._keeps_dry_runs = dry_runs is not None
-        self._dry_runs = dry_runs or DryRuns(self._options.dry_runner)
-        self._executor = Executor(store, stop, self._identity, self._options, self._dry_runs)
+        self._keeps_dry_runner = dry_runner is not None
+        self._dry_runner = dry_runner or self._options.dry_runner()
+        self._executor = Executor(store, stop, self._identity, self._options, self._dry_runner)
         self._replicas = ReplicaTrainer(
             pause=stop.wait, folder=self._options.folder, argv=self._options.replica_argv
         )
@@ -77,7 +77,7 @@ class Worker:
             StoreError: the store did not answer for longer than a while.
         """
         remove_leftovers(self._options.folder)
-        with nullcontext() if self._keeps_dry_runs else self._dry_runs, self._executor:
+        with nullcontext() if self._keeps_dry_runner else self._dry_runner, self._executor:
             try:
                 while not (why := self._stop.wait(0)):
                     code = self._step()

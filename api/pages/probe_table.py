@@ -21,6 +21,8 @@ from tuner.text import duration_text, show, size_number, size_unit, time_text
 # The filter that shows all probes.
 ANY = ""
 FASTEST_FIRST = "-speed"
+# In the order in which a table sorts them.
+FIDELITIES = tuple(Fidelity)
 
 
 class ProbeCell(NamedTuple):
@@ -177,7 +179,7 @@ def _row(
     known = {
         "id": (f"#{probe.id}", probe.id),
         "outcome": (outcome, outcome),
-        "fidelity": (str(fidelity), list(Fidelity).index(fidelity)),
+        "fidelity": (str(fidelity), FIDELITIES.index(fidelity)),
         "memory": (f"{at_least}{size_number(needed, divisor)}" if needed else "-", needed),
         "step": (time_text(step.value), step.value),
         "speed": (speed_text(speed), speed),

@@ -16,7 +16,7 @@ from tuner.core.framework import framework
 from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.attention import Backend, Call, sdpa_backend
 from tuner.cost.prediction import predict
-from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRunner, dry_run_versions, plan_dry_runs
 from tuner.dryrun.plan import rank_spec
 from tuner.model import read_model_config
 
@@ -159,7 +159,7 @@ def _workload(config, precision):
 
 def _profile(workload, cluster, settings, runner):
     plan = plan_dry_runs(workload, cluster, framework("torch"), settings, dry_run_versions())
-    ran = DryRun.from_answers(plan, list(runner.ask(plan.requests)), "2026-01-01T00:00:00+00:00")
+    (ran,) = runner.made([plan])
     assert ran.profile is not None, ran.error
     return ran.profile
 

@@ -10,7 +10,7 @@ from tuner.core.configuration import Settings
 from tuner.core.framework import framework
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
 from tuner.cost.prediction import predict
-from tuner.dryrun import DryRun, DryRunner, dry_run_versions, plan_dry_runs
+from tuner.dryrun import DryRunner, dry_run_versions, plan_dry_runs
 from tuner.model import read_model_config
 
 SPLIT, UNSPLIT = 0.005, 0.01
@@ -84,7 +84,7 @@ def _predicted(values, runner):
     workload, settings = _workload(values), Settings.from_dict(values["settings"])
     cluster, of = _cluster(values), framework("torch")
     plan = plan_dry_runs(workload, cluster, of, settings, dry_run_versions())
-    dry_run = DryRun.from_answers(plan, [*runner.ask(plan.requests)], "")
+    (dry_run,) = runner.made([plan])
     assert not dry_run.error
     found = predict(workload, cluster, of, settings, profile=dry_run.profile)
     assert found.allocated_bytes.value is not None

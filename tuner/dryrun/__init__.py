@@ -13,7 +13,7 @@ from tuner.dryrun.plan import (
     plan_dry_runs,
     told,
 )
-from tuner.dryrun.process import DryRunner, DryRuns, DryRunStoppedError
+from tuner.dryrun.process import DryRunner, DryRunStoppedError
 from tuner.dryrun.profile import DryRun, Profile
 from tuner.dryrun.trace import Trace
 
@@ -22,7 +22,6 @@ __all__ = [
     "DryRunPlan",
     "DryRunStoppedError",
     "DryRunner",
-    "DryRuns",
     "NotDryRunError",
     "Profile",
     "Trace",

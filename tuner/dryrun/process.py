@@ -9,10 +9,11 @@ import sys
 import tempfile
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import IO, Any, Self
+from typing import IO, Any
 
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.profile import LIMIT_S, DryRun
@@ -52,7 +53,9 @@ def never_stop() -> str:
 
 
 class DryRunner:
-    """A process that has torch, as a context: it is started at once and ended with the context.
+    """A process that has torch, as a context: started when first wanted, ended with the context.
+
+    Any thread may ask it; one waits for another.
 
     Args:
         limit_s: seconds of CPU time that the dry runs of one class may take together.
@@ -75,13 +78,34 @@ class DryRunner:
         self._process: subprocess.Popen[bytes] | None = None
         self._words: IO[bytes] | None = None
         self._unread = b""
+        self._lock = threading.RLock()
 
     def __enter__(self) -> "DryRunner":
-        self._start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self.end()
+
+    def start(self) -> None:
+        """Starts the process, if it is not there; returns at once."""
+        with self._lock:
+            if self._process is None or self._process.poll() is not None:
+                self.end()
+                self._start()
+
+    def made(
+        self, plans: Sequence[DryRunPlan], why_stop: Callable[[], str] = never_stop
+    ) -> Iterator[DryRun]:
+        """Makes the dry runs of layouts, each depth beside others; a layout's record as soon as all
+        of its own are there. Stops and raises as :meth:`ask` does."""
+        by_id = {request["id"]: plan for plan in plans for request in plan.requests}
+        answers: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+        for answer in self.ask([r for plan in plans for r in plan.requests], why_stop):
+            plan = by_id[answer["id"]]
+            answers[plan.key].append(answer)
+            if len(answers[plan.key]) == len(plan.requests):
+                moment = datetime.now(UTC).isoformat(timespec="seconds")
+                yield DryRun.from_answers(plan, answers.pop(plan.key), moment)
 
     def ask(
         self, requests: Sequence[Mapping[str, Any]], why_stop: Callable[[], str] = never_stop
@@ -103,16 +127,15 @@ class DryRunner:
         assert len(pending) == len(requests), "ids differ"
         if not pending:
             return
-        if self._process is None or self._process.poll() is not None:
-            self._end()
-            self._start()
         unsent = b"".join(json.dumps(request).encode() + b"\n" for request in requests)
-        for answer in self._answers(unsent, why_stop):
-            if answer.get("id") in pending:
-                pending.remove(answer["id"])
-                yield answer
-            if not pending:
-                return
+        with self._lock:
+            self.start()
+            for answer in self._answers(unsent, why_stop):
+                if answer.get("id") in pending:
+                    pending.remove(answer["id"])
+                    yield answer
+                if not pending:
+                    return
 
     def _answers(self, unsent: bytes, why_stop: Callable[[], str]) -> Iterator[dict[str, Any]]:
         assert self._process is not None
@@ -127,7 +150,7 @@ class DryRunner:
             while True:
                 yield from self._complete_lines()
                 if why := why_stop():
-                    self._end()
+                    self.end()
                     raise DryRunStoppedError(why)
                 ready = [key.fileobj for key, _ in selector.select(POLL_S)]
                 if told in ready:
@@ -156,7 +179,7 @@ class DryRunner:
                     yield answer
 
     def _start(self) -> None:
-        self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in _end)
+        self._words, self._unread = tempfile.TemporaryFile(), b""  # noqa: SIM115  (closed in end)
         try:
             self._process = subprocess.Popen(
                 self._argv,
@@ -167,7 +190,7 @@ class DryRunner:
                 start_new_session=True,
             )
         except OSError as error:
-            self._end()
+            self.end()
             raise ProbeError(f"the dry-run program cannot be started: {error}") from error
         end_first_for_memory(self._process.pid)
         assert self._process.stdin is not None
@@ -179,67 +202,21 @@ class DryRunner:
             end = self._words.seek(0, os.SEEK_END)
             self._words.seek(max(0, end - 4 * LAST_WORDS))
             words = " ".join(self._words.read().decode("utf-8", "replace").split())[-LAST_WORDS:]
-        self._end()
-        raise ProbeError(f"the dry-run program {what}{f': {words}' if words else ''}")
-
-    def _end(self) -> None:
-        process, self._process = self._process, None
-        if process is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with suppress(BrokenPipeError):
-                        pipe.close()
-            process.wait()
-        if self._words is not None:
-            self._words.close()
-            self._words = None
-
-
-class DryRuns:
-    """The process that dry-runs, as a context: started when first wanted, ended with it.
-
-    It makes the dry runs of one layout after another, for any thread.
-    """
-
-    def __init__(self, runner: Callable[[], DryRunner] = DryRunner) -> None:
-        self._make_runner = runner
-        self._runner: DryRunner | None = None
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
         self.end()
-
-    def start(self) -> None:
-        """Starts the process, if it is not there yet; returns at once."""
-        with self._lock:
-            if self._runner is None:
-                self._runner = self._make_runner().__enter__()
-
-    def make(self, plan: DryRunPlan, why_stop: Callable[[], str]) -> DryRun:
-        """Makes the dry runs of one layout, all depths in one request: they run side by side.
-
-        The record has an ``error`` when something was wrong; ``Crashed`` when the process itself
-        died.
-        """
-        with self._lock:
-            self.start()
-            assert self._runner is not None
-            try:
-                answers = list(self._runner.ask(plan.requests, why_stop))
-            except ProbeError as error:  # a process that died under a request is its crash
-                crash = {"type": "Crashed", "message": str(error)}
-                answers = [{"id": request["id"], "error": crash} for request in plan.requests]
-        moment = datetime.now(UTC).isoformat(timespec="seconds")
-        return DryRun.from_answers(plan, answers, moment)
+        raise ProbeError(f"the dry-run program {what}{f': {words}' if words else ''}")
 
     def end(self) -> None:
         """Ends the process, if it is there; it can be started again."""
         with self._lock:
-            runner, self._runner = self._runner, None
-            if runner is not None:
-                runner.__exit__(None, None, None)
+            process, self._process = self._process, None
+            if process is not None:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                for pipe in (process.stdin, process.stdout):
+                    if pipe is not None:
+                        with suppress(BrokenPipeError):
+                            pipe.close()
+                process.wait()
+            if self._words is not None:
+                self._words.close()
+                self._words = None

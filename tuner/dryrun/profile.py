@@ -277,15 +277,21 @@ class DryRun(Plain):
 
     @classmethod
     def from_answers(
-        cls, plan: DryRunPlan, answers: Iterable[Mapping[str, Any]], created_at: str = ""
+        cls,
+        plan: DryRunPlan,
+        answers: Iterable[Mapping[str, Any]],
+        created_at: str = "",
+        *,
+        why_none: str = "no answer came",
     ) -> "DryRun":
         """The record of a plan's answers, in any order; other plans' answers are passed over.
 
-        Whatever is wrong with them becomes its ``error``.
+        Whatever is wrong with them becomes its ``error``; ``why_none`` where there are none, which
+        is an accident.
         """
         by_id = {answer.get("id"): answer for answer in answers}
         of_plan = [by_id.get(request["id"], {}) for request in plan.requests]
-        none = {"type": "none", "message": "no answer came"}
+        none = {"type": "Crashed", "message": why_none}
         failed = [one.get("error") or none for one in of_plan if "trace" not in one]
         failed.sort(key=_is_refusal, reverse=True)
         error, is_refusal = (_text(failed[0]), _is_refusal(failed[0])) if failed else ("", False)

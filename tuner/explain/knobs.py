@@ -134,27 +134,27 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
     by_value: dict[Any, list[Evaluation]] = defaultdict(list)
     for finding in probed:
         by_value[getattr(finding.settings, knob)].append(finding)
-    # Knobs that take several values within one group.
-    without = tuple(
-        other
-        for other in CHOSEN
-        if any(len({getattr(f.settings, other) for f in group}) > 1 for group in by_value.values())
+    leaders = sorted(
+        (min(group, key=lambda f: f.seconds) for group in by_value.values()),
+        key=lambda f: f.seconds,
     )
+    if not leaders or leaders[-1].seconds <= (1 + CLEAR) * leaders[0].seconds:
+        return None
     tolerance = max(known.study.limits.tolerance, SAME)
     same = all(
         near(one, other, tolerance) or alike(one.spread_s, other.spread_s)
         for group in by_value.values()
         for one, other in combinations(group, 2)
     )
-    leaders = sorted(
-        (min(group, key=lambda f: f.seconds) for group in by_value.values()),
-        key=lambda f: f.seconds,
-    )
-    if not same or not without or not leaders:
+    if not same or not change_between(leaders[0], leaders[-1]).is_clear:
         return None
-    first, last = leaders[0], leaders[-1]
-    is_apart = last.seconds > (1 + CLEAR) * first.seconds
-    if not (is_apart and change_between(first, last).is_clear):
+    # Knobs that take several values within one group.
+    without = tuple(
+        other
+        for other in CHOSEN
+        if any(len({getattr(f.settings, other) for f in group}) > 1 for group in by_value.values())
+    )
+    if not without:
         return None
     groups = [by_value[getattr(leader.settings, knob)] for leader in leaders]
     told = tuple(

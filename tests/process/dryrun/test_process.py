@@ -13,7 +13,6 @@ from tuner.core.framework import framework
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
 from tuner.dryrun import (
-    DryRun,
     DryRunner,
     DryRunStoppedError,
     dry_run_versions,
@@ -110,7 +109,7 @@ def test_the_real_program_dry_runs_a_tiny_model():
     # started as users start it: CUDA builds of torch do not compute in backward after a fork
     command = (sys.executable, "-P", "-m", "workers.probe.dry")
     with DryRunner(limit_s=300.0, command=command) as known:
-        record = DryRun.from_answers(plan, known.ask(plan.requests))
+        (record,) = known.made([plan])
     assert record.error == ""
     peak = record.profile.peak(1, 1)
     weights = counts(workload.model).parameters * 2 / 2  # bf16, a half on each of two ranks

@@ -3,7 +3,6 @@
 import io
 import json
 from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from tests.conftest import VERSIONS, trace
 from tests.models import TINY
 from tuner.client.cases import DryRuns, Policy, answer_cases
-from tuner.dryrun import DryRun
+from tuner.dryrun import DryRun, DryRunner
 
 MIB = 2**20
 
@@ -59,7 +58,7 @@ class Cache:
 
 
 @dataclass
-class Runner:
+class Runner(DryRunner):
     """Answers at once, the last request first: with 1 MiB for each sequence, or an error."""
 
     fails: str = ""
@@ -69,16 +68,11 @@ class Runner:
     requests: list[Mapping[str, Any]] = field(default_factory=list)
     open: bool = False
 
-    @contextmanager
-    def __call__(self):
-        self.open = True
-        try:
-            yield self
-        finally:
-            self.open = False
+    def end(self):
+        self.open = False
 
-    def ask(self, requests):
-        assert self.open
+    def ask(self, requests, why_stop):
+        self.open = True
         for request in reversed(requests):
             self.requests.append(request)
             if self.fails:

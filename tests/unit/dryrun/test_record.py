@@ -65,7 +65,7 @@ def failed(**fields):
         (failed(message="too\nmany words"), "Error: too many words"),
         (failed(operator="aten.nonzero", phase="forward"), "Error (at aten.nonzero in forward)"),
         (failed(type="TimeLimit", message="took 60 s"), "TimeLimit: took 60 s"),
-        (answers()[:1], "none: no answer came"),
+        (answers()[:1], "Crashed: no answer came"),
     ],
 )
 def test_what_went_wrong_is_kept(given, error):

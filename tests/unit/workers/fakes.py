@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.records import dry_trace, rank_record
 from tuner.core.measurement import RAN
-from tuner.dryrun import DryRunStoppedError
+from tuner.dryrun import DryRunner, DryRunStoppedError
 from tuner.dryrun.profile import LIMIT_S
 from tuner.errors import ProbeError
 from workers.launchers.base import Ended, Job, RankEnd, Why
@@ -198,7 +198,7 @@ class GatedMeasure:
 
 
 @dataclass(eq=False)
-class FakeDryRunner:
+class FakeDryRunner(DryRunner):
     """Dry-runs without torch, and without a process: ``does`` so often, and is well after that.
 
     It makes ``error`` (refuses), ``late`` (as if a dry run took too long), ``busy`` (as if only the
@@ -209,11 +209,11 @@ class FakeDryRunner:
     times: float = inf
     move: Callable[[float], None] = lambda seconds: None  # of a clock, while it hangs
 
-    def __enter__(self):
-        return self
+    def start(self):
+        """Nothing is there to start."""
 
-    def __exit__(self, *error):
-        return None
+    def end(self):
+        """Nor to end."""
 
     def ask(self, requests, why_stop):
         does, self.times = (self.does if self.times > 0 else "ok"), self.times - 1

@@ -14,7 +14,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Limits, ProbeRequest
-from tuner.dryrun import DryRuns
+from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, StoreError
 from tuner.machine import Machine
 from tuner.store import Claim, Store, WorkerIdentity
@@ -67,7 +67,7 @@ def options(tmp_path):
 @pytest.fixture
 def executor(store, stop, options, places):
     identity = WorkerIdentity.of_this_process()
-    with Executor(store, stop, identity, options, DryRuns()) as made:
+    with Executor(store, stop, identity, options, DryRunner()) as made:
         made.open(places.all)
         yield made
 
@@ -176,7 +176,7 @@ def test_a_probe_that_cannot_be_run_is_given_back_and_the_others_end(
     places.measures[2].fails = ProbeError("another one")  # logged alone
     with (
         pytest.raises(ProbeError, match="a device is gone"),
-        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRuns()) as executor,
+        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRunner()) as executor,
     ):
         executor.open(places.all)
         for workplace in places.all:
@@ -196,7 +196,7 @@ def test_a_probe_for_which_no_memory_is_free_is_given_back_before_its_ranks_star
     places.measures[0].go.set()
     with (
         pytest.raises(ProbeError, match=r"2 ranks, and 0\.0 GiB of this machine's memory are free"),
-        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRuns()) as executor,
+        Executor(store, stop, WorkerIdentity.of_this_process(), options, DryRunner()) as executor,
     ):
         executor.open(places.all)
         assert places.all[0].acquire(alone=False, waits=True)
@@ -235,7 +235,7 @@ def prepared(store, stop, options, question, monkeypatch):
 
     def make(cluster: str, fidelity: Fidelity, **more: Any) -> list[Workplace]:
         chosen = replace(options, **more)
-        executor = Executor(store, stop, WorkerIdentity.of_this_process(), chosen, DryRuns())
+        executor = Executor(store, stop, WorkerIdentity.of_this_process(), chosen, DryRunner())
         asked = replace(question, cluster=parse_cluster(cluster))
         study: Any = SimpleNamespace(question=asked)
         with executor:

@@ -4,10 +4,8 @@ A layout is dry-run once for all batch sizes, kinds of GPU and commands, and kep
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
@@ -89,10 +87,11 @@ class DryRuns:
         policy: Policy,
         watch: Watch,
         *,
-        runner: Callable[[], DryRunner] = DryRunner,
+        runner: DryRunner | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
-        self._store, self._policy, self._watch, self._start = store, policy, watch, runner
+        self._store, self._policy, self._watch = store, policy, watch
+        self._runner = runner or DryRunner()
         self._versions = dry_run_versions() if versions is None else versions
         # By layout and what it depends on, the plan, or the reason why there is none.
         self._plans: dict[tuple[object, ...], DryRunPlan | str] = {}
@@ -104,15 +103,13 @@ class DryRuns:
         self._spent: Counter[str] = Counter()  # by model
         self._made = 0
         self._told: set[str] = set()
-        self._making: Iterator[str] | None = None
-        self._process: DryRunner | None = None
-        self._open = ExitStack()
+        self._making: Iterator[DryRun] | None = None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self._runner.end()
 
     def prepare(self, cases: Sequence[Case]) -> None:
         """Look up what is kept for these cases, and choose what is made when it is asked for."""
@@ -203,11 +200,15 @@ class DryRuns:
         """Make what was chosen until ``key`` is done; without a process nothing is."""
         try:
             if self._making is None:
-                self._making = self._make(tuple(self._chosen.values()))
+                self._making = self._runner.made(tuple(self._chosen.values()))
             while key in self._chosen:
                 left = len(self._chosen)
                 self._watch.waiting(f"dry runs: {left} class{'es' * (left > 1)} of settings to go")
-                next(self._making)
+                dry_run = next(self._making)
+                if dry_run.is_kept:
+                    self._store.keep_dry_run(dry_run)
+                self._known[dry_run.key] = _finding(dry_run)
+                del self._chosen[dry_run.key]
         except ProbeError as error:
             self._watch.note(f"no more dry runs are made, and memory is by arithmetic: {error}")
             self._policy = Policy.NONE
@@ -216,24 +217,6 @@ class DryRuns:
             self._watch.waiting("")
         if not self._chosen:
             self._making = None
-
-    def _make(self, plans: Sequence[DryRunPlan]) -> Iterator[str]:
-        """Keys of dry runs, each as soon as it is made and kept."""
-        if self._process is None:
-            self._process = self._open.enter_context(self._start())
-        by_id = {request["id"]: plan for plan in plans for request in plan.requests}
-        answers: dict[str, list[dict[str, Any]]] = {plan.key: [] for plan in plans}
-        for answer in self._process.ask([r for plan in plans for r in plan.requests]):
-            plan = by_id[answer["id"]]
-            answers[plan.key].append(answer)
-            if len(answers[plan.key]) == len(plan.requests):
-                now = datetime.now(UTC).isoformat(timespec="seconds")
-                dry_run = DryRun.from_answers(plan, answers[plan.key], now)
-                if dry_run.is_kept:
-                    self._store.keep_dry_run(dry_run)
-                self._known[plan.key] = _finding(dry_run)
-                del self._chosen[plan.key]
-                yield plan.key
 
     def _plan_of(self, case: Case) -> DryRunPlan | str:
         """The plan of a case's class, made once; or the reason why there is none."""
