@@ -149,12 +149,9 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
     return suggestion.best
 
 
-def no_answer(study: Study, suggestion: Suggestion) -> TunerError | None:
-    """Says why a study at its end has no answer of its fidelity, to be shown; ``None`` where it
-    has, or is open."""
-    if study.state in OPEN or (suggestion.best and not is_forecast(study, suggestion)):
-        return None
-    return why_none(study, suggestion, shown=True)
+def is_unanswered(study: Study, suggestion: Suggestion) -> bool:
+    """True of a study at its end that has no answer of the fidelity that was asked for."""
+    return study.state not in OPEN and (suggestion.best is None or is_forecast(study, suggestion))
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
