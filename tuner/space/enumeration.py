@@ -6,10 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, product
 from operator import attrgetter
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Any
 
 from tuner.catalog.versions import Condition, Effect
 from tuner.core.configuration import (
@@ -41,6 +38,10 @@ from tuner.space.rules import (
     split_by,
 )
 from tuner.text import show, show_all
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _CLASS_KNOBS = (
     "pp_size",
@@ -78,9 +79,11 @@ class Space:
             self._groups[knob] = dict(groups)
         return self._groups[knob]
 
-    def pairs(self, knob: str, one: Any, other: Any) -> NDArray[np.intp]:
+    def pairs(self, knob: str, one: Any, other: Any) -> "NDArray[np.intp]":
         """Places in :attr:`legal` of configurations with a value of a knob, each beside its like
         with another value, as :meth:`differing_in` has them; shape ``(n, 2)``."""
+        import numpy as np  # which a light command is quicker without
+
         key = knob, one, other
         if key not in self._pairs:
             groups = self.differing_in(knob).values()
@@ -99,7 +102,7 @@ class Space:
         return {}
 
     @cached_property
-    def _pairs(self) -> dict[tuple[str, Any, Any], NDArray[np.intp]]:
+    def _pairs(self) -> "dict[tuple[str, Any, Any], NDArray[np.intp]]":
         return {}
 
 
