@@ -5,26 +5,24 @@ Nothing is ever decided by its words. Here are those that several modules say, a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from tuner.core.answer import Awkward, Grounds, Reason
+from tuner.core.answer import Awkward, Reason
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Change, Quantity
 from tuner.core.study import Probe
-from tuner.core.words import describe, probes_text, rough_duration_text, seconds_text
+from tuner.core.words import describe, probes_text, seconds_text
 from tuner.explain.english import (
     basis_text,
     change_interval_text,
-    earned_text,
     effect_cells,
     ended_text,
     failure_text,
     few_text,
-    grounds_text,
     most_text,
     ran_text,
     spared_text,
@@ -234,53 +232,3 @@ def failed(probes: Sequence[Probe], fidelity: Fidelity, *, is_accident: bool = F
 
 def study_ended(reason: str) -> Fact:
     return fact("study_ended", f"The study has ended: {reason}.", reason=reason)
-
-
-# What one would launch without tuning, in short.
-RULE = (
-    "the least model parallelism, then the fewest knobs off their default, then the largest"
-    " micro-batch, of what is expected to fit"
-)
-
-
-def tuning_paid(
-    wall_s: float,
-    device_s: float,
-    step_s: float,
-    rule: Settings,
-    rule_s: float,
-    *,
-    change: Change | None,
-    probes: tuple[int, ...],
-    grounds: Grounds | None,
-    ended_early: bool,
-) -> Fact:
-    """What the tuning cost, and the rule of thumb against which it pays for itself.
-
-    ``change`` is from the answer to what the rule leads to; ``None`` where that is the answer.
-    """
-    took, against = rough_duration_text(wall_s), f"the rule of thumb ({RULE})"
-    took += f" and {device_s:,.0f} device-seconds" if device_s else ""
-    text = f"Tuning took {took}, and confirms {against}."
-    if change is not None:
-        source = grounds_text(grounds) if grounds else f"probe {probes_text(probes)}"
-        source += ", ended early" * ended_early
-        against += f", {describe(rule)}, takes {seconds_text(rule_s)} for a step"
-        against += f" ({change_interval_text(change)}; {source})"
-        text = f"Tuning took {took}, and has saved no time: {against}."
-        if change.ratio > 1:
-            earned = earned_text(wall_s, asdict(change))
-            text = f"Tuning took {took}, {earned}: {against}."
-    return fact(
-        "tuning_paid",
-        text,
-        wall_s=wall_s,
-        device_s=device_s,
-        step_s=step_s,
-        rule=rule,
-        rule_s=rule_s,
-        change=change,
-        probes=probes,
-        grounds=grounds,
-        ended_early=ended_early,
-    )

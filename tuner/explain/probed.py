@@ -1,6 +1,7 @@
 """Facts of an answer on probes: why this one, what was second, what failed, what is left."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from math import log
 from statistics import median
@@ -20,7 +21,13 @@ from tuner.core.words import (
     share_text,
 )
 from tuner.explain import facts
-from tuner.explain.english import few_text, grounds_text, ran_text
+from tuner.explain.english import (
+    change_interval_text,
+    earned_text,
+    few_text,
+    grounds_text,
+    ran_text,
+)
 from tuner.explain.facts import Fact, fact
 from tuner.explain.knobs import knob_facts
 from tuner.explain.memory import of_workload, on_host
@@ -154,7 +161,15 @@ def _plainest_first(question: Question) -> tuple[Settings, ...]:
     return tuple(sorted(enumerate_space(question).legal, key=order))
 
 
+# What one would launch without tuning, in short.
+RULE = (
+    "the least model parallelism, then the fewest knobs off their default, then the largest"
+    " micro-batch, of what is expected to fit"
+)
+
+
 def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
+    """What the tuning cost, and the rule of thumb against which it pays for itself."""
     spent, rule = cost(known.study), rule_of_thumb(known.study.question, outlook)
     if rule is None or not spent.wall_s:
         return
@@ -167,16 +182,30 @@ def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact
         believed, grounds = outlook.seconds(rule), outlook.grounds
         assert believed.value is not None
         change, rule_s = change_of(best.step_time_s, believed), believed.value
-    yield facts.tuning_paid(
-        spent.wall_s,
-        spent.device_s,
-        best.seconds,
-        rule,
-        rule_s,
+    probes, ended_early = found.probe_ids if found else (), found is not None and found.ended_early
+    took, against = rough_duration_text(spent.wall_s), f"the rule of thumb ({RULE})"
+    took += f" and {spent.device_s:,.0f} device-seconds" if spent.device_s else ""
+    text = f"Tuning took {took}, and confirms {against}."
+    if change is not None:
+        source = grounds_text(grounds) if grounds else f"probe {probes_text(probes)}"
+        source += ", ended early" * ended_early
+        against += f", {describe(rule)}, takes {seconds_text(rule_s)} for a step"
+        against += f" ({change_interval_text(change)}; {source})"
+        paid = "and has saved no time"
+        paid = earned_text(spent.wall_s, asdict(change)) if change.ratio > 1 else paid
+        text = f"Tuning took {took}, {paid}: {against}."
+    yield fact(
+        "tuning_paid",
+        text,
+        wall_s=spent.wall_s,
+        device_s=spent.device_s,
+        step_s=best.seconds,
+        rule=rule,
+        rule_s=rule_s,
         change=change,
-        probes=found.probe_ids if found else (),
+        probes=probes,
         grounds=grounds,
-        ended_early=found is not None and found.ended_early,
+        ended_early=ended_early,
     )
 
 

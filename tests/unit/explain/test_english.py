@@ -68,17 +68,10 @@ TOO_LARGE = KnobChange(
 EXPECTED = KnobChange(
     knob="activation_checkpointing", value="full", instead_of="none", step=LONGER, pairs=23
 )
-PAID = facts.tuning_paid(
-    200.0,
-    400.0,
-    2.0,
-    FULL,
-    2.5,
-    change=LONGER,
+PAID = facts.fact(
+    "tuning_paid", "It took a while.", wall_s=200.0, rule=FULL, rule_s=2.5, change=LONGER,
     probes=(2,),
-    grounds=None,
-    ended_early=False,
-)
+)  # fmt: skip
 EFFECTS = [
     facts.knob_changes("knob_probed", [PAIR]),
     facts.knob_changes("knob_probed", [TOO_LARGE]),
@@ -105,14 +98,6 @@ SENTENCES: list[tuple[Fact, str]] = [
         EFFECTS[2],
         "One knob changed, in step and memory: activation_checkpointing=full: +25.0% (20 to 30) -"
         " (predicted).",
-    ),
-    (
-        PAID,
-        "Tuning took 3.3 min and 400 device-seconds, earned back after 13 min of training (11 min"
-        " to 17 min): the rule of thumb (the least model parallelism, then the fewest knobs off"
-        " their default, then the largest micro-batch, of what is expected to fit),"
-        " sharding=full_shard,micro_batch_size=1,gradient_accumulation_steps=1, takes 2.5 s for a"
-        " step (25% longer, 80% interval 20% to 30% longer; probe #2).",
     ),
     (
         facts.failed((CRASHED,) * 4, Fidelity.PREDICTED),

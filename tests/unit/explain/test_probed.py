@@ -52,7 +52,7 @@ def test_the_best_its_rival_and_the_coverage(lab):
     assert second["change"]["low"] < 1.25 < second["change"]["high"]
     coverage = {"kind": "coverage", "probed": 2, "legal": 84, "probes_done": 2}
     assert one(study, "coverage") == coverage
-    chosen, following, *_, more, seen, ran = answer(study).explanation
+    chosen, following, *_, paid, more, seen, ran = answer(study).explanation
     assert chosen == (
         f"{BASE} takes 2 s for an optimizer step (80% interval 1.94 s to 2.06 s) and needs 1.00 GiB"
         " of 4.00 GiB on one device (probe #1; both are measured)."
@@ -60,6 +60,12 @@ def test_the_best_its_rival_and_the_coverage(lab):
     assert following == (
         f"Next comes {RULE} with 2.5 s (25% longer, 80% interval 20% to 31% longer) and 2.00 GiB"
         " (probe #2)."
+    )
+    assert paid == (
+        "Tuning took 4.0 s and 8 device-seconds, earned back after 16 s of training (13 s to 20 s):"
+        " the rule of thumb (the least model parallelism, then the fewest knobs off their default,"
+        f" then the largest micro-batch, of what is expected to fit), {RULE}, takes 2.5 s for a"
+        " step (25% longer, 80% interval 20% to 31% longer; probe #2)."
     )
     assert more.startswith("3 more probes, about 6.0 s on 2 CPU ranks, could gain up to 88% in")
     assert seen == "2 of the 84 legal settings were probed, in 2 probes."
