@@ -32,6 +32,7 @@ from tuner.explain.english import (
     CATEGORY_WORDS,
     OF_KNOBS,
     PHASE_WORDS,
+    PlainFact,
     change_cell,
     earned_text,
     effect_cells,
@@ -39,8 +40,6 @@ from tuner.explain.english import (
 )
 from tuner.plain import Plain
 from tuner.text import count_text, show, size_text, time_text
-
-PlainFact = Mapping[str, Any]
 
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
 IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
