@@ -68,7 +68,8 @@ def end(rank, code=0, *, at=101.0, stopped=False):
 
 
 def merged(ends, records, why=Why.ENDED, kills=0):
-    ended = Ended(why=why, ranks=tuple(ends), wall_s=12.0, host_oom_kills=kills)
+    ends = tuple(replace(one, host_oom_kills=kills) for one in ends)
+    ended = Ended(why=why, ranks=ends, wall_s=12.0)
     measurement = merge(ended, records, LOGS, deadline_s=600.0)
     assert Measurement.from_dict(json.loads(json.dumps(measurement.as_dict()))) == measurement
     json.dumps(measurement.as_dict(), allow_nan=False)
