@@ -17,7 +17,6 @@ from workers.launchers.base import (
     end_ranks,
     rank_environment,
 )
-from workers.probe.orders import SPEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,17 +58,8 @@ class LocalRun(SupervisedRun):
         return end_ranks(self.ranks)
 
 
-def probe_argv(directory: Path) -> tuple[str, ...]:
-    """The command of every rank of the probe in ``directory``, on this machine."""
-    files = ("--spec", str(directory / SPEC), "--init-method", f"file://{directory}/rendezvous")
-    return _program_argv(directory, *files)
-
-
 def series_argv(directory: Path) -> tuple[str, ...]:
     """The command of every rank of the probes that are ordered in ``directory``, one by one."""
-    return _program_argv(directory, "--series", "--rendezvous", RENDEZVOUS)
-
-
-def _program_argv(directory: Path, *what: str) -> tuple[str, ...]:
-    program = (sys.executable, "-P", "-m", "workers.probe", *what, "--out", str(directory))
-    return (*program, "--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}")
+    program = (sys.executable, "-P", "-m", "workers.probe", "--out", str(directory))
+    watch = ("--watch-fd", WATCH_FD, "--silence-s", f"{SILENCE_S:g}")
+    return (*program, "--rendezvous", RENDEZVOUS, *watch)

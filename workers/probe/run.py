@@ -174,12 +174,6 @@ class Alone:
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
-def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    record, _ = run_probe(spec_path, init_method)
-    record.write(out)
-    return record
-
-
 def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]:
     """Run this process's rank of the probe; the process group it has joined is left as it is.
 

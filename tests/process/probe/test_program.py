@@ -18,7 +18,7 @@ from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import ENVIRONMENT, MODELS
 from tests.process.probe.specs import spec as spec_of
 from workers.launchers.base import Ended, Job
-from workers.launchers.local import LocalLauncher, probe_argv, series_argv
+from workers.launchers.local import LocalLauncher, series_argv
 from workers.probe.orders import END, SPEC, SPENT
 
 Record = dict[str, Any]
@@ -64,7 +64,9 @@ def order(folder: Path, values: Spec) -> Path:
 
 def cold(start: Any, folder: Path, values: Spec, ranks: int) -> list[Record]:
     """Records of ranks of one probe, who end well."""
-    ended = run(start(probe_argv(order(folder, values))), folder, ranks)
+    order(folder / "0001", values)
+    (folder / END).touch()
+    ended = run(start(series_argv(folder)), folder, ranks)
     found = records(folder, ranks)
     assert codes(ended) == [0] * ranks, found[0]["error"]
     return found
@@ -199,7 +201,7 @@ def test_a_probe_measures_memory_time_and_training(
     assert {c["op"] for c in first["collectives"]} == {"all_gather", "reduce_scatter"}
     assert first["versions"]["torch"]
     assert first["hardware"]["device"] == "cpu"
-    assert not list((tmp_path / "probe").glob("*.partial"))
+    assert not list((tmp_path / "probe").rglob("*.partial"))
 
 
 def test_measured_probes_after_others(
@@ -272,9 +274,9 @@ import sys
 from pathlib import Path
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
-from workers.probe.run import run_rank
+from workers.probe.run import run_probe
 for spec in sorted(Path(sys.argv[1]).glob("*/spec.json")):
-    run_rank(spec, spec.parent, f"file://{spec.parent}/rendezvous")
+    run_probe(spec, f"file://{spec.parent}/rendezvous")[0].write(spec.parent)
     if dist.is_initialized():
         dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "d3de3bfee12cfff7e9c3e471e8b36018753a060680fb3d4d8896e45917b3569d"),
-    "verdict": (4, "d9528dda9a5dedf87dbdc501b49e2609537574772e144bd8e4e9df870cd8313c"),
-    "rates": (3, "d2efcad961f5ff1873b8d22557f587d5a592b5562a0b782192c98704da3e3e71"),
+    "dry run": (5, "fc553634918743ca89355ed0aab782a36dfeab13cf3fbac52d715806dbe4e352"),
+    "verdict": (4, "f4ed55fee9b0bde81b1a1cdf58771a8804acbfe67764c6db33d23b3ce553f818"),
+    "rates": (3, "2128506b146f6119652fee9a70ae7e2b9b21f4626a26727b7340d51e0a7d4f26"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent
