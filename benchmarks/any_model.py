@@ -220,7 +220,7 @@ def real_peak(config: Mapping[str, Any], task: str) -> int | str:
             return "the real step ended without a record"
         record = json.loads(record_file.read_text())
     memory = record["memory"]
-    return int(memory["peak_allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
+    return int(memory["allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
 
 
 def row(

@@ -79,10 +79,10 @@ def measured(case: Case) -> dict[str, Any]:
     if outcome != "ok":
         return {"outcome": outcome, "wall_s": seconds}
     memories = [r.memory for r in records if isinstance(r, RankRecord) and r.memory is not None]
-    worst = max(memories, key=lambda memory: memory.peak_allocated_bytes)
+    worst = max(memories, key=lambda memory: memory.allocated_bytes)
     return {
         "outcome": outcome,
-        "peak_bytes_by_rank": [memory.peak_allocated_bytes for memory in memories],
+        "peak_bytes_by_rank": [memory.allocated_bytes for memory in memories],
         "peak_bytes_by_phase": dict(worst.by_phase),
         "wall_s": seconds,
     }

@@ -328,9 +328,9 @@ class Rank:
         }
         rest = max(0, peaks.allocated - sum(held.values()))
         return {
-            "peak_allocated_bytes": peaks.allocated,
-            "low_peak_bytes": peaks.lowest_step or peaks.allocated,
-            "peak_reserved_bytes": peaks.reserved,
+            "allocated_bytes": peaks.allocated,
+            "allocated_low_bytes": peaks.lowest_step or peaks.allocated,
+            "reserved_bytes": peaks.reserved,
             "device_bytes": self.device.process_bytes(),
             "overhead_bytes": self.device.overhead_bytes(),
             "allocation_retries": self.device.allocation_retries(),
