@@ -38,7 +38,7 @@ lock:  ## requirements/*.txt anew, after constraints.txt has changed (needs uv; 
 
 suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
-		--global-batch-size 8 --sequence-length 128 --precision fp32 --max-probes 8 $(ARGS) \
+		--global-batch-size 8 --sequence-length 128 --max-probes 8 $(ARGS) \
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.

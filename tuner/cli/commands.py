@@ -96,7 +96,7 @@ def suggest(asked: SuggestAsked) -> int:
     \b
     Examples, on any machine, without a GPU:
       tuner suggest --model stories15m --cluster cpu:2 --max-probes 8 \\
-          --global-batch-size 8 --sequence-length 128 --precision fp32
+          --global-batch-size 8 --sequence-length 128
       tuner suggest --model llama-3.1-8b --cluster 8xh100-80gb \\
           --global-batch-size 256 --sequence-length 4096 --fidelity predicted
     """
@@ -121,7 +121,7 @@ def probe(asked: ProbeAsked) -> int:
     \b
     Example, on any machine, without a GPU:
       tuner probe --model stories15m --cluster cpu:2 \\
-          --global-batch-size 8 --sequence-length 128 --precision fp32 \\
+          --global-batch-size 8 --sequence-length 128 \\
           --settings sharding=full_shard,micro_batch_size=2
     """
     from tuner.cli.probe import run

@@ -23,7 +23,7 @@ from tuner.core.configuration import (
     knob_value,
     model_parallel_size,
 )
-from tuner.core.framework import FrameworkName, flag_differs, installed_versions
+from tuner.core.framework import FrameworkName, flag_differs, installed_versions, usual_precision
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
 from tuner.core.workload import Precision
@@ -98,15 +98,20 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
     length = _needed("sequence_length", own("sequence_length"))
     adapter, packing = own("adapter"), own("packing")
+    precision, stack = own("precision"), _needed("framework", own("framework"))
+    usual = usual_precision(FrameworkName(stack), cluster.gpu.device)
+    if usual is Precision.FP32 and not beside.get("precision"):
+        # a file that only says that nothing is mixed leaves weights to the script
+        precision = usual if usual in found.may.get("precision", ()) else precision
     uncounted = [*found.uncounted]
     if not found.strict:
         model = _longer(model, length, uncounted)
         adapter = _fitting_adapter(adapter, model, uncounted, found.format_name)
-        if packing and own("precision") == Precision.FP32:  # FlashAttention takes 16 bits
+        if packing and precision == Precision.FP32:  # FlashAttention takes 16 bits
             packing = {**packing, "variant": PackingVariant.POSITION_IDS}
         packing = _fitting_packing(packing, model, length, uncounted)
     fused = bool(found.knobs.get("fused_loss"))
-    stated, liger = with_liger(fused, own("framework"), stated)
+    stated, liger = with_liger(fused, stack, stated)
     knobs, why = _on_host(found, knobs, {**installed_versions(), **(stated or {})})
     arguments = {
         "model": model,
@@ -114,7 +119,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         "global_batch_size": batch,
         "sequence_length": length,
         "optimizer": "adamw" if own("optimizer") is None else own("optimizer"),
-        "precision": own("precision"),
+        "precision": precision,
         "reduce_dtype": own("reduce_dtype"),
         "loss": own("loss"),
         "tensor_parallel": own("tensor_parallel"),
@@ -123,7 +128,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         "image_tokens": own("image_tokens"),
         "packing": packing,
         "task": None if "model_name" in found.may else own("task"),
-        "framework": _needed("framework", own("framework")),
+        "framework": stack,
         "framework_versions": stated,
     }
     return FileSays(

@@ -147,8 +147,7 @@ def read_tune(values: Any) -> tuple[TuneRequest, tuple[str, ...]]:
         return read_request(values), ()
     given: Any = read(TuneFromRequest, values)
     opened = given.sent.opened()
-    named = values.get("workload") or {}  # what a request fills in is the file's to say
-    work = {name: getattr(given.workload, name) for name in named if named[name] is not None}
+    work = {name: getattr(given.workload, name) for name in given.workload.model_fields_set}
     found = with_known_model(opened.found, work.get("model"), "from.model")
     opened = replace(opened, found=found)
     beside = {**work, "cluster": given.cluster}

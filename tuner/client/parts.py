@@ -6,6 +6,8 @@ All that is wrong is told at once, each with its path, such as ``workload.sequen
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -56,6 +58,8 @@ from tuner.core.framework import (
     FrameworkName,
     check_stated,
     framework_name,
+    usual_precision,
+    usual_reduce_dtype,
 )
 from tuner.core.packing import Packing, PackingVariant, read_documents
 from tuner.core.study import (
@@ -243,8 +247,8 @@ class WorkloadGiven(Part):
     """Sequences of one optimizer step, over all GPUs. No answer changes it."""
     optimizer: Optimizer = Optimizer.ADAMW
     precision: Precision | None = None
-    """Number formats of weights and compute; by default bf16_mixed with accelerate and the Trainer,
-    else bf16."""
+    """Number formats of weights and compute; by default fp32 on CPU ranks, and on GPUs
+    bf16_mixed with accelerate, the Trainer and DeepSpeed, else bf16."""
     reduce_dtype: ReduceDtype | None = None
     """Number format in which gradients are summed. By default fp32 with precision fp32, else bf16;
     with accelerate and the Trainer in bf16_mixed what these do (framework): fp32 under DDP, bf16
@@ -289,9 +293,9 @@ class WorkloadGiven(Part):
         made: WorkloadGiven = handler(value)
         written = value["model"]
         try:
-            of_model = ("model_name", "task")
+            beside = ("model_name", "task", "precision", "reduce_dtype")
             made._whole = Workload(
-                **{name: getattr(made, name) for name in cls.model_fields if name not in of_model}
+                **{name: getattr(made, name) for name in cls.model_fields if name not in beside}
             )
         except UsageError as error:
             sizes = default_sizes(written) if made.task is Task.CAUSAL_LM else {}
@@ -303,15 +307,28 @@ class WorkloadGiven(Part):
         made._note = model_note(written, made.task)
         return made
 
+    def trained_by(self, name: FrameworkName, device: Device) -> Workload:
+        """The workload as the framework's users train it on such devices, where it is not said."""
+        precision = self.precision or usual_precision(name, device)
+        reduced = self.reduce_dtype or usual_reduce_dtype(name, precision)
+        return _in_formats(self._whole, precision, reduced)
+
     @property
-    def workload(self) -> Workload:
-        """The workload that it makes."""
-        return self._whole
+    def is_traced(self) -> bool:
+        """Tells whether dry runs alone know it."""
+        return self._whole.is_traced
 
     @property
     def note(self) -> str:
         """A sentence on sizes that a configuration leaves out; empty where none is."""
         return self._note
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def _in_formats(
+    workload: Workload, precision: Precision, reduced: ReduceDtype | None
+) -> Workload:  # one for all cases of a kept part
+    return replace(workload, precision=precision, reduce_dtype=reduced)
 
 
 # -- where ----------------------------------------------------------------------------------------

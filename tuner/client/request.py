@@ -60,7 +60,6 @@ from tuner.core.framework import (
     FrameworkName,
     framework,
     packages_beside,
-    usual_precision,
 )
 from tuner.core.launcher import LauncherName
 from tuner.core.measurement import Fidelity
@@ -82,10 +81,7 @@ from tuner.core.study import (
     Tolerance,
     read_labels,
 )
-from tuner.core.workload import (
-    Precision,
-    ReduceDtype,
-)
+from tuner.core.workload import ReduceDtype, Workload
 from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.machine import Machine
 from tuner.model import published_model
@@ -139,9 +135,8 @@ class Common(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _with_precision(cls, value: Any) -> Any:
-        """Writes the framework's usual precision, and in what it reduces gradients then, where none
-        is stated: both are kept explicitly."""
+    def _check_whole(cls, value: Any) -> Any:
+        """Refuses callbacks, and reductions as a framework does them that chooses none."""
         for callback in CALLBACKS:
             if isinstance(value, Mapping) and value.get(callback) is not None:
                 allowed = (
@@ -155,18 +150,15 @@ class Common(Part):
             return value
         stack = value.get("framework")
         name = stack.get("name") if isinstance(stack, Mapping) else stack
-        usual = usual_precision(name)
-        stated = {field: one for field, one in work.items() if one is not None}
-        reduced = stated.get("reduce_dtype")
+        reduced = work.get("reduce_dtype")
         if reduced == ReduceDtype.FRAMEWORK and name in REDUCES_AS_TOLD:
             allowed = "must be bf16 or fp32: only accelerate and the Trainer choose by the sharding"
             raise UsageError("workload.reduce_dtype", reduced, allowed)
-        added: dict[str, Any] = {} if "precision" in stated else {"precision": usual}
-        mixes = usual is Precision.BF16_MIXED and stated.get("precision", usual) == usual
-        if mixes and "reduce_dtype" not in stated:  # DeepSpeed's is that of the model, cast to bf16
-            is_zero = name == FrameworkName.DEEPSPEED
-            added["reduce_dtype"] = ReduceDtype.BF16 if is_zero else ReduceDtype.FRAMEWORK
-        return {**value, "workload": {**work, **added}} if added else value
+        return value
+
+    def workload_on(self, cluster: Cluster) -> Workload:
+        """The workload, which is trained there in the usual precision where none is stated."""
+        return self.workload.trained_by(self.framework.name, cluster.gpu.device)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -189,7 +181,7 @@ class Asking(Common):
         """
         allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
         try:
-            workload = self.workload.workload
+            workload = self.workload_on(cluster)
             stack = framework(
                 self.framework.name,
                 self.framework.versions,
@@ -293,7 +285,7 @@ class TuneRequest(Asking):
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
-        most = MOST_TRACED if self.workload.workload.is_traced else MOST_CLASSES
+        most = MOST_TRACED if self.workload.is_traced else MOST_CLASSES
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,

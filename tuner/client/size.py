@@ -157,7 +157,7 @@ def sizes_of(
         headroom=request.headroom,
         memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
     )
-    task = request.workload.workload.model.task
+    task = request.workload.model.task
     family = (
         [published_model(one, task) for one in family_of(request.family)] if request.family else []
     )

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
-from tuner.client.from_file import read_question
 from tuner.client.local import Caller, PythonCaller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
@@ -89,8 +88,8 @@ def suggest(
             ``local``, and with ``predicted`` that of a file which says one.
         optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``; by
             default ``adamw``.
-        precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``bf16_mixed`` with accelerate
-            and the Trainer, else ``bf16``.
+        precision: ``bf16``, ``bf16_mixed`` or ``fp32``; by default ``fp32`` on CPU ranks, and on
+            GPUs ``bf16_mixed`` with accelerate, the Trainer and DeepSpeed, else ``bf16``.
         reduce_dtype: ``bf16`` or ``fp32``; by default the precision's own, and with accelerate and
             the Trainer in ``bf16_mixed`` what these do: fp32 under DDP, bf16 under FSDP.
         loss: ``hf`` (by default), ``fp32`` or ``own_dtype``: what is done with whole logits.
@@ -165,6 +164,8 @@ def suggest(
     elif beside:
         raise beside[0]
     else:
+        from tuner.client.from_file import read_question  # with all that reads files
+
         request = read_question(os.fspath(from_file), None, plain_arguments(**asked), db).request
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")

@@ -22,7 +22,14 @@ from tuner.catalog.versions import (
 )
 from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
-from tuner.core.workload import LossKernel, Optimizer, Precision, TensorParallel, Workload
+from tuner.core.workload import (
+    LossKernel,
+    Optimizer,
+    Precision,
+    ReduceDtype,
+    TensorParallel,
+    Workload,
+)
 from tuner.errors import UnknownNameError, UsageError
 from tuner.plain import Plain
 
@@ -356,15 +363,29 @@ def framework_name(name: object) -> FrameworkName:
     return FrameworkName(str(name))
 
 
-def usual_precision(name: object) -> Precision:
+# Those whose users train over weights in fp32. Configurations for accelerate say ``mixed_precision:
+# bf16`` (TRL 0.24, ``trl/accelerate_configs/fsdp2.yaml`` and its neighbours). DeepSpeed's ``bf16``
+# keeps fp32 weights for the optimizer, and trains a copy of them.
+MIXED = frozenset({FrameworkName.ACCELERATE, FrameworkName.TRAINER, FrameworkName.DEEPSPEED})
+
+
+def usual_precision(name: FrameworkName, device: Device) -> Precision:
     """The precision of a question that states none: what users of the framework train in.
 
-    Configurations for accelerate say ``mixed_precision: bf16`` (TRL 0.24,
-    ``trl/accelerate_configs/fsdp2.yaml`` and its neighbours), over weights in fp32. DeepSpeed's
-    ``bf16`` keeps fp32 weights for the optimizer, and trains a copy of them.
+    Few CPUs have units for bf16: without them a step takes many times as long as in fp32. Nanotron
+    runs on GPUs alone, and is known in bf16 alone.
     """
-    mixes = name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER, FrameworkName.DEEPSPEED)
-    return Precision.BF16_MIXED if mixes else Precision.BF16
+    if device is Device.CPU and name is not FrameworkName.NANOTRON:
+        return Precision.FP32
+    return Precision.BF16_MIXED if name in MIXED else Precision.BF16
+
+
+def usual_reduce_dtype(name: FrameworkName, precision: Precision) -> ReduceDtype | None:
+    """In what the framework reduces gradients unasked; ``None`` for the precision's own format."""
+    if name not in MIXED or precision is not Precision.BF16_MIXED:
+        return None
+    # DeepSpeed's is that of the model, cast to bf16
+    return ReduceDtype.BF16 if name is FrameworkName.DEEPSPEED else ReduceDtype.FRAMEWORK
 
 
 def usual_tensor_parallel(name: FrameworkName) -> TensorParallel:

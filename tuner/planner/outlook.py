@@ -6,6 +6,7 @@ from math import exp
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import Settings
@@ -66,20 +67,23 @@ class Outlook:
     def is_expected_to_fit(self, settings: Settings) -> bool:
         """True of a legal configuration that is expected to, as far as probes and predictions say;
         and to run."""
-        return self._index[settings] in self._expected_places
+        return bool(self._expected[self._index[settings]])
 
     @cached_property
-    def _expected_places(self) -> frozenset[int]:
-        # What is ruled out is looked up in what may fit: it is less than all that is legal.
+    def _expected(self) -> NDArray[np.bool_]:
         known, place_of = self._known, self._index
+        expected = self.search.belief.fits >= EXPECTED
         no_time = (one for one, slow in known.slow.items() if slow.step_time_s.value is None)
         out = {*known.findings, *known.infeasible, *known.closed, *no_time}
-        fits = np.flatnonzero(self.search.belief.fits >= EXPECTED).tolist()
-        places = {*fits} - {place_of.get(one) for one in out}
+        expected[[place_of[one] for one in out if one in place_of]] = False
         if known.closed_layouts:
             legal = self.search.prior.settings
-            places = {n for n in places if legal[n].settings_class not in known.closed_layouts}
-        return frozenset(places | {place_of[s] for s, f in known.findings.items() if known.fits(f)})
+            for n in np.flatnonzero(expected).tolist():
+                expected[n] = legal[n].settings_class not in known.closed_layouts
+        for settings, found in known.findings.items():
+            if known.fits(found):
+                expected[place_of[settings]] = True
+        return expected
 
     def runs(self, settings: Settings) -> float:
         belief, place = self.search.belief, self._index[settings]
@@ -94,22 +98,18 @@ class Outlook:
         Only the knob itself changes; accumulation makes up the global batch. Values of which no
         pair is expected to fit are left out.
         """
-        mine, expected = getattr(best, knob), self._expected_places
-        groups = self._known.space.differing_in(knob).values()
+        mine = getattr(best, knob)
         for value in values:
-            pairs = [
-                (places[mine], places[value])
-                for places in groups
-                if places.get(mine) in expected and places.get(value) in expected
-            ]
-            if pairs:
+            pairs = self._known.space.pairs(knob, mine, value)
+            pairs = pairs[self._expected[pairs].all(1)]
+            if len(pairs):
                 yield value, self._mean_change(pairs), len(pairs)
 
-    def _mean_change(self, pairs: Sequence[tuple[int, int]]) -> Change:
+    def _mean_change(self, pairs: NDArray[np.intp]) -> Change:
         # Two configurations are wrong together as far as they are alike: the kernel is taken for
         # the correlation of their errors. All pairs are taken to be wrong together.
         belief, points = self.search.belief, self.search.prior.features
-        one, other = np.array(pairs, dtype=np.intp).T
+        one, other = pairs.T
         alike = np.exp(-0.5 * ((points[one] - points[other]) ** 2).sum(1))
         a, b = belief.error[one], belief.error[other]
         error = np.sqrt(np.maximum(a**2 + b**2 - 2 * alike * a * b, 0.0))

@@ -124,8 +124,8 @@ SPREADS = np.geomspace(0.0005, 0.3, 16)
 VARIATIONS = np.linspace(-2.5, 4.5, 16)
 # Weight of a case, of all cases, below which it is left out.
 NEGLIGIBLE = 1e-4
-# Of the range in which a quantile is looked for.
-HALVINGS = 22
+# Mass by which a quantile may be off, and the most steps that it is looked for in.
+EXACT, MOST_STEPS = 1e-7, 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +220,28 @@ def _log_evidence(sums: Array, count: int) -> Array:
 
 
 def _quantile(part: float, mixture: Sequence[tuple[float, ...]]) -> float:
-    """Finds a quantile of normal distributions with weights, means and standard deviations."""
+    """Finds a quantile of normal distributions with weights, means and standard deviations.
+
+    By false position with Illinois' rule (Dowell and Jarratt, 1971), which takes a third of the
+    steps of halving: each counts hundreds of distributions.
+    """
     low = min(mean - 4 * error for _, mean, error in mixture)
     high = max(mean + 4 * error for _, mean, error in mixture)
-    below = part * sum(weight for weight, _, _ in mixture)
+    whole = sum(weight for weight, _, _ in mixture)
     scaled = [(weight / 2, mean, error * sqrt(2)) for weight, mean, error in mixture]
-    for _ in range(HALVINGS):
-        middle = (low + high) / 2
+    below, above = -part * whole, (1 - part) * whole
+    middle, side = low, 0
+    for _ in range(MOST_STEPS):
+        middle = (low * above - high * below) / (above - below)
         mass = sum([half * (1 + erf((middle - mean) / scale)) for half, mean, scale in scaled])
-        low, high = (middle, high) if mass < below else (low, middle)
-    return (low + high) / 2
+        off = mass - part * whole
+        if abs(off) < EXACT:
+            break
+        if off < 0:
+            low, below = middle, off
+            above /= 2 if side < 0 else 1
+        else:
+            high, above = middle, off
+            below /= 2 if side > 0 else 1
+        side = -1 if off < 0 else 1
+    return middle

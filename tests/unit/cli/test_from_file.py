@@ -288,3 +288,19 @@ def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):
     for said in ({"optimizer": "adamw"}, {"framework": "torch"}):
         with pytest.raises(tuner.UsageError, match="the file says"):
             tuner.suggest(from_file=path, cluster="2xrtx-4090", fidelity="predicted", **said)
+
+
+@pytest.mark.parametrize(
+    ("said", "cluster", "precision"),
+    [("no", "cpu:2", "fp32"), ("bf16", "cpu:2", "bf16_mixed"), ("no", "2xh100-80gb", "bf16")],
+)
+def test_weights_that_a_file_leaves_open_are_the_usual_ones(tmp_path, said, cluster, precision):
+    path = tmp_path / "accelerate.yaml"
+    text = f"distributed_type: MULTI_GPU\nnum_processes: 2\nmixed_precision: '{said}'\n"
+    path.write_text(text, encoding="utf-8")
+    beside = {"model": "stories15m", "sequence_length": 128, "global_batch_size": 8}
+    given = {**beside, "cluster": cluster, "framework": "accelerate", "fidelity": "predicted"}
+    asked = read_question(str(path), None, given).request
+    assert asked.question(installed_versions()).workload.precision == precision
+    stated = read_question(str(path), None, {**given, "precision": precision}).request
+    assert stated == asked

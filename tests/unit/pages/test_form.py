@@ -155,10 +155,10 @@ def test_all_that_can_be_given_is_asked():
     assert request["workload"]["reduce_dtype"] == "fp32"
     assert request["workload"]["loss"] == "own_dtype"
     assert request["workload"]["tensor_parallel"] == "gathered_logits"
-    assert read_request(request).workload.workload.adapter == Adapter(
+    assert read_request(request).workload.adapter == Adapter(
         rank=8, target_modules=("q_proj", "v_proj"), modules_to_save=("lm_head",)
     )
-    assert read_request(request).workload.workload.packing == Packing(documents=((512, 1),))
+    assert read_request(request).workload.packing == Packing(documents=((512, 1),))
 
 
 def test_a_pasted_configuration_is_the_model():

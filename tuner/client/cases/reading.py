@@ -120,7 +120,7 @@ def read_case(
             raise all_of(mistakes) from error
         reasons = "; ".join(one.allowed for one in error.errors)
         raise NotCoveredError(error.field, error.given, reasons) from error
-    workload = given.workload.workload
+    workload = given.workload_on(given.cluster)
     try:
         asked = given.framework
         stack = framework(
