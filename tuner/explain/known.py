@@ -238,8 +238,13 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     yield predicted.Predicted(
         best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
     )
-    if known.study.question.script is None:
-        yield from of_workload(known.study.question.workload, best)
+    question, probes = known.study.question, known.study.probes
+    could_be = question.framework.name not in NOT_PROBED and not question.unprobed
+    by_choice = known.study.limits.fidelity is Fidelity.PREDICTED
+    if could_be and by_choice and not any(one.request.fidelity in PROBED for one in probes):
+        yield predicted.NothingMeasured(cluster=question.cluster.name)
+    if question.script is None:
+        yield from of_workload(question.workload, best)
     if is_transferred:
         yield predicted.TransferredFrom(
             near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates

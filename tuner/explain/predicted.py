@@ -108,6 +108,13 @@ class Predicted(Fact):
         )
 
 
+class NothingMeasured(Fact):
+    says = """Nothing was measured: ask with the fidelity measured on {cluster} itself, or of a
+    service that has a worker there (tuner worker)."""
+
+    cluster: str
+
+
 class Rehearsed(Fact):
     says = """{count:count probe} rehearsed settings ({probes:probes}): their memory is what
     torch's own CUDA allocator counted over steps of rank 0 of {world_size}, on no GPU, and up to
