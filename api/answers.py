@@ -23,8 +23,7 @@ from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.errors import TunerError
-from tuner.explain.brief import is_forecast
-from tuner.explain.known import best_known, why_none
+from tuner.explain.known import best_known, no_answer
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
@@ -213,7 +212,7 @@ class Answers:
     def _made(self, standing: StudyStatus) -> Body:
         whole = self.whole(standing)
         study, suggestion = whole.study, whole.suggestion
-        is_open = study.state in OPEN
+        why = no_answer(study, suggestion) if suggestion else None
         found = {
             "study_id": study.id,
             "state": str(study.state),
@@ -226,9 +225,9 @@ class Answers:
             "terms": study.limits.as_dict(),
             "terms_id": study.limits.id,
             "labels": dict(study.labels),
-            "pending": suggestion is None and is_open,
+            "pending": suggestion is None and study.state in OPEN,
             "suggestion": suggestion and suggestion.as_dict(),
-            "no_answer": no_answer(study, suggestion) if suggestion and not is_open else None,
+            "no_answer": why and {"kind": why.kind, "message": str(why)},
         }
         content = json_text(found).encode()
         return Body(
@@ -255,11 +254,3 @@ def without_name(question: Question) -> Question:
     model = question.workload.model
     known = replace(model, name=published_as(model) or ANONYMOUS)
     return replace(question, workload=replace(question.workload, model=known))
-
-
-def no_answer(study: Study, found: Suggestion) -> dict[str, str] | None:
-    """The reason that a study at its end has no answer of its fidelity; ``None`` where it has."""
-    if found.best is not None and not is_forecast(study, found):
-        return None
-    why = why_none(study, found, shown=True)
-    return {"kind": why.kind, "message": str(why)}

@@ -20,10 +20,11 @@ from judging import spearman
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Checkpointing, Settings, Sharding
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, framework
 from tuner.core.workload import LossKernel, Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 from tuner.cost.script import Script
 from tuner.cost.time.compute import adapter_work, moved_bytes
 from tuner.model import published_model, read_model_config
@@ -99,7 +100,7 @@ class Run:
     def stack(self) -> Framework:
         return framework("accelerate", VERSIONS[self.row["table"]])
 
-    def predicted(self, *, fused_loss: bool) -> Prediction:
+    def predicted(self, *, fused_loss: bool) -> Evaluation:
         """FSDP1 wraps the layers, all else is the root's."""
         return predict(
             self.workload, self.cluster, self.stack,
@@ -108,7 +109,7 @@ class Run:
         )  # fmt: skip
 
     @cached_property
-    def prediction(self) -> Prediction:
+    def prediction(self) -> Evaluation:
         return self.predicted(fused_loss=self.settings.fused_loss)
 
     def peak_bytes(self) -> float:
@@ -226,7 +227,7 @@ class Run:
         """Measured, predicted, and the error of both; of what was out of memory the verdict."""
         peak, text = self.peak_bytes(), self.row["peak_allocated_gib"]
         own, found = self.prediction.by_phase, self.prediction
-        needed = peak + found.context_bytes + found.communicator_bytes
+        needed = peak + found.outside_bytes
         ran, speed = bool(text), self.tokens_per_s()
         return {
             "method": self.row["method"],

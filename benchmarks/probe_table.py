@@ -12,7 +12,8 @@ from dry import Dried
 from judging import holds, share
 from probe_cases import Case, case
 
-from tuner.cost.prediction import Prediction, predict
+from tuner.core.evaluation import Evaluation
+from tuner.cost.prediction import predict
 
 DATA = Path(__file__).parent / "data"
 ALLOWED = 0.01
@@ -119,12 +120,12 @@ def _share(rows: Sequence[Mapping[str, Any]], basis: str, what: str) -> float:
     return share([bool(row.get(basis) and row[basis][what]) for row in rows])
 
 
-def _predict(of: Case, profile: Any) -> Prediction:
+def _predict(of: Case, profile: Any) -> Evaluation:
     framework = of.framework
     return predict(of.workload, of.cluster, framework, of.settings, profile=profile)
 
 
-def _told(prediction: Prediction, measured: float, block: int) -> dict[str, Any]:
+def _told(prediction: Evaluation, measured: float, block: int) -> dict[str, Any]:
     q = prediction.allocated_bytes
     assert q.value is not None
     return {

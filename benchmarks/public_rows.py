@@ -11,10 +11,11 @@ from judging import holds
 
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, framework
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Optimizer, Precision, ReduceDtype, Workload
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 from tuner.cost.script import PLAIN, Script
 from tuner.model import published_model as read
 
@@ -207,7 +208,7 @@ def torchtitan_lines(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def of_kind(prediction: Prediction, kind: str) -> Any:
+def of_kind(prediction: Evaluation, kind: str) -> Any:
     """The predicted quantity that a measured figure is one of."""
     return {
         "nvidia-smi": prediction.device_bytes,
@@ -228,14 +229,14 @@ def slope_error(rows: Sequence[Mapping[str, Any]], basis: str) -> float:
     return float(abs(predicted / measured - 1))
 
 
-def _predict(row: PublicRow, profile: Any) -> Prediction:
+def _predict(row: PublicRow, profile: Any) -> Evaluation:
     return predict(
         row.workload, row.cluster, row.stack, row.settings,
         headroom=row.headroom, profile=profile, script=row.script,
     )  # fmt: skip
 
 
-def _told(row: PublicRow, prediction: Prediction) -> dict[str, Any]:
+def _told(row: PublicRow, prediction: Evaluation) -> dict[str, Any]:
     q = of_kind(prediction, row.kind)
     fits_measured = row.measured_gib is not None
     told: dict[str, Any] = {

@@ -20,12 +20,13 @@ from judging import balanced, holds, interval_width, share, spearman
 from sweep import Run
 
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.pipeline import stage_memory
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 
-Pair = tuple[Run, Prediction]
+Pair = tuple[Run, Evaluation]
 Figure = tuple[str, str, float]
 """A goal's name, what is asked, and what was seen."""
 GIB = 2**30
@@ -41,7 +42,7 @@ def predicted(runs: Iterable[Run]) -> list[Pair]:
     return [(run, predict(run.workload, run.cluster, name, run.settings)) for run in runs]
 
 
-def is_unknown(prediction: Prediction) -> bool:
+def is_unknown(prediction: Evaluation) -> bool:
     """Whether memory or speed is not answered."""
     return prediction.allocated_bytes.value is None or prediction.step_time_s.value is None
 
@@ -52,7 +53,7 @@ def printed_gib(run: Run) -> float:
     return found.reserved_bytes / GIB
 
 
-def told_gib(prediction: Prediction) -> float:
+def told_gib(prediction: Evaluation) -> float:
     """Reserved memory as users are told it: of the stage that needs most."""
     assert prediction.reserved_bytes.value is not None
     return prediction.reserved_bytes.value / GIB

@@ -127,8 +127,7 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
     yield "memory", f"{size_text(memory.allocated_bytes)} allocated per {per}"
     if memory.overhead_bytes:
         yield "outside the allocator", size_text(memory.overhead_bytes)
-    needed = memory.allocated_bytes + memory.overhead_bytes
-    yield "limit", f"{'fits in' if needed <= limit else 'exceeds'} {size_text(limit)}"
+    yield "limit", f"{'fits in' if memory.needed_bytes <= limit else 'exceeds'} {size_text(limit)}"
     yield "reserved", size_text(memory.reserved_bytes)
     shown = size_text(memory.device_bytes)
     yield "on the device", f"nvidia-smi may show {shown}; the rest is cache"

@@ -131,7 +131,8 @@ def table_of(evidence: Evidence, best: Settings | None) -> ProbeTable:
     """
     study, probes = evidence.study, evidence.repriced.probes
     knobs = differing([probe.request.settings for probe in probes]) if probes else ()
-    unit, divisor = size_unit(max((_needed_bytes(one) or 0 for one in probes), default=0) or 2**30)
+    needs = [found.needed_bytes or 0 for one in probes if (found := one.measurement)]
+    unit, divisor = size_unit(max(needs, default=0) or 2**30)
     several = len({probe.request.fidelity for probe in probes}) > 1
     columns = (
         ProbeColumn(key="id", title="probe"),
@@ -173,7 +174,7 @@ def _row(
     outcome = str(found.outcome) if found else str(probe.state)
     step = evidence.step_times.get(probe.id, UNKNOWN)
     speed = speed_of(step, evidence.study.question).value
-    needed = _needed_bytes(probe)
+    needed = found.needed_bytes if found else None
     at_least = "> " if found and found.memory is None else ""
     known = {
         "id": (f"#{probe.id}", probe.id),
@@ -201,11 +202,3 @@ def _row(
         is_best=settings == best,
         cells=cells,
     )
-
-
-def _needed_bytes(probe: Probe) -> int | None:
-    """The memory that must be free on a device; of one that ran out of it, at least that."""
-    found = probe.measurement
-    if found is not None and found.memory is not None:
-        return found.memory.allocated_bytes + found.memory.overhead_bytes
-    return found.oom.needed_bytes if found is not None and found.oom else None

@@ -13,9 +13,10 @@ from gpu.cases import GpuCase
 from gpu.goals import NOT_RUN
 from gpu.probing import Probed
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Measurement, Outcome
 from tuner.cost.constants import default_costs
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 from tuner.cost.time.step import missing_rate, sharded_step_s
 
 TRIED_ANEW = frozenset({NOT_RUN, str(Outcome.DEVICE_LOST)})
@@ -111,7 +112,7 @@ def _predicted(tried: Tried) -> dict[str, Any]:
     }
 
 
-def _predict(tried: Tried, profile: Any) -> Prediction:
+def _predict(tried: Tried, profile: Any) -> Evaluation:
     """Without headroom: the allocator leaves none either."""
     found, case = tried.found, tried.found.case
     return predict(
@@ -120,7 +121,7 @@ def _predict(tried: Tried, profile: Any) -> Prediction:
     )  # fmt: skip
 
 
-def _told(tried: Tried, prediction: Prediction) -> dict[str, Any]:
+def _told(tried: Tried, prediction: Evaluation) -> dict[str, Any]:
     told: dict[str, Any] = {
         "allocated_bytes": prediction.allocated_bytes.as_dict(),
         "reserved_bytes": prediction.reserved_bytes.as_dict(),

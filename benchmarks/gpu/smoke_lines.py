@@ -7,8 +7,8 @@ from typing import Any
 
 from common import Goal
 
+from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
-from tuner.cost.prediction import Prediction
 
 MIB, GIB = 2**20, 2**30
 WALL_S = 180
@@ -56,7 +56,7 @@ class Tried:
 
     measurement: Measurement
     """As a worker records it."""
-    prediction: Prediction | None = None
+    prediction: Evaluation | None = None
     """Of its settings; ``None`` where that is not compared."""
     by: str = ""
     """What the prediction is from: dry run or arithmetic."""
@@ -256,10 +256,10 @@ def _overhead(name: str, tried: Tried) -> Iterator[Line]:
     memory, told = tried.measurement.memory, tried.prediction
     if memory is None or told is None:
         return
-    seen, assumed = memory.overhead_bytes, told.context_bytes + told.communicator_bytes
+    seen, assumed = memory.overhead_bytes, told.outside_bytes
     what = "context and communicators" if name == "2 ranks" else "context"
     if name != "2 ranks":  # an emulated probe's record has the communicators' price in it
-        seen, assumed = seen - int(told.communicator_bytes), told.context_bytes
+        seen, assumed = seen - int(told.outside_bytes - told.context_bytes), told.context_bytes
     yield Line(
         check=f"{name}: {what}",
         verdict=Verdict.OK if assumed / 2 <= seen <= 2 * assumed else Verdict.OFF,

@@ -13,7 +13,6 @@ from tuner.client.answered import (
     with_launch,
     write_text,
 )
-from tuner.client.from_file import put_into
 from tuner.core.script import tuned_name
 from tuner.errors import UnknownNameError, UsageError
 from tuner.explain.known import answer, require_best
@@ -59,6 +58,8 @@ def run(
     best = require_best(study, suggestion)
     beside: tuple[str, ...] = ()
     if opened is not None:
+        from tuner.client.from_file import put_into  # with all that reads files
+
         knobs = opened.found.knobs
         text, _ = put_into(opened, str(into_text), knobs, study.question, best.settings)
     elif format_name == TEMPLATE:

@@ -9,11 +9,10 @@ from tuner.cli.console import Column, paragraphs, print_facts, table_of
 from tuner.cli.tables import seconds_text, spare_text
 from tuner.client.cases import Case, Finding, notes_of, prediction_of
 from tuner.core.configuration import Settings
-from tuner.core.evaluation import GIB
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.measurement import Basis
 from tuner.core.quantity import Quantity
 from tuner.core.words import rank_word, rate_text, sizes_text
-from tuner.cost.prediction import Prediction
 from tuner.dryrun import Profile
 from tuner.explain.memory import memory_facts
 from tuner.results.points import question_text
@@ -36,8 +35,9 @@ def show_prediction(
     of others, which it is compared with.
     """
     found = prediction_of(case, finding)
+    assert found.basis is not None  # it is covered
     console.print(Text(question_text(case.question), style="bold"), soft_wrap=True)
-    print_facts(console, _facts(case, found))
+    print_facts(console, _facts(case, found, found.basis))
     console.print()
     # memory by category at the peak, and beside it the peak of each phase
     unit, divisor = size_unit(max(found.by_phase.values()))
@@ -55,7 +55,7 @@ def show_prediction(
     paragraphs(console, notes_of(case, finding, found), "Notes", further=2)
 
 
-def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
+def _facts(case: Case, found: Evaluation, basis: Basis) -> Iterator[tuple[str, str]]:
     def gib(size_bytes: Quantity) -> str:
         return sizes_text(size_bytes.scaled(1 / GIB))
 
@@ -69,10 +69,10 @@ def _facts(case: Case, found: Prediction) -> Iterator[tuple[str, str]]:
     allocated, reserved = found.allocated_bytes.value or 0.0, found.reserved_bytes.value or 0.0
     spare = spare_text(allocated, reserved, found.limit_bytes) if found.fits else ""
     yield "reserved", f"{gib(found.reserved_bytes)}{spare}"
-    outside = found.context_bytes + found.communicator_bytes
+    outside = found.outside_bytes
     beside = f", {size_text(outside)} of it outside the allocator" if outside else ""
     yield "on the device", f"{gib(found.device_bytes)}{beside}"
-    yield "memory is", BASES[found.basis]
+    yield "memory is", BASES[basis]
     speed, step = found.tokens_per_s_per_gpu, found.step_time_s
     if step.value is None:
         yield "speed", found.why if found.fits else "unknown"

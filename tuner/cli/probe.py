@@ -199,11 +199,10 @@ def _memory_facts(
         )
     if memory := measurement.memory:
         per = rank_word(study.question)
-        needed = memory.allocated_bytes + memory.overhead_bytes
         part = f" ({size_text(memory.allocated_bytes)} allocated)" if memory.overhead_bytes else ""
         yield (
             "memory",
-            f"{size_text(needed)} needed per {per}, of {limit}{part};"
+            f"{size_text(memory.needed_bytes)} needed per {per}, of {limit}{part};"
             f" reserved {size_text(memory.reserved_bytes)}, on the device"
             f" {size_text(memory.device_bytes)}",
         )

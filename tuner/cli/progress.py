@@ -16,6 +16,7 @@ from tuner.cli.tables import probes_table
 from tuner.client.answered import PlainLines, Progress, of_most
 from tuner.client.values import silent
 from tuner.client.worker_process import Signals
+from tuner.core.measurement import RAN
 from tuner.core.study import ProbeState, Study, StudyState
 from tuner.core.words import probe_word, rank_word
 from tuner.results.points import differing, fastest_first, question_text, rows_of
@@ -82,8 +83,8 @@ class LiveTable:
         if rows:
             # the fastest so far that fits; the answer may prefer one that is tied with it
             limit = self._study.limits.limit_bytes(self._study.question.cluster)
-            fitting = [row for row in rows if row.ran and (row.needed_bytes or 0) <= limit]
-            timed = [row for row in fastest_first(fitting) if row.speed.value is not None]
+            ran = [row for row in rows if row.outcome in RAN and row.expected_bytes <= limit]
+            timed = [one for one in fastest_first(ran) if one.step_time_s.value is not None]
             best = timed[0].settings if timed else None
             per = rank_word(self._study.question)
             table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)

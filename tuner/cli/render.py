@@ -29,7 +29,7 @@ from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import OPEN, Probe, SamplerName, Study
-from tuner.core.words import memory_range_text, probe_word, rank_word, sizes_text
+from tuner.core.words import memory_range_text, probe_word, probes_text, rank_word, sizes_text
 from tuner.errors import NothingFitsError, TunerError, UsageError
 from tuner.explain.brief import IN_BRIEF, brief, is_forecast, scale
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -38,7 +38,7 @@ from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
 from tuner.planner import probe_as_dict
-from tuner.results.points import differing, fastest_first, question_text, rows_of
+from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text
 
@@ -213,11 +213,11 @@ def show_table(console: Console, study: Study, suggestion: Suggestion) -> None:
         marks += ["> ran out of memory there"] if any(row.at_least for row in rows) else []
         console.print(Text("; ".join(marks), style="dim"))
         quiet = {Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY}
-        failed = [row for row in rows if row.outcome not in quiet and row.detail]
+        failed = [row for row in rows if row.outcome not in quiet and row.why]
         paragraphs(
             console,
             [
-                f"probe {', '.join(f'#{number}' for number in row.ids)} {row.outcome}: {row.detail}"
+                f"probe {probes_text(row.probe_ids)} {outcome_text(row)}: {row.why}"
                 for row in failed
             ],
         )

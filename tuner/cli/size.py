@@ -15,7 +15,7 @@ from tuner.core.quantity import Quantity
 from tuner.core.words import describe, range_text, rough_duration_text, speed_text
 from tuner.errors import NothingFitsError, ProbeError, TunerError
 from tuner.explain.brief import tokens_text
-from tuner.explain.facts import AwkwardBatch
+from tuner.explain.facts import batch_divides_badly
 from tuner.planner.sizing import Sized, SizedCluster
 
 BILLION = 1_000_000_000
@@ -68,7 +68,7 @@ def show(console: Console, found: Sizes) -> None:
         beside = zip(columns[told:], cells[told:], strict=True)
         print_facts(console, (*_of_row(row), *beside), indent=2)
         sentences = [row.why] if row.why else []
-        sentences += [str(AwkwardBatch(batch=one)) for one in row.awkward]
+        sentences += [str(batch_divides_badly(one)) for one in row.awkward]
         paragraphs(console, [*sentences, *row.notes])
     console.print()
     if found.verified is None:

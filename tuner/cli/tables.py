@@ -9,13 +9,12 @@ from rich.text import Text
 from tuner.cli.console import Column, natural_width, table_of
 from tuner.core.answer import Suggestion
 from tuner.core.configuration import KNOBS, Settings
-from tuner.core.evaluation import GIB
-from tuner.core.measurement import Outcome
+from tuner.core.evaluation import GIB, Evaluation
+from tuner.core.measurement import RAN, Outcome
 from tuner.core.quantity import Quantity
-from tuner.core.study import ProbeState
 from tuner.core.words import speed_text
 from tuner.explain.brief import BASES
-from tuner.results.points import Row, differing, knob_texts
+from tuner.results.points import differing, knob_texts, outcome_text
 from tuner.text import size_number, size_text, size_unit, time_text
 
 # Outcomes that would make the table too wide, or read like a failure.
@@ -23,11 +22,10 @@ SHORT: Mapping[str, str] = {
     Outcome.COMMUNICATION_ERROR: "comm error",
     Outcome.STOPPED_EARLY: "ended early",
 }
-PENDING = frozenset(ProbeState) - {ProbeState.DONE}
 
 
 def probes_table(
-    rows: Sequence[Row],
+    rows: Sequence[Evaluation],
     knobs: Sequence[str],
     *,
     width: int,
@@ -35,33 +33,34 @@ def probes_table(
     best: Settings | None = None,
 ) -> Table:
     """The probes as a table, in the order that they come in."""
-    unit, divisor = size_unit(max((row.needed_bytes or 0 for row in rows), default=0))
+    unit, divisor = size_unit(max((row.expected_bytes for row in rows), default=0))
 
-    def memory(row: Row) -> str:
-        if row.needed_bytes is None:
+    def memory(row: Evaluation) -> str:
+        if row.needed_bytes.value is None:
             return "-"
-        return f"{'>' if row.at_least else ''}{size_number(row.needed_bytes, divisor)}"
+        return f"{'>' if row.at_least else ''}{size_number(row.expected_bytes, divisor)}"
 
-    def interval(row: Row) -> str:
-        time = row.step_time
+    def interval(row: Evaluation) -> str:
+        time = row.step_time_s
         return "-" if time.value is None else f"{time_text(time.low)}-{time_text(time.high)}"
 
-    def style(row: Row) -> str:
+    def style(row: Evaluation) -> str:
         if row.settings == best:
             return "bold green"
-        return "cyan" if row.outcome in PENDING else "" if row.ran else "red"
+        return "cyan" if row.outcome is None else "" if row.outcome in RAN else "red"
 
-    ids = ["*" * (row.settings == best) + ",".join(map(str, row.ids)) for row in rows]
-    speeds = [speed_text(row.speed.value) for row in rows]
+    ids = ["*" * (row.settings == best) + ",".join(map(str, row.probe_ids)) for row in rows]
+    speeds = [speed_text(row.tokens_per_s_per_gpu.value) for row in rows]
+    ended = [outcome_text(row) for row in rows]
     columns = [
         Column("probe", ids, is_number=True),
         *knob_columns([row.settings for row in rows], knobs),
         Column(f"needed\n{unit}", [memory(row) for row in rows], is_number=True),
         Column(f"tokens/s\nper {per}", speeds, is_number=True),
-        Column("outcome", [SHORT.get(row.outcome, row.outcome) for row in rows]),
+        Column("outcome", [SHORT.get(one, one) for one in ended]),
     ]
     for column in (
-        Column("step\ns", [time_text(row.step_time.value) for row in rows], is_number=True),
+        Column("step\ns", [time_text(row.step_time_s.value) for row in rows], is_number=True),
         Column("80%\ninterval", [interval(row) for row in rows], is_number=True),
     ):
         if natural_width([*columns, column]) <= width:

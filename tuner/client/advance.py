@@ -140,7 +140,7 @@ def measurement_of(
         allocated_low_bytes=allocated,
         reserved_bytes=int(predicted.reserved_bytes.value or 0),
         device_bytes=int(predicted.device_bytes.value or 0),
-        overhead_bytes=int(predicted.context_bytes + predicted.communicator_bytes),
+        overhead_bytes=int(predicted.outside_bytes),
         by_phase={name: int(size) for name, size in predicted.by_phase.items()},
         by_category={name: int(size) for name, size in predicted.breakdown.items()},
         per_rank_bytes=(allocated,),

@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.client.answered import Answer, Answered, answered_of, read_targets
-from tuner.client.from_file import read_question
 from tuner.client.local import Caller, PythonCaller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
@@ -165,6 +164,8 @@ def suggest(
     elif beside:
         raise beside[0]
     else:
+        from tuner.client.from_file import read_question  # with all that reads files
+
         request = read_question(os.fspath(from_file), None, plain_arguments(**asked), db).request
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")

@@ -64,6 +64,7 @@ class Evaluation:
     device_bytes: Quantity = UNKNOWN  # what the device's own tool shows
     outside_bytes: float = 0.0
     """What lies outside the allocator: the device's context, and communicators."""
+    context_bytes: float = 0.0  # the context's part of that, as it is predicted
     limit_bytes: float = inf  # what one device may need
     over_bytes: float | None = None
     """By how much it exceeds that, at least; ``None`` where it does not, or nothing is known."""
@@ -72,7 +73,7 @@ class Evaluation:
     by_phase: Mapping[str, float] = field(default_factory=dict)
     """Of predicted memory, the highest bytes of each phase."""
     basis: Basis | None = None
-    """What memory was computed from; ``None`` where it was measured or emulated."""
+    """What memory was computed from; ``None`` where it was measured or emulated, or is unknown."""
     step_time_s: Quantity = UNKNOWN  # seconds of an optimizer step
     spread_s: Quantity = UNKNOWN
     """The same with the interval of the timed steps alone, which tells configurations apart."""
@@ -113,6 +114,11 @@ class Evaluation:
     def too_large(self) -> bool:
         """True where it needs more than the limit, or ran out of memory."""
         return self.over_bytes is not None
+
+    @property
+    def at_least(self) -> bool:
+        """True where memory ran out, so that what it needs is a lower bound."""
+        return self.outcome is Outcome.OOM and self.needed_bytes.value is not None
 
     @property
     def ended_early(self) -> bool:

@@ -145,6 +145,11 @@ class Memory:
     allocation_retries: int = 0
     """Near misses: allocations that succeeded only after the allocator gave cached memory back."""
 
+    @property
+    def needed_bytes(self) -> int:
+        """What must be free on a device."""
+        return self.allocated_bytes + self.overhead_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
@@ -210,6 +215,12 @@ class Measurement(Findings, Plain):
     """Of a predicted probe: the key of the dry run that it is from, which the store keeps."""
     lost_devices: tuple[str, ...] = ()
     """Names of the devices of nodes where one was lost; none where it is not known which."""
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """What must be free on a device; where memory ran out, at least that."""
+        seen = self.memory or self.oom
+        return seen.needed_bytes if seen else None
 
 
 def believable(found: Measurement) -> Measurement:

@@ -1,6 +1,6 @@
 """A number of an answer: value, interval and where it comes from."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from math import log
@@ -47,12 +47,23 @@ class Quantity(Plain):
 
     def scaled(self, factor: float) -> "Quantity":
         """The same quantity in another unit; ``factor`` is positive."""
+        return self.changed(lambda end: end * factor)
+
+    def changed(self, change: Callable[[float], float]) -> "Quantity":
+        """The same with a change of all three that keeps their order."""
         if self.value is None or self.low is None or self.high is None:
             return self
+        value, low, high = change(self.value), change(self.low), change(self.high)
+        return Quantity(value=value, low=low, high=high, provenance=self.provenance)
+
+    def under(self, numerator: float) -> "Quantity":
+        """A number over this one, such as the speed of a time; unknown where this is, or 0."""
+        if not self.value or not self.low or not self.high:
+            return UNKNOWN
         return Quantity(
-            value=self.value * factor,
-            low=self.low * factor,
-            high=self.high * factor,
+            value=numerator / self.value,
+            low=numerator / self.high,
+            high=numerator / self.low,
             provenance=self.provenance,
         )
 

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from tuner.core.configuration import BATCH, Settings
 from tuner.core.evaluation import GIB, Evaluation
-from tuner.core.measurement import Fidelity, Outcome
+from tuner.core.measurement import Fidelity
 from tuner.core.quantity import Quantity
 from tuner.core.study import Question
 from tuner.text import size_number, size_text, size_unit
@@ -148,7 +148,7 @@ def need_text(least: Evaluation, limit_bytes: float, *, named: bool = True) -> s
         known = "rehearsed" if least.is_rehearsed else "predicted"
         size, basis = least.expected_bytes, "by arithmetic"
         basis = f"probe #{least.probes[0].id}" if least.probes else basis
-    more = "at least " if least.outcome is Outcome.OOM else ""
+    more = "at least " if least.at_least else ""
     whose = f", of {describe(least.settings)} ({basis})" if named else ""
     return (
         f"the smallest need {known} is {more}{size_text(size)} on one device{whose}; the limit is"

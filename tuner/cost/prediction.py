@@ -3,8 +3,8 @@
 The tensors' peak is from a dry run, or by arithmetic; each with its interval.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import inf
 from types import MappingProxyType
 from typing import Protocol
@@ -12,9 +12,10 @@ from typing import Protocol
 from tuner.catalog.versions import meets
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED, Framework, FrameworkName, same_release
 from tuner.core.measurement import Basis, Category, Phase
-from tuner.core.quantity import UNKNOWN, Quantity, predicted
+from tuner.core.quantity import Quantity, predicted
 from tuner.core.study import HEADROOM
 from tuner.core.workload import Loss, Optimizer, Precision, Workload
 from tuner.cost.calibration import Calibration, calibrated, calibrated_text
@@ -37,7 +38,6 @@ from tuner.cost.memory.zero import DEFAULTS, stage_of, zero_memory
 from tuner.cost.script import PLAIN, Script, script_bytes
 from tuner.cost.time.step import step_notes, step_time
 from tuner.cost.time.traced import TracedStep
-from tuner.plain import Plain
 
 # Dense decoders with a gated MLP: nanotron's constants are fitted on Llamas.
 NANOTRON_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
@@ -302,35 +302,6 @@ def _profile_bytes(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction(Plain):
-    """One settings' cost on the rank that needs most."""
-
-    breakdown: Mapping[str, float] = field(default_factory=dict)
-    """Bytes by category at the peak; they add up to the value of ``allocated_bytes``."""
-    by_phase: Mapping[str, float] = field(default_factory=dict)
-    """Highest allocated bytes of each phase; of nanotron's step, of backward only."""
-    basis: Basis = Basis.ARITHMETIC  # what the allocated bytes were computed from
-    context_bytes: float = 0.0  # what the device's context takes beside tensors
-    communicator_bytes: float = 0.0  # what the buffers of the process groups take
-    allocated_bytes: Quantity = UNKNOWN
-    """Peak of what the allocator gives: to tensors, and to cuBLAS for its workspaces."""
-    reserved_bytes: Quantity = UNKNOWN
-    """Peak of what the allocator takes; what fits takes no more than the device has."""
-    device_bytes: Quantity = UNKNOWN
-    """What nvidia-smi would show: reserved, CUDA context, communicators' buffers. The same."""
-    needed_bytes: Quantity = UNKNOWN
-    """What must be free on a device: allocated, context, communicators, and what nanotron frees too
-    late. Its ends are those of the allocated bytes; headroom is for what is not known of the rest.
-    It is not cut where the device ends."""
-    limit_bytes: float  # what may be used: the device's memory less the headroom
-    fits: bool = False  # the value of ``needed_bytes`` is within the limit
-    why: str = ""  # why not, and why a quantity is unknown; empty when it fits and all is known
-    notes: tuple[str, ...] = ()  # what a reader should know of the figures
-    step_time_s: Quantity = UNKNOWN  # seconds of one optimizer step
-    tokens_per_s_per_gpu: Quantity = UNKNOWN  # tokens of the global batch per second and rank
-
-
 def predict(
     workload: Workload,
     cluster: Cluster,
@@ -343,24 +314,26 @@ def predict(
     script: Script = PLAIN,
     calibration: Calibration | None = None,
     costs: Costs | None = None,
-) -> Prediction:
-    """The cost of legal settings; what :mod:`tuner.space` refuses is not checked again.
+) -> Evaluation:
+    """The cost of legal settings on the rank that needs most.
 
-    ``limit_bytes`` is in the place of memory and headroom. With a ``profile``, dry runs of the
-    settings' layout, allocated memory is theirs. ``script`` says what the user's loop keeps beside
-    the step. Of a ``calibration`` nanotron's constants, which are of runs of its own, stay as they
-    are.
+    What :mod:`tuner.space` refuses is not checked again. ``limit_bytes`` is in the place of memory
+    and headroom. With a ``profile``, dry runs of the settings' layout, allocated memory is theirs.
+    ``script`` says what the user's loop keeps beside the step. Of a ``calibration`` nanotron's
+    constants, which are of runs of its own, stay as they are.
 
     Tokens per second count the settings' own batch, so a batch that differs from the workload's is
-    priced as it would run. Of settings that are not covered all quantities are unknown.
+    priced as it would run. Of settings that are not covered all quantities are unknown. What must
+    be free is not cut where the device ends; what is reserved, and what nvidia-smi shows, is.
     """
     costs = default_costs() if costs is None else costs
     traced = workload.is_traced
     limit = cluster.gpu.memory_bytes * (1 - headroom) if limit_bytes is None else limit_bytes
     if reason := uncovered_settings(workload, framework, cluster, settings):
-        return Prediction(limit_bytes=limit, why=reason)
+        return Evaluation(settings=settings, limit_bytes=limit, why=reason)
     if traced and (profile is None or script != PLAIN):
-        return Prediction(limit_bytes=limit, why=untraced(workload, script))
+        why = untraced(workload, script)
+        return Evaluation(settings=settings, limit_bytes=limit, why=why)
     name, piped = framework.name, framework.name is FrameworkName.NANOTRON
     tensors = _allocated_tensors(workload, cluster, framework, settings, costs, profile, script)
     never = refused(workload, settings) if piped else ""
@@ -375,7 +348,7 @@ def predict(
     outside = _sum(terms.context, terms.communicators)
     late = tensors.late_bytes
     more = (outside.value or 0.0) + late
-    needed = _each(allocated, lambda end: end + more)
+    needed = allocated.changed(lambda end: end + more)
     why = never or too_large_text(needed, limit)
     room = inf if why else max(cluster.gpu.memory_bytes, limit)
     free = predicted(late, late, late) if piped else terms.reserved_free
@@ -404,35 +377,29 @@ def predict(
         part = workload.part(settings.cp_size)
         more_s = more_seconds(part, settings, where, priced.torch)
         share = 1 + more_s / seconds.value
-        seconds = _each(seconds, lambda end: share * end)
+        seconds = seconds.changed(lambda end: share * end)
     stalls = step_notes(workload, settings, cluster, name, costs, fits=not never)
-    speed = UNKNOWN
-    if not (seconds.value is None or seconds.low is None or seconds.high is None):
-        sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
-        sequences *= settings.data_parallel_size(cluster.world_size)
-        tokens = sequences * workload.sequence_length / cluster.world_size
-        speed = Quantity(
-            value=tokens / seconds.value,
-            low=tokens / seconds.high,
-            high=tokens / seconds.low,
-            provenance=seconds.provenance,
-        )
-    return Prediction(
+    sequences = settings.micro_batch_size * settings.gradient_accumulation_steps
+    sequences *= settings.data_parallel_size(cluster.world_size)
+    tokens = sequences * workload.sequence_length / cluster.world_size
+    return Evaluation(
+        settings=settings,
         breakdown=MappingProxyType(
             {**tensors.breakdown, **({WORKSPACES: cublas_bytes} if cublas_bytes else {})}
         ),
         by_phase=MappingProxyType({p: size + cublas_bytes for p, size in tensors.by_phase.items()}),
         basis=tensors.basis,
+        outside_bytes=outside.value or 0.0,
         context_bytes=terms.context.value or 0.0,
-        communicator_bytes=terms.communicators.value or 0.0,
         allocated_bytes=allocated,
         # not more than there is, for what runs cannot take more
-        reserved_bytes=_each(
-            _sum(allocated, free), lambda end: min(end, room - (outside.low or 0.0))
+        reserved_bytes=_sum(allocated, free).changed(
+            lambda end: min(end, room - (outside.low or 0.0))
         ),
-        device_bytes=_each(_sum(allocated, free, outside, pages), lambda end: min(end, room)),
+        device_bytes=_sum(allocated, free, outside, pages).changed(lambda end: min(end, room)),
         needed_bytes=needed,
         limit_bytes=limit,
+        over_bytes=over_bytes(needed, limit),
         fits=not why,
         why="; ".join(filter(None, (why, unknown))),
         notes=(
@@ -445,7 +412,7 @@ def predict(
             *[OF_TRACES] * traced,
         ),
         step_time_s=seconds,
-        tokens_per_s_per_gpu=speed,
+        tokens_per_s_per_gpu=seconds.under(tokens),
     )
 
 
@@ -471,6 +438,12 @@ def too_large_text(needed: Quantity, limit: float) -> str:
     return f"needs {size / 2**30:.1f} GiB of {limit / 2**30:.1f} GiB" if size > limit else ""
 
 
+def over_bytes(needed: Quantity, limit: float) -> float | None:
+    """By how much it exceeds the limit; ``None`` where it does not."""
+    over = int(needed.value or 0.0) - limit
+    return over if over > 0 else None
+
+
 def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
     """Says that the interval leaves open whether it fits; nothing where it does not."""
     low, high = needed.low or 0.0, needed.high or 0.0
@@ -478,11 +451,6 @@ def border_notes(needed: Quantity, limit: float) -> tuple[str, ...]:
         return ()
     sizes = f"{low / 2**30:.1f} to {high / 2**30:.1f} GiB"
     return (f"the limit of {limit / 2**30:.1f} GiB lies within the interval of the need, {sizes}",)
-
-
-def _each(size: Quantity, changed: Callable[[float], float]) -> Quantity:
-    value, low, high = (changed(end or 0.0) for end in (size.value, size.low, size.high))
-    return replace(size, value=value, low=low, high=high)
 
 
 def _sum(*parts: Quantity) -> Quantity:

@@ -1,7 +1,6 @@
 """Pieces of the sentences that facts are said in, and what people are shown in their place."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from string import Formatter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tuner.core.answer import Grounds
@@ -12,16 +11,11 @@ from tuner.core.words import (
     MOST_NAMED,
     change_range_text,
     change_text,
-    describe,
     describe_class,
-    interval_text,
     listed,
-    need_text,
     probes_text,
-    seconds_text,
-    share_text,
 )
-from tuner.text import count_text, show, size_text
+from tuner.text import show, size_text
 
 # Names of categories of memory, and of the phases of a step, in a sentence.
 CATEGORY_WORDS: Mapping[str, str] = {
@@ -94,11 +88,6 @@ def arithmetic_text(at_assumed_rates: bool) -> str:
     return "arithmetic at assumed rates" if at_assumed_rates else "arithmetic"
 
 
-def _provenances(one: Evaluation) -> str:
-    time, memory = one.step_time_s.provenance, one.allocated_bytes.provenance
-    return f"both are {time}" if time is memory else f"the time is {time}, the memory {memory}"
-
-
 def grounds_text(grounds: Grounds) -> str:
     if grounds.by_rules_of_thumb:
         return "ordered by rules of thumb and corrected by the probes"
@@ -135,59 +124,6 @@ def sentence(text: str) -> str:
 def spared_text(spared_bytes: float) -> str:
     """How much less memory an answer needs that was chosen for its upper end."""
     return f"{size_text(spared_bytes)} less" if spared_bytes > 0 else "at its upper end less"
-
-
-# -- templates --------------------------------------------------------------------------------
-
-# How values are said in a template, by what stands behind the colon.
-_SAID: Mapping[str, Callable[[Any], str]] = {
-    "and more": lambda count: f" and {count} more" if count else "",
-    "and": lambda items: " and ".join(map(str, items)),
-    "arithmetic": arithmetic_text,
-    "basis": basis_text,
-    "before": lambda is_transferred: " before it is corrected" if is_transferred else "",
-    "change": change_text,
-    "change interval": change_interval_text,
-    "effects": lambda fact: "; ".join(
-        f"{knob}: {step} {memory} ({seen})"
-        for knob, step, memory, seen in map(effect_cells, fact.as_dict()["changes"])
-    ),
-    "grounds": grounds_text,
-    "few": lambda ones: few_text(map(str, ones)),
-    "interval": interval_text,
-    "list": ", ".join,
-    "number": lambda items: str(len(items)),
-    "or": lambda items: " or ".join(map(str, items)),
-    "need": most_text,
-    "probes": probes_text,
-    "provenances": _provenances,
-    "ran": lambda fact: ran_text(fact.days, fact.versions),
-    "seconds": seconds_text,
-    "sentence": sentence,
-    "settings": describe,
-    "share": share_text,
-    "size": size_text,
-    "smallest": lambda fact: sentence(need_text(fact.smallest, fact.limit_bytes)),
-    "studies": lambda ones: "1 study" if len(ones) == 1 else f"{len(ones)} studies",
-    "versions": lambda versions: ", ".join(f"{one} {version}" for one, version in versions.items()),
-    "was": lambda count: "was" if count == 1 else "were",
-    "where": lambda one: (
-        f" (probe {probes_text(one.probe_ids)})" if one.basis is None else f", {basis_text(one)}"
-    ),
-}
-
-
-class _Words(Formatter):
-    def format_field(self, value: Any, format_spec: str) -> str:
-        if format_spec.startswith("count "):
-            return count_text(value, format_spec.removeprefix("count "))
-        said = _SAID.get(format_spec)
-        return said(value) if said else str(super().format_field(value, format_spec))
-
-
-def phrased(template: str, values: Mapping[str, Any]) -> str:
-    """A template with values in the places of their names; lines of it are one."""
-    return _Words().vformat(" ".join(template.split()), (), values)
 
 
 # -- what people are shown --------------------------------------------------------------------

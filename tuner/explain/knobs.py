@@ -2,26 +2,21 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
 from tuner.core.configuration import ACCUMULATION, KNOBS, OTHERS_CHOSEN, Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import Outcome
-from tuner.explain.facts import (
-    Fact,
-    KnobChange,
-    KnobProbed,
-    KnobsExpected,
-    OnlyKnob,
-    ValueGroup,
-)
+from tuner.core.words import listed, seconds_text
+from tuner.explain.english import few_probes_text
+from tuner.explain.facts import Fact, KnobChange, fact, knob_changes
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import near
 from tuner.planner.step_times import change_between, compared, timed
 from tuner.planner.timing import alike
+from tuner.text import show
 
 MICRO = "micro_batch_size"
 # Knobs that are chosen; accumulation makes up the global batch.
@@ -40,18 +35,18 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
     """One knob that was all that mattered; pairs of probes, the largest effect first; the rest."""
     only = only_knob(known)
     if only is not None:
-        yield only
+        yield only.fact
     pairs = _Pairs(known)
     paired = {knob: pairs.nearest(best.settings, knob) for knob in CHOSEN}
     answer = pairs.timed[best.settings]
     found = [pairs.compared(answer, one, knob) for knob in CHOSEN for one in paired[knob]]
-    yield from sorted(found, key=lambda one: _largest_first(one.changes[0]))
+    yield from (knob_changes("knob_probed", [one]) for one in sorted(found, key=_largest_first))
     told = {only.knob, *only.without_effect, *only.confounded} if only else set[str]()
     told |= {knob for knob in CHOSEN if paired[knob]}
     for knob in HEADLINE:
         elsewhere = None if paired[knob] else pairs.in_another(best, knob)
         if elsewhere is not None:
-            yield elsewhere
+            yield knob_changes("knob_probed", [elsewhere])
             told.add(knob)
     changes = []
     for knob in (one for one in CHOSEN if one not in told):
@@ -69,9 +64,8 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
         ]
     if changes:
         changes.sort(key=_largest_first)
-        yield KnobsExpected(
-            changes=tuple(changes), grounds=outlook.grounds, others_are_known=bool(told)
-        )
+        more = {"grounds": outlook.grounds, "others_are_known": bool(told)}
+        yield knob_changes("knobs_expected", changes, **more)
 
 
 def _largest_first(one: KnobChange) -> tuple[float, str, str]:
@@ -79,6 +73,49 @@ def _largest_first(one: KnobChange) -> tuple[float, str, str]:
 
 
 # -- one knob only ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueGroup:
+    """Configurations that were timed with one value of a knob."""
+
+    value: Any
+    low_s: float
+    high_s: float
+    probes: tuple[int, ...]
+    early: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlyKnob:
+    """One knob whose value alone decided what the steps of all probes took."""
+
+    knob: str
+    groups: tuple[ValueGroup, ...]
+    without_effect: tuple[str, ...]
+    """Knobs that differ between configurations of one value, and changed nothing."""
+    confounded: tuple[str, ...] = ()
+    """Knobs of which the same could be said: no probe tells them apart."""
+
+    @property
+    def fact(self) -> Fact:
+        told = []
+        for one in self.groups:
+            ends = dict.fromkeys((seconds_text(one.low_s), seconds_text(one.high_s)))
+            probes = few_probes_text(one.probes)
+            probes += f"; {few_probes_text(one.early)} ended early" if one.early else ""
+            value = f"{self.knob}={show(one.value)}"
+            told.append(f"a step takes {' to '.join(ends)} with {value} (probe {probes})")
+        return fact(
+            "only_knob",
+            f"Of what was probed, only {' or '.join((self.knob, *self.confounded))} changed the"
+            f" speed: {'; '.join(told)}. Those of the same {self.knob} cannot be told apart, though"
+            f" they differ in {listed(self.without_effect)}.",
+            knob=self.knob,
+            groups=self.groups,
+            without_effect=self.without_effect,
+            confounded=self.confounded,
+        )
 
 
 def only_knob(known: Knowledge) -> OnlyKnob | None:
@@ -130,7 +167,7 @@ def _as_only(known: Knowledge, probed: Sequence[Evaluation], knob: str) -> OnlyK
         )
         for group in groups
     )
-    return OnlyKnob(knob=knob, groups=told, without_effect=without, confounded=())
+    return OnlyKnob(knob=knob, groups=told, without_effect=without)
 
 
 # -- pairs of probes --------------------------------------------------------------------------
@@ -163,17 +200,16 @@ class _Pairs:
         found = (space.legal[place] for place in places)
         return [one for one in found if one != best and one in self._probed]
 
-    def in_another(self, best: Evaluation, knob: str) -> KnobProbed | None:
+    def in_another(self, best: Evaluation, knob: str) -> KnobChange | None:
         """The effect of a knob on the fastest configuration of which a pair was probed."""
         for finding in (f for f in self.known.fitting if f.settings != best.settings):
             for other in self.differing(finding.settings, knob):
                 if other in self.timed:
-                    found = self.compared(self.timed[finding.settings], other, knob)
-                    (change,) = found.changes
-                    return KnobProbed(changes=(replace(change, of_answer=False),))
+                    change = self.compared(self.timed[finding.settings], other, knob)
+                    return replace(change, of_answer=False)
         return None
 
-    def compared(self, best: Evaluation, other: Settings, knob: str) -> KnobProbed:
+    def compared(self, best: Evaluation, other: Settings, knob: str) -> KnobChange:
         found, need = self.timed.get(other), self.known.too_large.get(other)
         wrong = self.known.wrong.get(other)
         change = KnobChange(
@@ -201,7 +237,7 @@ class _Pairs:
             change = replace(
                 change,
                 needed_bytes=need.most_bytes,
-                at_least=need.outcome is Outcome.OOM,
+                at_least=need.at_least,
                 probes=need.probe_ids[:1],
             )
-        return KnobProbed(changes=(change,))
+        return change

@@ -3,8 +3,9 @@
 Facts of an answer on predictions say what is from dry runs, what is arithmetic, what is unknown.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from operator import attrgetter
 
@@ -16,8 +17,17 @@ from tuner.core.framework import NOT_PROBED, FrameworkName, same_release
 from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
 from tuner.core.quantity import Change, Provenance
 from tuner.core.study import OPEN, Limits, Question, Study, StudyState
+from tuner.core.words import (
+    change_text,
+    describe,
+    interval_text,
+    need_text,
+    probes_text,
+    seconds_text,
+)
 from tuner.core.workload import Precision
 from tuner.cost.calibration import calibrated_text
+from tuner.cost.prediction import OF_TRACES
 from tuner.errors import (
     NothingFitsError,
     ProbeError,
@@ -25,11 +35,11 @@ from tuner.errors import (
     TrainsWronglyError,
     TunerError,
 )
-from tuner.explain import facts, predicted
+from tuner.explain import facts
 from tuner.explain.brief import is_forecast
-from tuner.explain.facts import AwkwardBatch, Fact
+from tuner.explain.english import arithmetic_text, basis_text, few_text, most_text, sentence
+from tuner.explain.facts import Fact, KnobChange, fact
 from tuner.explain.memory import memory_facts, of_workload, padding
-from tuner.explain.predicted import KnobPredicted, WhatFollows
 from tuner.explain.probed import (
     earlier,
     failures,
@@ -51,6 +61,7 @@ from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.sizing import awkward_batch
 from tuner.planner.spending import TRAINS_WRONGLY, spent
+from tuner.text import size_text
 
 
 def answer(study: Study) -> Suggestion:
@@ -63,39 +74,42 @@ def answer(study: Study) -> Suggestion:
     """
     found = planned_answer(study)
     known, predictions, choice = found.known, found.forecast, found.choice
-    facts: list[Fact] = []
+    told: list[Fact] = []
     if predictions is None:
         assert known is not None
         assert choice is not None
         of_dry_runs = forecast(study) if study.dry_runs else None
-        facts += probed_facts(study, known, choice, of_dry_runs)
+        told += probed_facts(study, known, choice, of_dry_runs)
     elif known is None:
-        facts += predicted_facts(predictions, choice)
-        facts += rehearsed_facts(study)
-        facts += grounds_of(predictions)
-        facts += probes_against(study, predictions)
+        told += predicted_facts(predictions, choice)
+        told += rehearsed_facts(study)
+        told += grounds_of(predictions)
+        told += probes_against(study, predictions)
     else:
         # It is to be measured or emulated, and nothing that was fits.
         something = choice is not None or bool(predictions.untimed)
-        facts += how_it_stands(study, known)
-        facts += failures(known)
-        facts += [WhatFollows(fidelity=study.limits.fidelity)] if something else []
+        told += how_it_stands(study, known)
+        told += failures(known)
+        if something:
+            asked = study.limits.fidelity
+            text = f"What follows is predicted, until something is {asked} that fits."
+            told.append(fact("what_follows", text, fidelity=asked))
         if something or not known.too_large:
-            facts += predicted_facts(predictions, choice)
-            facts += grounds_of(predictions)
+            told += predicted_facts(predictions, choice)
+            told += grounds_of(predictions)
         else:
-            facts += not_suggested(known.wrong, study)
-        facts += what_is_left(known)
-        facts += of_other_fidelities(study, known, None)
+            told += not_suggested(known.wrong, study)
+        told += what_is_left(known)
+        told += of_other_fidelities(study, known, None)
     if found.suggestion.best is not None:
         batch = awkward_batch(
             study.question, study.limits, lambda _: (study.calibration, study.guards)
         )
-        facts += [AwkwardBatch(batch=batch)] if batch else []
+        told += [facts.batch_divides_badly(batch)] if batch else []
     return replace(
         found.suggestion,
-        facts=tuple(fact.as_dict() for fact in facts),
-        explanation=tuple(map(str, facts)),
+        facts=tuple(one.as_dict() for one in told),
+        explanation=tuple(map(str, told)),
     )
 
 
@@ -133,6 +147,14 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
     if suggestion.best is None:
         raise why_none(study, suggestion)
     return suggestion.best
+
+
+def no_answer(study: Study, suggestion: Suggestion) -> TunerError | None:
+    """Says why a study at its end has no answer of its fidelity, to be shown; ``None`` where it
+    has, or is open."""
+    if study.state in OPEN or (suggestion.best and not is_forecast(study, suggestion)):
+        return None
+    return why_none(study, suggestion, shown=True)
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
@@ -187,12 +209,13 @@ def predicted_facts(known: Forecast, choice: Choice | None) -> Iterator[Fact]:
     shown = choice.best if choice else next(iter(known.untimed), None)
     if shown is not None and known.study.question.script is None:  # of which arithmetic knows none
         profiles = {key: profile for key, (profile, _) in known.profiles.items()}
-        for fact in memory_facts(known.study.question, shown.settings, profiles):
-            yield _with_step(known, shown, fact) if isinstance(fact, KnobPredicted) else fact
+        timed = partial(_with_step, known, shown)
+        yield from memory_facts(known.study.question, shown.settings, profiles, timed)
     if choice and choice.best.probes:
         if known.study.question.workload.is_traced:
-            yield predicted.OfDryRunsAlone()
-        yield from (predicted.OfDryRun(note=note) for note in known.notes(choice.best))
+            yield fact("of_dry_runs_alone", sentence(OF_TRACES))
+        for note in known.notes(choice.best):
+            yield fact("of_dry_run", f"Of its dry run: {note}.", note=note)
     yield from _failures(known)
     yield from not_suggested(known.wrong, known.study)
 
@@ -202,30 +225,41 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
     memory, fidelity = ExpectedMemory(known), study.limits.fidelity
     least = memory.smallest()
     if not finished(known):
-        yield predicted.NothingProbed(fidelity=fidelity, is_done=False)
+        text = f"Nothing was {fidelity} yet: no probe is done."
+        yield fact("nothing_probed", text, fidelity=fidelity, is_done=False, last="")
     elif why := memory.what_is_wrong():
-        yield predicted.ProbedTrainsWrongly(fidelity=fidelity, why=why)
+        text = f"What was {fidelity} and fits trains something else: {why}."
+        yield fact("probed_trains_wrongly", text, fidelity=fidelity, why=why)
     elif least:
-        yield predicted.NothingProbedFits(limit_bytes=known.limit_bytes)
-        yield predicted.SmallestNeed(smallest=least, limit_bytes=known.limit_bytes)
+        limit = known.limit_bytes
+        text = f"None of the settings probed was seen to fit in {size_text(limit)}."
+        yield fact("nothing_probed_fits", text, limit_bytes=limit)
+        yield _smallest_need(least, limit)
     else:
-        yield predicted.NothingProbed(fidelity=fidelity, is_done=True, last=last_failure(known))
+        last = last_failure(known)
+        text = f"No probe has given a result{last and f'; the last: {last}'}."
+        yield fact("nothing_probed", text, fidelity=fidelity, is_done=True, last=last)
     if study.state in OPEN or not study.reason:
         return
     plan = next_run(study)
     if isinstance(plan, Stop) and plan.nothing_fits and study.state is StudyState.FAILED:
         return  # which was said
-    yield facts.StudyEnded(reason=study.reason)
+    yield facts.study_ended(study.reason)
     # A worker counts the seconds between probes too, and may end what would else go on.
     limits = study.limits
     out_of_time = study.state is StudyState.DONE and limits.wall_s and not isinstance(plan, Stop)
     if spent(known.study) or out_of_time:
-        options = {"--budget": limits.wall_s, "--max-gpu-seconds": limits.device_s}
-        yield predicted.GoOn(
-            options=("--max-probes", *(name for name, one in options.items() if one))
-        )
+        budgets = {"--budget": limits.wall_s, "--max-gpu-seconds": limits.device_s}
+        options = ("--max-probes", *(name for name, one in budgets.items() if one))
+        text = f"Ask again with a larger budget ({', '.join(options)}): it goes on where it ended."
+        yield fact("go_on", text, options=options)
     elif study.state is StudyState.CANCELLED:
-        yield predicted.GoOn(options=())
+        yield fact("go_on", "Ask again, and it goes on where it ended.", options=())
+
+
+def _smallest_need(least: Evaluation, limit_bytes: int) -> Fact:
+    text = sentence(need_text(least, limit_bytes))
+    return fact("smallest_need", text, smallest=least, limit_bytes=limit_bytes)
 
 
 # -- the best ---------------------------------------------------------------------------------
@@ -233,43 +267,61 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
 
 def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     best, fastest, limit = choice.best, choice.fastest, known.limit_bytes
+    question, tolerance = known.study.question, known.study.limits.tolerance
     is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
     time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
-    yield predicted.Predicted(
-        best=best, limit_bytes=limit, basis=best.basis or Basis.ARITHMETIC, time_from=time_from
-    )
-    question, probes = known.study.question, known.study.probes
+    yield _predicted(best, limit, time_from)
     could_be = question.framework.name not in NOT_PROBED and not question.unprobed
     by_choice = known.study.limits.fidelity is Fidelity.PREDICTED
-    if could_be and by_choice and not any(one.request.fidelity in PROBED for one in probes):
-        yield predicted.NothingMeasured(cluster=question.cluster.name)
+    probed = any(one.request.fidelity in PROBED for one in known.study.probes)
+    if could_be and by_choice and not probed:
+        name = question.cluster.name
+        text = f"Nothing was measured: ask with the fidelity measured on {name} itself, or of a"
+        text += " service that has a worker there (tuner worker)."
+        yield fact("nothing_measured", text, cluster=name)
     if question.script is None:
         yield from of_workload(question.workload, best)
     if is_transferred:
-        yield predicted.TransferredFrom(
-            near=best.near, factor=best.factor, at_assumed_rates=known.at_assumed_rates
+        arithmetic = arithmetic_text(known.at_assumed_rates)
+        yield fact(
+            "transferred_from",
+            "No step of this question was timed. The most similar settings that other studies ran"
+            f" are {best.near:.0%} alike, workload included; by these studies the step takes"
+            f" {best.factor:.2f} times what {arithmetic} says.",
+            near=best.near,
+            factor=best.factor,
+            at_assumed_rates=known.at_assumed_rates,
         )
     if not best.fits_surely:
-        yield predicted.MayNotFit(limit_bytes=limit)
-    if best is not fastest:
-        yield facts.TiedWithFastest(
-            fastest=fastest,
-            change=None,
-            tolerance=known.study.limits.tolerance,
-            reason=choice.reason,
-            spared_bytes=fastest.expected_bytes - best.expected_bytes,
+        yield fact(
+            "may_not_fit",
+            "At the upper end of its memory's interval it would not fit: nothing is predicted to"
+            f" fit in {size_text(limit)} for sure.",
+            limit_bytes=limit,
         )
+    if best is not fastest:
+        spared = fastest.expected_bytes - best.expected_bytes
+        reason = choice.reason
+        yield facts.tied_with_fastest(fastest, spared, reason, change=None, tolerance=tolerance)
     # Other micro-batches of the same layout are much alike.
-    tolerance, layout = known.study.limits.tolerance, best.settings.settings_class
+    layout = best.settings.settings_class
     for second in known.fitting:
         is_other = second.settings.settings_class != layout
         if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
-            yield facts.NextBest(second=second, change=second.seconds / best.seconds)
+            yield facts.next_best(second, second.seconds / best.seconds)
             break
     leader = leading(known)
     is_rehearsed = known.study.limits.fidelity is Fidelity.REHEARSED  # and no layout is dry-run
     if leader is not None and leader.seconds < best.seconds and not is_rehearsed:
-        yield predicted.Unverified(leader=leader, ratio=leader.seconds / best.seconds)
+        ratio = leader.seconds / best.seconds
+        yield fact(
+            "unverified",
+            f"By arithmetic {describe(leader.settings)} would be faster, with"
+            f" {seconds_text(leader.seconds)} ({change_text(ratio)}) and {most_text(leader)}, but"
+            " its layout was not dry-run; more --max-probes allow that.",
+            leader=leader,
+            ratio=ratio,
+        )
     cheap = [
         e
         for e in known.fitting
@@ -278,15 +330,47 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     ]
     if cheap:  # the best's own ties are told
         least = min(cheap, key=lambda e: (e.most_bytes, e.seconds))
-        yield predicted.Lighter(
+        spared, ratio = best.expected_bytes - least.expected_bytes, least.seconds / best.seconds
+        yield fact(
+            "lighter",
+            f"{describe(least.settings)} needs {size_text(spared)} less, {basis_text(least)}, and"
+            f" is predicted to take {seconds_text(least.seconds)} ({change_text(ratio)}):"
+            " predictions err alike for all settings, so only a tie within the tolerance is decided"
+            " by memory.",
             least=least,
-            spared_bytes=best.expected_bytes - least.expected_bytes,
-            ratio=least.seconds / best.seconds,
+            spared_bytes=spared,
+            ratio=ratio,
         )
 
 
-def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPredicted:
-    (change,) = fact.changes
+# What a time is from, by what corrects it.
+TIMES_FROM = {
+    "arithmetic": "arithmetic",
+    "transferred": "transferred: arithmetic, corrected by what other studies measured",
+    "corrected": "arithmetic, corrected by what other studies measured of less similar settings",
+}
+
+
+def _predicted(best: Evaluation, limit: int, time_from: str) -> Fact:
+    time, memory = TIMES_FROM[time_from], basis_text(best) if best.probes else "arithmetic"
+    text = (
+        f"{describe(best.settings)} is predicted to take {seconds_text(best.seconds)} for an"
+        f" optimizer step ({interval_text(best.step_time_s)})"
+    )
+    needs = f"{most_text(best)} of {size_text(limit)}"
+    if best.is_rehearsed:
+        text += f", which is {time}; rehearsed, it needed {needs}"
+        text += f" (probe {probes_text(best.probe_ids)})."
+    else:
+        basis = f"its memory is {memory}, its time is {time}"
+        basis = "both are arithmetic" if time == memory else basis
+        text += f" and to need {needs} on one device; {basis}."
+    basis = best.basis or Basis.ARITHMETIC
+    return fact("predicted", text, best=best, limit_bytes=limit, basis=basis, time_from=time_from)
+
+
+def _with_step(known: Forecast, best: Evaluation, change: KnobChange) -> KnobChange:
+    """The change with what it does to the step, and whether it fits."""
     other = known.estimates.get(change.configuration) if change.configuration else None
     # Of what no estimate was made, such as another optimizer, its difference tells.
     needed = best.expected_bytes + (change.memory_bytes or 0.0)
@@ -294,13 +378,12 @@ def _with_step(known: Forecast, best: Evaluation, fact: KnobPredicted) -> KnobPr
         needed = float(other.expected_bytes)
     if needed > known.limit_bytes if other is None else other.fits is False:
         change = replace(change, fits=False, needed_bytes=needed)
-        fact = replace(fact, changes=(change,))
     if other is None or max(best.seconds, other.seconds) == inf:
-        return fact
+        return change
     # Predictions err alike for both: the interval of each says nothing of their ratio.
     ratio = other.seconds / best.seconds
     step = Change(ratio=ratio, low=ratio, high=ratio)
-    return replace(fact, changes=(replace(change, step=step, step_s=other.seconds),))
+    return replace(change, step=step, step_s=other.seconds)
 
 
 # -- nothing ----------------------------------------------------------------------------------
@@ -312,26 +395,45 @@ def _of_nothing(known: Forecast) -> Iterator[Fact]:
     if known.untimed:
         fit = sum(bool(e.fits) for e in known.estimates.values())
         how = "were seen, rehearsed," if known.untimed[0].is_rehearsed else "are predicted"
-        yield predicted.SpeedUnknown(
-            fit=fit, legal=legal, limit_bytes=limit, why=known.unknown, how=how
+        yield fact(
+            "speed_unknown",
+            f"{fit} of the {legal} legal settings {how} to fit in {size_text(limit)}, but which of"
+            f" them is the fastest is not known: {known.unknown}.",
+            fit=fit,
+            legal=legal,
+            limit_bytes=limit,
+            why=known.unknown,
+            how=how,
         )
         if question.script is None and known.study.limits.fidelity not in PROBED:
             yield _how_to_know_speed(question)
-        yield predicted.LargestListed(first=known.untimed[0])
+        first = known.untimed[0]
+        yield fact(
+            "largest_listed",
+            "Of each layout the largest micro-batch that fits is listed, the simplest layout first:"
+            f" {describe(first.settings)} needs {most_text(first)}, {basis_text(first)}.",
+            first=first,
+        )
     elif known.what_is_wrong:
         fit = sum(bool(e.fits) for e in known.wrong_ones)
-        yield predicted.AllTrainWrongly(fit=fit, legal=legal, limit_bytes=limit)
+        text = f"{fit} of the {legal} legal settings are predicted to fit in {size_text(limit)},"
+        text += " and all of them train something else."
+        yield fact("all_train_wrongly", text, fit=fit, legal=legal, limit_bytes=limit)
     elif leading(known) is None:
-        yield predicted.NothingPredicted(dry_runs_failed=bool(known.refused))
+        text = "Nothing is predicted of any settings."
+        if known.refused:
+            text = "The dry runs failed, so nothing is known of what any settings need."
+        yield fact("nothing_predicted", text, dry_runs_failed=bool(known.refused))
     else:
-        yield predicted.NothingFits(legal=legal, limit_bytes=limit)
+        text = f"None of the {legal} legal settings is predicted to fit in {size_text(limit)}."
+        yield fact("nothing_fits", text, legal=legal, limit_bytes=limit)
         if least is not None:
-            yield predicted.SmallestNeed(smallest=least, limit_bytes=limit)
+            yield _smallest_need(least, limit)
             if question.framework.name not in NOT_PROBED:
                 yield from padding(question.workload, question.cluster, least.settings)
 
 
-def _how_to_know_speed(question: Question) -> predicted.HowToKnowSpeed:
+def _how_to_know_speed(question: Question) -> Fact:
     cluster = question.cluster
 
     def missing(precision: Precision) -> list[str]:
@@ -342,14 +444,28 @@ def _how_to_know_speed(question: Question) -> predicted.HowToKnowSpeed:
         return [name for name in names if attrgetter(name)(cluster) is None]
 
     mine = missing(question.workload.precision)
-    others = [str(precision) for precision in Precision if not missing(precision)]
     is_of_matrices = len(mine) == 1 and mine[0].endswith("flops_per_s")
-    return predicted.HowToKnowSpeed(
+    others = tuple(str(precision) for precision in Precision if not missing(precision))
+    precisions = others if is_of_matrices else ()
+    is_cpu, is_listed = cluster.gpu.device is Device.CPU, cluster.gpu.name in gpu_kinds()
+    ways = [f"with --precision {' or '.join(precisions)}, whose matrix rate is known"]
+    ways = ways if precisions else []
+    if not ways or not is_listed:
+        ways.append(f"where --cluster is a .toml file that states {', '.join(mine)}")
+    text = f"Speeds are predicted {', or '.join(ways)}; or measure them there: --fidelity measured."
+    if is_cpu:
+        text = (
+            "Speeds of CPU ranks can be measured, on that machine: --fidelity measured; or"
+            f" predicted, once tuner calibrate --cluster {cluster.name} has run there."
+        )
+    return fact(
+        "how_to_know_speed",
+        text,
         cluster=cluster.name,
-        is_cpu=cluster.gpu.device is Device.CPU,
+        is_cpu=is_cpu,
         missing=tuple(mine),
-        precisions=tuple(others) if is_of_matrices else (),
-        is_listed=cluster.gpu.name in gpu_kinds(),
+        precisions=precisions,
+        is_listed=is_listed,
     )
 
 
@@ -361,16 +477,21 @@ _RATE = {Precision.FP32: "gpu.fp32_flops_per_s"}
 
 def _failures(known: Forecast) -> Iterator[Fact]:
     for why, settings in known.uncovered.items():
-        yield predicted.Uncovered(
-            count=len(settings),
-            legal=len(known.space.legal),
-            shardings=tuple(sorted({str(one.sharding) for one in settings})),
+        count, legal = len(settings), len(known.space.legal)
+        shardings = tuple(sorted({str(one.sharding) for one in settings}))
+        yield fact(
+            "uncovered",
+            f"Unknown of {count} of the {legal} legal settings, with {', '.join(shardings)}:"
+            f" {why}.",
+            count=count,
+            legal=legal,
+            shardings=shardings,
             why=why,
         )
     for failed, is_accident in ((known.refused, False), (known.accidents, True)):
         if failed:
             probes = tuple(sorted(failed.values(), key=lambda probe: probe.id))
-            yield facts.Failed(probes=probes, fidelity=Fidelity.PREDICTED, is_accident=is_accident)
+            yield facts.failed(probes, Fidelity.PREDICTED, is_accident=is_accident)
 
 
 def grounds_of(known: Forecast) -> Iterator[Fact]:
@@ -379,16 +500,30 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
         return
     question, calibration = known.study.question, known.study.calibration
     if calibration is not None and question.framework.name is not FrameworkName.NANOTRON:
-        yield predicted.MeasuredRates(text=calibrated_text(calibration, question.cluster))
+        text = calibrated_text(calibration, question.cluster)
+        yield fact("measured_rates", sentence(text), text=text)
     is_transferred = any(found.near for found in known.timed[:1])
     if not known.profiles and not any(e.is_rehearsed for e in known.estimates.values()):
         failed = bool(known.refused or known.accidents)
         why = "" if failed else known.why_no_dry_runs()
-        yield predicted.NoDryRuns(failed=failed, why=why, is_transferred=is_transferred)
+        made = f"No dry run was made{f' ({why})' if why else ''}"
+        made = "No dry run succeeded" if failed else made
+        what = "all numbers are arithmetic"
+        if is_transferred:
+            what = "all memory, and every time before it is corrected, is arithmetic"
+        yield fact(
+            "no_dry_runs", f"{made}: {what}.", failed=failed, why=why, is_transferred=is_transferred
+        )
     elif known.profiles:
         layouts = {e.settings.settings_class for e in known.estimates.values()} | {*known.refused}
-        yield predicted.DryRunsMade(
-            probes=tuple(probe.id for _, probe in known.profiles.values()),
+        probes = tuple(probe.id for _, probe in known.profiles.values())
+        before = " before it is corrected" if is_transferred else ""
+        yield fact(
+            "dry_runs_made",
+            f"{len(probes)} of {len(layouts)} layouts were dry-run (probe {probes_text(probes)}):"
+            " their memory is counted on the step itself. The memory of the others, what is outside"
+            f" of tensors, and every time{before} are arithmetic.",
+            probes=probes,
             layouts=len(layouts),
             is_transferred=is_transferred,
         )
@@ -400,16 +535,45 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
         other = {p: ran[p] for p in stated if p in ran and not same_release(ran[p], stated[p])}
         if other:
             asked = {package: stated[package] for package in other}
-            yield predicted.OtherVersions(ran=other, asked=asked)
+            here, wanted = (
+                ", ".join(f"{package} {version}" for package, version in versions.items())
+                for versions in (other, asked)
+            )
+            yield fact(
+                "other_versions",
+                f"The dry runs were made with {here}, which is installed here, instead of the"
+                f" {wanted} that is asked about; what the knobs do is as in the latter.",
+                ran=other,
+                asked=asked,
+            )
     if is_transferred:
         past = past_of(known.study.past, calibration)
-        near_ones = [e.factor for e in known.timed if e.near >= NEAR]
-        yield predicted.Transferred(
-            count=len(near_ones),
-            timed=len(known.timed),
-            low=min(near_ones),
-            high=max(near_ones),
-            near=NEAR,
-            at_assumed_rates=known.at_assumed_rates,
-            studies=earlier(question, studies_near(known.study, past)),
+        yield _transferred(known, earlier(question, studies_near(known.study, past)))
+
+
+def _transferred(known: Forecast, studies: Sequence[facts.EarlierStudy]) -> Fact:
+    near_ones = [e.factor for e in known.timed if e.near >= NEAR]
+    low, high, count, timed = min(near_ones), max(near_ones), len(near_ones), len(known.timed)
+    ends = " to ".join(dict.fromkeys(f"{end:.2f}" for end in (low, high)))
+    counted = "1 other study" if len(studies) == 1 else f"{len(studies)} other studies"
+    text = (
+        f"The times of {count} of {timed} settings are transferred: {ends} times what"
+        f" {arithmetic_text(known.at_assumed_rates)} says, by the steps that {counted} ran on such"
+        f" devices with the same versions: {few_text(map(str, studies))}."
+    )
+    if count < timed:
+        text += (
+            " The other times are corrected by these too, and stay predicted: what was run is"
+            f" less than {NEAR:.0%} like them."
         )
+    return fact(
+        "transferred",
+        text,
+        count=count,
+        timed=timed,
+        low=low,
+        high=high,
+        near=NEAR,
+        at_assumed_rates=known.at_assumed_rates,
+        studies=tuple(studies),
+    )

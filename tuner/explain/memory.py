@@ -1,8 +1,8 @@
 """Explains predicted memory: where it goes, what is padding, what each knob's next values do."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import Any
 
@@ -11,7 +11,9 @@ from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED, FrameworkName
 from tuner.core.measurement import Basis
+from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
+from tuner.core.words import listed, range_text, share_text, speed_text
 from tuner.core.workload import Optimizer, Workload
 from tuner.cost.memory.optimizers import state_bytes
 from tuner.cost.memory.shards import (
@@ -24,19 +26,10 @@ from tuner.cost.memory.shards import (
     shards,
 )
 from tuner.cost.memory.tensors import counts, trained_elements
-from tuner.cost.prediction import Prediction, Profile, predict, uncovered_settings
+from tuner.cost.prediction import Profile, predict, uncovered_settings
 from tuner.errors import UsageError
-from tuner.explain.english import CATEGORY_WORDS
-from tuner.explain.facts import Fact, KnobChange
-from tuner.explain.predicted import (
-    AdapterTrained,
-    DocumentsTaken,
-    ExpertsPadded,
-    InputsOnHost,
-    KnobPredicted,
-    MemoryPeak,
-    MemoryUnknown,
-)
+from tuner.explain.english import CATEGORY_WORDS, PHASE_WORDS
+from tuner.explain.facts import Fact, KnobChange, fact
 from tuner.space import check_settings
 from tuner.text import show, size_text
 
@@ -58,12 +51,18 @@ NEXT_SHARDINGS = {
 Profiles = Mapping[Settings, Profile]
 
 
-def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> Iterator[Fact]:
+def memory_facts(
+    question: Question,
+    settings: Settings,
+    profiles: Profiles,
+    timed: Callable[[KnobChange], KnobChange] = lambda change: change,
+) -> Iterator[Fact]:
     """Says where the memory goes, how much of it is padding, and what each knob's next values would
     do.
 
     Both figures of a difference are of one basis: dry runs where both layouts have a profile,
-    arithmetic for both otherwise. Values that are illegal or inactive here are left out.
+    arithmetic for both otherwise. Values that are illegal or inactive here are left out. ``timed``
+    adds what is known of a change beside its memory.
     """
     # Of a study's question the restrictions of knobs count for nothing here.
     question = Question(
@@ -72,42 +71,83 @@ def memory_facts(question: Question, settings: Settings, profiles: Profiles) -> 
     profile = profiles.get(settings.settings_class)
     found = predict(*question.job, settings, profile=profile)
     if found.allocated_bytes.value is None:
-        yield MemoryUnknown(why=found.why)
+        yield fact("memory_unknown", f"What it needs is unknown: {found.why}.", why=found.why)
         return
     largest = sorted(found.breakdown.items(), key=lambda item: -item[1])[:MOST_CATEGORIES]
     sizes = {name: size for name, size in largest if size > 0}
-    yield MemoryPeak(
+    peak, is_all = found.allocated_bytes.value, len(found.breakdown) <= len(sizes)
+    phase = max(found.by_phase, key=lambda name: found.by_phase[name])
+    parts = [f"{size_text(size)} of {CATEGORY_WORDS[name]}" for name, size in sizes.items()]
+    yield fact(
+        "memory_peak",
+        f"By {'a dry run' if found.basis is Basis.DRY_RUN else 'arithmetic'} the peak of"
+        f" {size_text(peak)} is in {PHASE_WORDS[phase]}: {listed(parts)}"
+        f"{'' if is_all else ', and the rest is less'}.",
         basis=found.basis,
-        peak_bytes=found.allocated_bytes.value,
-        phase=max(found.by_phase, key=lambda name: found.by_phase[name]),
+        peak_bytes=peak,
+        phase=phase,
         largest=sizes,
-        is_all=len(found.breakdown) <= len(sizes),
+        is_all=is_all,
     )
     yield from padding(question.workload, question.cluster, settings)
     yield from on_host(question.workload, question.cluster, settings)
-    yield from memory_changes(question, settings, profiles)
+    for change in memory_changes(question, settings, profiles):
+        yield change.fact_of(timed(change.told))
 
 
-def of_workload(workload: Workload, best: Evaluation) -> Iterator[AdapterTrained | DocumentsTaken]:
+def of_workload(workload: Workload, best: Evaluation) -> Iterator[Fact]:
     """Says how much of the model an adapter trains, where arithmetic knows it, and what a packed or
     padded sequence is taken to be of."""
     model, adapter = workload.model, workload.adapter
     if adapter is not None and not adapter.modules_to_save and not model.is_traced:
         trained = trained_elements(model, adapter)
-        yield AdapterTrained(trained=trained, parameters=counts(model).parameters + trained)
-    packing, length, speed = workload.packing, workload.sequence_length, best.tokens_per_s_per_gpu
-    if packing is not None:
-        yield DocumentsTaken(
-            variant=packing.variant,
-            are_said=packing.documents is not None,
-            sequence_length=length,
-            row=workload.row,
-            tokens_per_s_per_gpu=speed,
-            useful_tokens_per_s_per_gpu=speed.scaled(packing.useful_share(length)),
+        parameters = counts(model).parameters + trained  # of the model and the adapter
+        yield fact(
+            "adapter_trained",
+            f"Of {parameters:,} parameters the adapter's {trained:,}"
+            f" ({share_text(trained / parameters)}) are trained: they alone have gradients, which"
+            " are reduced, and optimizer state.",
+            trained=trained,
+            parameters=parameters,
         )
+    if (packing := workload.packing) is None:
+        return
+    length, row, every = workload.sequence_length, workload.row, best.tokens_per_s_per_gpu
+    are_said, useful = packing.documents is not None, every.scaled(packing.useful_share(length))
+    if packing.variant is PackingVariant.PADDED:
+        text = f"Each sequence of {length:,} tokens is taken to be"
+        text += f" {share_text(1 - sum(row) / length)} padding"
+        if useful.value is not None:
+            text += f": of {speed_text(every.value)} tokens/s per GPU {speed_text(useful.value)}"
+            text += f" ({range_text(useful)}, {useful.provenance}) are useful"
+        text += "."
+    elif are_said:
+        number = f"{len(row)} documents" if len(row) > 1 else "one document"
+        sizes = f"{min(row):,} to {max(row):,}" if min(row) < max(row) else f"{row[0]:,}"
+        text = f"Each sequence is taken for {number} of {sizes} tokens."
+    elif packing.variant is PackingVariant.POSITION_IDS:
+        text = (
+            "No documents are said: each sequence is taken for two, of which transformers"
+            " makes a mask; with it attention takes as long whatever the documents are."
+        )
+    else:
+        text = (
+            "No documents are said: each sequence is taken for one, of which attention takes the"
+            " longest that it can. `--documents` says what they are."
+        )
+    yield fact(
+        "documents_taken",
+        text,
+        variant=packing.variant,
+        are_said=are_said,
+        sequence_length=length,
+        row=row,
+        tokens_per_s_per_gpu=every,
+        useful_tokens_per_s_per_gpu=useful,
+    )
 
 
-def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[ExpertsPadded]:
+def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[Fact]:
     """Says that experts are padded, and what this takes; nothing where it is next to nothing.
 
     FSDP2 cuts dimension 0 of each parameter, and packed experts have the expert there: every rank
@@ -125,30 +165,77 @@ def padding(workload: Workload, cluster: Cluster, settings: Settings) -> Iterato
         held = sum(padded) / shard_ranks(settings, cluster) * each
     if held + gathered >= TOLD_FROM * cluster.gpu.memory_bytes:
         ranks = shard_ranks(settings, cluster)
-        yield ExpertsPadded(
+        each_rank = ceil(experts / ranks)
+        yield fact(
+            "experts_padded",
+            f"FSDP2 splits packed experts by whole experts, so each of the {ranks} ranks that shard"
+            f" has room for {each_rank} of {experts}, which is {each_rank * ranks / experts:.3g}"
+            f" times their size in all: {size_text(held)} of padding in parameters, gradients and"
+            f" optimizer state, and {size_text(gathered)} in each layer that is gathered.",
             experts=experts,
             ranks=ranks,
-            each=ceil(experts / ranks),
+            each=each_rank,
             held_bytes=held,
             gathered_bytes=gathered,
         )
 
 
-def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[InputsOnHost]:
+def on_host(workload: Workload, cluster: Cluster, settings: Settings) -> Iterator[Fact]:
     """Says what of a node's memory inputs of layers take; nothing where they stay on the device."""
     if workload.model.is_traced:  # of which no arithmetic says how wide they are
         return
     if inputs := host_inputs(workload.part(settings.cp_size), settings, cluster):
-        yield InputsOnHost(
+        # of a rank, with what torch rounds each input up by
+        pinned, ranks = pinned_bytes(inputs), cluster.gpus_per_node
+        yield fact(
+            "inputs_on_host",
+            f"`activation_checkpointing=offload` keeps {size_text(sum(inputs))} of layers' inputs"
+            " of each rank in host memory: each micro-batch sends them there and fetches them back."
+            f" Pinned, in blocks of powers of two, they take {size_text(ranks * pinned)} of a"
+            " node's memory.",
             rank_bytes=sum(inputs),
-            pinned_bytes=pinned_bytes(inputs),
-            ranks=cluster.gpus_per_node,
+            pinned_bytes=pinned,
+            ranks=ranks,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryChange:
+    """The effect of another value of a knob on the peak of memory."""
+
+    told: KnobChange
+    reason: str
+    beside: str = ""
+    """Other knobs that change with it and matter, such as ``gradient_accumulation_steps=2``."""
+    basis: Basis = Basis.ARITHMETIC
+    of_dry_run: bool
+
+    def __str__(self) -> str:
+        one, also = self.told, f", with {self.beside}," if self.beside else ""
+        told = f"`{one.knob}={show(one.value)}`{also} would"
+        if not one.memory_bytes:
+            return f"{told} hardly change the peak: it is not what the peak is made of."
+        verb = "add" if one.memory_bytes > 0 else "save"
+        both = self.of_dry_run and self.basis is Basis.ARITHMETIC
+        by = " (both by arithmetic)" if both else ""
+        return f"{told} {verb} {size_text(abs(one.memory_bytes))}{by}: {self.reason}."
+
+    def fact_of(self, change: KnobChange) -> Fact:
+        """The fact, with what more is known of the change."""
+        return fact(
+            "knob_predicted",
+            str(self),
+            changes=(change,),
+            reason=self.reason,
+            beside=self.beside,
+            basis=self.basis,
+            of_dry_run=self.of_dry_run,
         )
 
 
 def memory_changes(
     question: Question, settings: Settings, profiles: Profiles
-) -> Iterator[KnobPredicted]:
+) -> Iterator[MemoryChange]:
     """Computes what each legal neighbouring value of each active knob would do to the peak."""
     with suppress(UsageError):  # so that an inactive knob has its canonical value
         settings = check_settings(question, settings)
@@ -170,8 +257,8 @@ def memory_changes(
             memory_bytes=change,
             configuration=other,
         )
-        yield KnobPredicted(
-            changes=(told,),
+        yield MemoryChange(
+            told=told,
             reason=_reason(question, settings, other, knob, apart) if change else "",
             beside=_beside(settings, other, knob),
             basis=Basis.ARITHMETIC if mine is None else Basis.DRY_RUN,
@@ -199,11 +286,9 @@ def memory_changes(
         reason = _bare(apart)
     own = workload.optimizer
     told = KnobChange(knob="optimizer", value=optimizer, instead_of=own, memory_bytes=change)
-    yield KnobPredicted(
-        changes=(told,),
+    yield MemoryChange(
+        told=told,
         reason=reason if change else "",
-        beside="",
-        basis=Basis.ARITHMETIC,
         of_dry_run=settings.settings_class in profiles,
     )
 
@@ -219,7 +304,7 @@ def _uncovered(question: Question, settings: Settings) -> str:
     return uncovered_settings(q.workload, q.framework, q.cluster, settings)
 
 
-def _difference(before: Prediction, after: Prediction) -> tuple[float, dict[str, float]]:
+def _difference(before: Evaluation, after: Evaluation) -> tuple[float, dict[str, float]]:
     """Bytes that the peak grows by, 0 where that is next to nothing; and those of each category,
     though the peaks may be in different phases."""
     old, new = before.allocated_bytes.value, after.allocated_bytes.value

@@ -10,9 +10,18 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.study import OPEN, Probe, Question, Study
-from tuner.core.words import MOST_NAMED
-from tuner.explain import facts, predicted
-from tuner.explain.facts import Fact
+from tuner.core.words import (
+    MOST_NAMED,
+    describe,
+    interval_text,
+    probes_text,
+    rough_duration_text,
+    seconds_text,
+    share_text,
+)
+from tuner.explain import facts
+from tuner.explain.english import few_text, grounds_text, ran_text
+from tuner.explain.facts import Fact, fact
 from tuner.explain.knobs import knob_facts
 from tuner.explain.memory import of_workload, on_host
 from tuner.guard.faults import Wrong
@@ -25,9 +34,10 @@ from tuner.planner.step_times import change_between, change_of, compared, fair
 from tuner.planner.timing import SHORT_COUNTS
 from tuner.search.gain import HOPEFUL, gain_of_more
 from tuner.space import enumerate_space
+from tuner.text import count_text, size_text
 
-# Probes whose gain is told.
-MORE = 3
+# Probes whose gain is told, and the gain in speed below which none is expected.
+MORE, NOTHING = 3, 0.001
 _TOLD_APART = frozenset({Outcome.OK, Outcome.OOM, Outcome.STOPPED_EARLY})
 
 
@@ -48,52 +58,82 @@ def probed_facts(
 def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
     timed = fair(known)
     best, fastest = timed[choice.best.settings], timed[choice.fastest.settings]
-    yield facts.Chosen(best=best, limit_bytes=known.limit_bytes)
+    time, memory = best.step_time_s.provenance, best.allocated_bytes.provenance
+    are_from = f"the time is {time}, the memory {memory}"
+    yield fact(
+        "chosen",
+        f"{describe(best.settings)} takes {seconds_text(best.seconds)} for an optimizer step"
+        f" ({interval_text(best.step_time_s)}) and needs {size_text(best.most_bytes)} of"
+        f" {size_text(known.limit_bytes)} on one device (probe {probes_text(best.probe_ids)};"
+        f" {f'both are {time}' if time is memory else are_from}).",
+        best=best,
+        limit_bytes=known.limit_bytes,
+    )
     question, last = known.study.question, best.probes[-1].measurement
     if question.workload.model.is_named:
         yield from on_host(question.workload, question.cluster, best.settings)
     if question.script is None:  # whose batches are its own
         yield from of_workload(question.workload, best)
     if (script := question.script) is not None and last is not None:
-        yield facts.ScriptRan(
+        ranks, how = question.cluster.world_size, str(script.launch)
+        counted = last.hardware.get("memory", "as the script's process has it")
+        yield fact(
+            "script_ran",
+            f"What ran is {script.path}, through {how} on {ranks} ranks; its memory is the"
+            f" {counted}, and its step the time from one report to the next, with loading data.",
             path=script.path,
-            launch=str(script.launch),
-            ranks=question.cluster.world_size,
-            memory=last.hardware.get("memory", "as the script's process has it"),
+            launch=how,
+            ranks=ranks,
+            memory=counted,
         )
     tied = [f for f in choice.tied if f is not choice.best]
     if choice.best is not choice.fastest:
         change = change_between(best, fastest)
-        yield facts.TiedWithFastest(
-            fastest=fastest,
+        yield facts.tied_with_fastest(
+            fastest,
+            fastest.expected_bytes - best.expected_bytes,
+            choice.reason,
             change=change,
             tolerance=known.study.limits.tolerance if change.is_clear else None,
-            reason=choice.reason,
-            spared_bytes=fastest.expected_bytes - best.expected_bytes,
         )
     elif tied:
-        yield facts.TiedWithOthers(
-            probes=tuple(f.probes[0].id for f in tied[:MOST_NAMED]),
-            more=max(0, len(tied) - MOST_NAMED),
+        named = tuple(f.probes[0].id for f in tied[:MOST_NAMED])
+        more = len(tied) - len(named)
+        yield fact(
+            "tied_with_others",
+            f"Its speed cannot be told apart from that of {probes_text(named)}"
+            f"{f' and {more} more' if more else ''}, none of which is lighter by {LIGHTER:.0%} or"
+            " more.",
+            probes=named,
+            more=more,
             lighter=LIGHTER,
         )
     second = next((f for f in known.fitting if f is not choice.best), None)
     if second is None:
-        yield facts.NoOther()
+        yield fact("no_other", "No other settings that fit were timed.")
     elif second is not choice.fastest:  # which was named as what the answer is tied with
         second = timed[second.settings]
-        yield facts.NextBest(second=second, change=change_between(best, second))
+        yield facts.next_best(second, change_between(best, second))
     count = best.settings.gradient_accumulation_steps
     steps = {p.id: p.measurement.step_times_s for p in best.probes if p.measurement}
     if best.extrapolated:
         ran = tuple(sorted({n for found in steps.values() for n in found}))
-        yield facts.Extrapolated(ran=ran, count=count, probes=best.probe_ids)
+        yield fact(
+            "extrapolated",
+            f"Its step time is extrapolated from steps of {' and '.join(map(str, ran))}"
+            f" micro-batches to {count} (probe {probes_text(best.probe_ids)}).",
+            ran=ran,
+            count=count,
+            probes=best.probe_ids,
+        )
     elif count > max(SHORT_COUNTS) and len(best.probes) > 1:
         run_out = tuple(number for number, found in steps.items() if found.get(count))
-        yield facts.RunOut(count=count, probes=run_out)
+        text = f"Steps of all its {count} micro-batches were run (probe {probes_text(run_out)})."
+        yield fact("run_out", text, count=count, probes=run_out)
     hardware = [p.measurement.hardware for p in best.probes if p.measurement]
     for conf in dict.fromkeys(one["allocator_conf"] for one in hardware if "allocator_conf" in one):
-        yield facts.AllocatorConfigured(conf=conf)
+        text = f"Its probes ran with PYTORCH_ALLOC_CONF={conf}: launch with the same."
+        yield fact("allocator_configured", text, conf=conf)
 
 
 def rule_of_thumb(question: Question, outlook: Outlook) -> Settings | None:
@@ -127,12 +167,12 @@ def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact
         believed, grounds = outlook.seconds(rule), outlook.grounds
         assert believed.value is not None
         change, rule_s = change_of(best.step_time_s, believed), believed.value
-    yield facts.TuningPaid(
-        wall_s=spent.wall_s,
-        device_s=spent.device_s,
-        step_s=best.seconds,
-        rule=rule,
-        rule_s=rule_s,
+    yield facts.tuning_paid(
+        spent.wall_s,
+        spent.device_s,
+        best.seconds,
+        rule,
+        rule_s,
         change=change,
         probes=found.probe_ids if found else (),
         grounds=grounds,
@@ -145,15 +185,27 @@ def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact
 
 def failures(known: Knowledge) -> Iterator[Fact]:
     done = finished(known)
+
+    def ran_out(probe: Probe) -> str:
+        oom = probe.measurement.oom if probe.measurement else None
+        where = f" in {oom.phase}, needing at least {size_text(oom.needed_bytes)}" if oom else ""
+        return f"{describe(probe.request.settings)}{where} (probe #{probe.id})"
+
+    def slow(probe: Probe, seconds: float | None) -> str:
+        taken = "" if seconds is None else f", about {seconds_text(seconds)} for a step"
+        return f"{describe(probe.request.settings)}{taken} (probe #{probe.id})"
+
     if oom := _ended_as(done, {Outcome.OOM}):
-        yield facts.RanOutOfMemory(probes=oom)
+        text = f"Out of memory: {few_text(map(ran_out, oom))}."
+        yield fact("ran_out_of_memory", text, probes=oom)
     if early := _ended_as(done, {Outcome.STOPPED_EARLY}):
-        slow = (known.slow.get(probe.request.settings) for probe in early)
-        yield facts.EndedEarly(
-            probes=early, seconds=tuple(one.step_time_s.value if one else None for one in slow)
-        )
+        ended = (known.slow.get(probe.request.settings) for probe in early)
+        seconds = tuple(one.step_time_s.value if one else None for one in ended)
+        named = few_text(map(slow, early, seconds))
+        text = f"Ended early, slower than the fastest could be: {named}."
+        yield fact("ended_early", text, probes=early, seconds=seconds)
     if failed := _ended_as(done, set(Outcome) - _TOLD_APART):
-        yield facts.Failed(probes=failed, fidelity=known.study.limits.fidelity)
+        yield facts.failed(failed, known.study.limits.fidelity)
 
 
 def _ended_as(probes: Iterable[Probe], outcomes: set[Outcome]) -> tuple[Probe, ...]:
@@ -165,7 +217,9 @@ def not_suggested(found: Mapping[Settings, Wrong], study: Study) -> Iterator[Fac
     for why in dict.fromkeys(one.why for one in found.values()):
         ones = [settings for settings, one in found.items() if one.why == why]
         outcome = found[ones[0]].outcome
-        yield facts.NotSuggested(
+        yield fact(
+            "not_suggested",
+            f"{len(ones)} settings such as {describe(ones[0])} are not suggested: {why}.",
             count=len(ones),
             example=ones[0],
             why=why,
@@ -179,11 +233,18 @@ def what_is_left(known: Knowledge, outlook: Outlook | None = None) -> Iterator[F
     if done:
         outlook = outlook or Outlook(known)
         yield from _more_probes(known, outlook, done)
-        if outlook.others:
-            yield facts.OtherStudies(studies=earlier(known.study.question, outlook.others))
-    yield facts.Coverage(
-        probed=sum(1 for one in known.tried if one in known.space.places),
-        legal=len(known.space.legal),
+        if others := outlook.others:
+            studies = earlier(known.study.question, others)
+            counted = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
+            text = f"Other studies' probes are those of {counted} on such devices:"
+            text += f" {few_text(map(str, studies))}."
+            yield fact("other_studies", text, studies=studies)
+    probed, legal = sum(one in known.space.places for one in known.tried), len(known.space.legal)
+    yield fact(
+        "coverage",
+        f"{probed} of the {legal} legal settings were probed, in {count_text(len(done), 'probe')}.",
+        probed=probed,
+        legal=legal,
         probes_done=len(done),
     )
 
@@ -193,25 +254,45 @@ def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> I
     left = int((search.allowed & (search.belief.fits >= HOPEFUL)).sum())
     proposed = search.expect() if left else None
     if proposed is None:
-        yield facts.NothingLeft()
+        text = "Nothing is left that may fit and was not probed: more probes cannot gain."
+        yield fact("nothing_left", text)
         return
     if not known.fitting:
-        yield facts.Untried(count=left, grounds=outlook.grounds, next=proposed.settings)
+        yield fact(
+            "untried",
+            f"{left} settings that may fit, {grounds_text(outlook.grounds)}, were not probed; the"
+            f" next would be {describe(proposed.settings)}.",
+            count=left,
+            grounds=outlook.grounds,
+            next=proposed.settings,
+        )
         return
     count, fastest = min(MORE, left), log(known.fitting[0].seconds)
     mean, most = gain_of_more(search.belief, fastest, search.allowed, count)
-    yield facts.MoreProbes(
+    wall_s = count * median(p.measurement.wall_s for p in done if p.measurement)
+    devices, is_cpu = devices_held(study), study.question.cluster.gpu.device is Device.CPU
+    gain = (
+        f"could gain up to {share_text(most)} in speed ({share_text(mean)} on average) over the"
+        " fastest known"
+    )
+    if most < NOTHING:
+        gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"
+    yield fact(
+        "more_probes",
+        f"{count} more {'probe' if count == 1 else 'probes'}, about {rough_duration_text(wall_s)}"
+        f" on {count_text(devices, 'CPU rank' if is_cpu else 'GPU')}, {gain},"
+        f" {grounds_text(outlook.grounds)}; the first would be {describe(proposed.settings)}.",
         count=count,
-        wall_s=count * median(p.measurement.wall_s for p in done if p.measurement),
-        devices=devices_held(study),
-        is_cpu=study.question.cluster.gpu.device is Device.CPU,
+        wall_s=wall_s,
+        devices=devices,
+        is_cpu=is_cpu,
         mean=mean,
         most=most,
         grounds=outlook.grounds,
         next=proposed.settings,
     )
     if study.state not in OPEN and study.reason:
-        yield facts.StudyEnded(reason=study.reason)
+        yield facts.study_ended(study.reason)
 
 
 # -- other probes, and other studies ----------------------------------------------------------
@@ -219,7 +300,13 @@ def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> I
 
 def also_probed(study: Study, fidelity: Fidelity) -> Iterator[Fact]:
     if count := sum(1 for p in study.at(fidelity).probes if p.measurement):
-        yield facts.AlsoProbed(fidelity=fidelity, count=count)
+        yield fact(
+            "also_probed",
+            f"{count_text(count, 'probe')} of this question {fidelity} too; --fidelity {fidelity}"
+            " answers from these.",
+            fidelity=fidelity,
+            count=count,
+        )
 
 
 def rehearsed_facts(study: Study) -> Iterator[Fact]:
@@ -227,15 +314,28 @@ def rehearsed_facts(study: Study) -> Iterator[Fact]:
     known = learned(study, Fidelity.REHEARSED)
     if not (done := finished(known)):
         return
-    outside = [found.outside_bytes for found in known.findings.values()]
-    yield predicted.Rehearsed(
+    outside = max((found.outside_bytes for found in known.findings.values()), default=0)
+    probes, world_size = tuple(probe.id for probe in done), study.question.cluster.world_size
+    yield fact(
+        "rehearsed",
+        f"{count_text(len(done), 'probe')} rehearsed settings ({probes_text(probes)}): their memory"
+        " is what torch's own CUDA allocator counted over steps of rank 0 of"
+        f" {world_size}, on no GPU, and up to {size_text(outside)} of context and communicators, as"
+        " assumed. All times are predicted.",
         count=len(done),
-        probes=tuple(probe.id for probe in done),
-        world_size=study.question.cluster.world_size,
-        outside_bytes=max(outside, default=0),
+        probes=probes,
+        world_size=world_size,
+        outside_bytes=outside,
     )
     if (script := study.question.script) is not None and study.question.workload.has_arithmetic:
-        yield predicted.TimesOfBuiltIn(path=script.path, model=study.question.workload.model.name)
+        model = study.question.workload.model.name
+        yield fact(
+            "times_of_built_in",
+            f"What was rehearsed is {script.path}; times are predicted of the built-in step of"
+            f" {model}, and say no more of the script than an order.",
+            path=script.path,
+            model=model,
+        )
     yield from failures(known)
 
 
@@ -248,10 +348,17 @@ def probes_against(study: Study, known: Forecast) -> Iterator[Fact]:
         found = known.estimates.get(fitting[0].settings) if fitting else None
         if found is not None:
             # As it was predicted before it was corrected.
-            value = found.step_time_s.value
-            yield facts.ProbesAgainstPrediction(
-                found=fitting[0],
-                predicted_s=None if value is None else value / found.factor,
+            seen, value = fitting[0], found.step_time_s.value
+            predicted_s = None if value is None else value / found.factor
+            time = "no time" if predicted_s is None else seconds_text(predicted_s)
+            yield fact(
+                "probes_against_prediction",
+                f"The fastest {seen.fidelity} that fits, {describe(seen.settings)}, took"
+                f" {seconds_text(seen.seconds)} and needed {size_text(seen.most_bytes)} (probe"
+                f" {probes_text(seen.probe_ids)}); without it, {time} and"
+                f" {size_text(found.expected_bytes)} are predicted of it.",
+                found=seen,
+                predicted_s=predicted_s,
                 predicted_bytes=found.expected_bytes,
             )
 
@@ -263,19 +370,32 @@ def of_other_fidelities(
     mine = study.limits.fidelity
     if known.findings and (days := days_of(study.at(mine))):
         versions = study.question.framework.versions
-        yield facts.RanOn(fidelity=mine, days=days, versions=versions)
+        text = f"This was {mine} {ran_text(days, versions)}."
+        yield fact("ran_on", text, fidelity=mine, days=days, versions=versions)
     for fidelity in (*PROBED, Fidelity.REHEARSED):
         if fidelity is not mine:
             yield from also_probed(study, fidelity)
     dry_runs = _ended_as(study.at(Fidelity.PREDICTED).probes, {Outcome.OK})
     if not dry_runs:
         return
-    yield facts.AlsoDryRun(count=len(dry_runs))
+    count = len(dry_runs)
+    yield fact(
+        "also_dry_run",
+        f"{count_text(count, 'layout')} {'was' if count == 1 else 'were'} dry-run too; --fidelity"
+        " predicted answers from these.",
+        count=count,
+    )
     fitting = known.fitting if predictions else ()
     found = predictions.estimates.get(fitting[0].settings) if predictions and fitting else None
     if found is not None and found.probes:
-        yield facts.DryRunAgainstProbes(
-            predicted=found, needed_bytes=fitting[0].most_bytes, fidelity=mine
+        needed = fitting[0].most_bytes
+        yield fact(
+            "dry_run_against_probes",
+            f"Of {describe(found.settings)} a dry run predicts {size_text(found.expected_bytes)}"
+            f" (probe {probes_text(found.probe_ids)}); {mine} are {size_text(needed)}.",
+            predicted=found,
+            needed_bytes=needed,
+            fidelity=mine,
         )
 
 

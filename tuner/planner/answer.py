@@ -27,11 +27,9 @@ RUNS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answered:
+class Planned:
     """An answer, and all that it was chosen from."""
 
-    study: Study
-    """With the probes of all fidelities."""
     suggestion: Suggestion
     """Without facts and words."""
     choice: Choice | None
@@ -43,7 +41,7 @@ class Answered:
     """What the answer was chosen from where it is predicted; else ``None``."""
 
 
-def answer(study: Study) -> Answered:
+def answer(study: Study) -> Planned:
     """The answer from what is known so far, at the fidelity asked for; a pure function of the
     study.
 
@@ -134,7 +132,7 @@ def _suggestion(
 # -- on probes --------------------------------------------------------------------------------
 
 
-def _probed(whole: Study, known: Knowledge, choice: Choice) -> Answered:
+def _probed(whole: Study, known: Knowledge, choice: Choice) -> Planned:
     suggestion = _suggestion(
         whole,
         known.study,
@@ -145,7 +143,7 @@ def _probed(whole: Study, known: Knowledge, choice: Choice) -> Answered:
         ],
         ExpectedMemory(known).fitting,
     )
-    return Answered(study=whole, suggestion=suggestion, choice=choice, known=known)
+    return Planned(suggestion=suggestion, choice=choice, known=known)
 
 
 def _guard(study: Study, found: Evaluation) -> Guard:
@@ -197,7 +195,7 @@ def _script_guard(study: Study, finding: Evaluation) -> Guard:
 # -- on predictions ---------------------------------------------------------------------------
 
 
-def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Answered:
+def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Planned:
     choice = predicted_choice(found)
     if choice is not None:
         others = tuple(e for e in found.fitting if e is not choice.best)[:MOST_ALTERNATIVES]
@@ -212,7 +210,7 @@ def _predicted(study: Study, found: Forecast, known: Knowledge | None) -> Answer
         others,
         sum(bool(e.fits) for e in found.estimates.values()),
     )
-    return Answered(study=study, suggestion=suggestion, choice=choice, known=known, forecast=found)
+    return Planned(suggestion=suggestion, choice=choice, known=known, forecast=found)
 
 
 def _expected(found: Forecast, known: Knowledge) -> Forecast:

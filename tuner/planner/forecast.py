@@ -11,11 +11,10 @@ from types import MappingProxyType
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
-from tuner.core.quantity import Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, StudyState
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import Costs, experts_of
-from tuner.cost.prediction import Prediction, border_notes, predict, too_large_text
+from tuner.cost.prediction import border_notes, over_bytes, predict, too_large_text
 from tuner.dryrun import NotDryRunError, Profile, plan_dry_runs, told
 from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
@@ -146,15 +145,15 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
     more = outside_bytes - found.outside_bytes
     if not more or found.needed_bytes.value is None or found.fits == found.too_large:
         return found  # what is refused whatever it needs stays so
-    needed = _shifted(found.needed_bytes, more)
+    needed = found.needed_bytes.changed(lambda end: end + more)
     now = too_large_text(needed, found.limit_bytes)
     unknown = found.why if not found.too_large else found.why.partition("; ")[2]
     return replace(
         found,
         outside_bytes=outside_bytes,
-        device_bytes=_shifted(found.device_bytes, more),
+        device_bytes=found.device_bytes.changed(lambda end: end + more),
         needed_bytes=needed,
-        over_bytes=_over_bytes(needed, found.limit_bytes),
+        over_bytes=over_bytes(needed, found.limit_bytes),
         fits=not now,
         why="; ".join(filter(None, (now, unknown))),
         notes=(
@@ -164,16 +163,6 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
             f" {size_text(outside_bytes)}",
         ),
     )
-
-
-def _over_bytes(needed: Quantity, limit_bytes: float) -> float | None:
-    over = int(needed.value or 0.0) - limit_bytes
-    return over if over > 0 else None
-
-
-def _shifted(size: Quantity, more: float) -> Quantity:
-    value, low, high = ((end or 0.0) + more for end in (size.value, size.low, size.high))
-    return replace(size, value=value, low=low, high=high)
 
 
 # -- the forecast -----------------------------------------------------------------------------
@@ -496,35 +485,11 @@ def estimate(
     profile: Profile | None = None,
     probe: Probe | None = None,
 ) -> Evaluation:
-    question = asked.question
-    prediction = predict(
-        *question.job,
+    found = predict(
+        *asked.question.job,
         settings,
         limit_bytes=limit_bytes,
         profile=profile,
         calibration=asked.calibration,
     )
-    return evaluated(settings, prediction, probe)
-
-
-def evaluated(settings: Settings, found: Prediction, probe: Probe | None = None) -> Evaluation:
-    is_known = found.needed_bytes.value is not None
-    return Evaluation(
-        settings=settings,
-        fits=found.fits if is_known else None,
-        over_bytes=_over_bytes(found.needed_bytes, found.limit_bytes),
-        why=found.why,
-        needed_bytes=found.needed_bytes,
-        allocated_bytes=found.allocated_bytes,
-        reserved_bytes=found.reserved_bytes,
-        device_bytes=found.device_bytes,
-        outside_bytes=found.context_bytes + found.communicator_bytes,
-        limit_bytes=found.limit_bytes,
-        breakdown=found.breakdown,
-        by_phase=found.by_phase,
-        basis=found.basis if is_known else None,
-        step_time_s=found.step_time_s,
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        probes=(probe,) if probe else (),
-        notes=found.notes,
-    )
+    return replace(found, probes=(probe,)) if probe else found

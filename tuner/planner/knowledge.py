@@ -304,7 +304,7 @@ def _need(probe: Probe, limit_bytes: int) -> Evaluation | None:
             return None
         needed = max(needed, 1)
     else:
-        needed = found.memory.allocated_bytes + found.memory.overhead_bytes if found.memory else 0
+        needed = found.memory.needed_bytes if found.memory else 0
         if needed <= limit_bytes:
             return None
     return Evaluation(
@@ -348,7 +348,7 @@ def _slow(
             probes=early,
         )
         if memories:
-            needed = max(m.allocated_bytes + m.overhead_bytes for m in memories)
+            needed = max(memory.needed_bytes for memory in memories)
             slow[settings] = replace(one, needed_bytes=exactly(needed, fidelity))
     return slow
 

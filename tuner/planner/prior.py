@@ -10,12 +10,13 @@ import numpy as np
 
 from tuner.core.cluster import Cluster, Device, Link
 from tuner.core.configuration import FSDP, Checkpointing, Settings, Sharding
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.core.study import Question
 from tuner.cost.calibration import Calibration
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.memory.step import memory_bound
-from tuner.cost.prediction import Prediction, Profile, predict
+from tuner.cost.prediction import Profile, predict
 from tuner.cost.time.step import step_time
 from tuner.planner.forecast import Asked
 from tuner.planner.ranking import complexity
@@ -188,7 +189,7 @@ def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tu
     return _need(question, settings, found), (*told, *others)
 
 
-def _need(question: Question, settings: Settings, found: Prediction) -> tuple[float, float]:
+def _need(question: Question, settings: Settings, found: Evaluation) -> tuple[float, float]:
     need = found.needed_bytes
     if need.value and need.low and need.high:
         return log(need.value), log(need.high / need.low) / (2 * QUANTILE)

@@ -108,8 +108,7 @@ def fits(study: Study, measurement: Measurement) -> bool | None:
         return False
     if measurement.memory is None:
         return None
-    needed = measurement.memory.allocated_bytes + measurement.memory.overhead_bytes
-    return needed <= study.limits.limit_bytes(study.question.cluster)
+    return measurement.memory.needed_bytes <= study.limits.limit_bytes(study.question.cluster)
 
 
 def outcomes(probes: Iterable[Probe]) -> dict[str, int]:

@@ -18,7 +18,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import FrameworkName
-from tuner.core.quantity import UNKNOWN, Quantity
+from tuner.core.quantity import Quantity
 from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import describe
 from tuner.core.workload import Workload
@@ -94,12 +94,12 @@ class Sized:
     def cost_per_billion_tokens(self) -> Quantity | None:
         """In the currency of the price; ``None`` where no price is known."""
         price = self.question.cluster.price_per_gpu_hour
-        return None if price is None else _over(1e9 * self.gpus * price / 3600, self.tokens_per_s)
+        return None if price is None else self.tokens_per_s.under(1e9 * self.gpus * price / 3600)
 
     @property
     def finish_s(self) -> Quantity | None:
         """Seconds in which the tokens of the goal are trained on; ``None`` without any."""
-        return None if self.tokens is None else _over(self.tokens, self.tokens_per_s)
+        return None if self.tokens is None else self.tokens_per_s.under(self.tokens)
 
     def as_dict(self) -> dict[str, Any]:
         cost, finish, best = self.cost_per_billion_tokens, self.finish_s, self.best
@@ -294,14 +294,6 @@ def _awkward(
         cost=1 - speed / best,
         instead=tuple(filter(None, (below, above))),
     )
-
-
-def _over(numerator: float, by: Quantity) -> Quantity:
-    """A number over a quantity; unknown where that is."""
-    if not by.value or not by.low or not by.high:
-        return UNKNOWN
-    ends = numerator / by.value, numerator / by.high, numerator / by.low
-    return Quantity(value=ends[0], low=ends[1], high=ends[2], provenance=by.provenance)
 
 
 def parts_of(question: Question, *, above: int = 0) -> Iterator[Question]:

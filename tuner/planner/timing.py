@@ -198,13 +198,7 @@ def _counts_of(runs: Iterable[Mapping[int, Sequence[float]]], accumulation: int)
 
 def speed_of(step_time: Quantity, question: Question) -> Quantity:
     """Tokens per second and GPU; the longest step makes the lowest speed."""
-    value, low, high = step_time.value, step_time.low, step_time.high
-    if value is None or not low or high is None:
-        return UNKNOWN
-    tokens = question.workload.tokens_per_step / question.cluster.world_size
-    return Quantity(
-        value=tokens / value, low=tokens / high, high=tokens / low, provenance=step_time.provenance
-    )
+    return step_time.under(question.workload.tokens_per_step / question.cluster.world_size)
 
 
 def logs(quantity: Quantity) -> tuple[float, float, float]:

@@ -23,7 +23,7 @@ from tuner.core.measurement import (
     Measurement,
     Outcome,
 )
-from tuner.core.quantity import Quantity
+from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study
 from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
@@ -129,7 +129,7 @@ def _found(known: Knowledge) -> dict[Settings, Evaluation]:
                 found,
                 fits=True if slow else None,
                 allocated_bytes=exactly(memory.allocated_bytes, fidelity),
-                needed_bytes=exactly(memory.allocated_bytes + memory.overhead_bytes, fidelity),
+                needed_bytes=exactly(memory.needed_bytes, fidelity),
             )
         elif finding is None and last.oom:
             # One that ran out under a smaller limit than today's may fit now.
@@ -364,36 +364,17 @@ def importance(evidence: Evidence) -> Importance | None:
 ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """Results so far of the probes of one configuration."""
-
-    ids: tuple[int, ...]
-    settings: Settings
-    outcome: str
-    """``ok`` if any probe was, else the latest outcome, else the state of one that is pending."""
-    needed_bytes: int | None
-    at_least: bool
-    step_time: Quantity
-    speed: Quantity
-    detail: str
-
-    @property
-    def ran(self) -> bool:
-        """Tells whether steps were done and timed, be it few of them."""
-        return self.outcome in RAN
-
-
-def rows_of(study: Study) -> tuple[Row, ...]:
+def rows_of(study: Study) -> tuple[Evaluation, ...]:
+    """What the probes of each configuration show so far, in the order of probing."""
     by_settings: dict[Settings, list[Probe]] = {}
     for probe in repriced(study).probes:
         by_settings.setdefault(probe.request.settings, []).append(probe)
     return tuple(_row(s, probes, study.question) for s, probes in by_settings.items())
 
 
-def fastest_first(rows: Iterable[Row]) -> tuple[Row, ...]:
+def fastest_first(rows: Iterable[Evaluation]) -> tuple[Evaluation, ...]:
     """Rows with a speed by speed, then the others in the order of probing."""
-    return tuple(sorted(rows, key=lambda row: -(row.speed.value or 0.0)))
+    return tuple(sorted(rows, key=lambda row: -(row.tokens_per_s_per_gpu.value or 0.0)))
 
 
 # A table is made again after every probe, of much the same settings.
@@ -417,24 +398,29 @@ def differing(settings: Sequence[Settings]) -> tuple[str, ...]:
     return tuple(name for name in KNOBS if len({one[name] for one in texts} - {"-"}) > 1)
 
 
-def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Row:
+def _row(settings: Settings, probes: Sequence[Probe], question: Question) -> Evaluation:
+    """Of several outcomes it has that of the steps that were done, else the latest."""
     done = [p.measurement for p in probes if p.state is ProbeState.DONE and p.measurement]
     good = [m for m in done if m.outcome is Outcome.OK]
     timed = good or [m for m in done if m.outcome in RAN]
     shown = timed or done[-1:]
     time = step_time(timed, settings.gradient_accumulation_steps)
-    needed = [m.memory.allocated_bytes + m.memory.overhead_bytes for m in shown if m.memory]
-    least = [m.oom.needed_bytes for m in shown if m.oom]
-    return Row(
-        ids=tuple(probe.id for probe in probes),
+    needs, fidelity = [m.needed_bytes for m in shown if m.needed_bytes], probes[0].request.fidelity
+    return Evaluation(
         settings=settings,
-        outcome=str(shown[-1].outcome) if shown else str(probes[-1].state),
-        needed_bytes=max(needed or least, default=None),
-        at_least=bool(least) and not needed,
-        step_time=time,
-        speed=speed_of(time, question),
-        detail=shown[-1].detail if shown else "",
+        fidelity=fidelity,
+        outcome=shown[-1].outcome if shown else None,
+        why=shown[-1].detail if shown else "",
+        needed_bytes=exactly(max(needs), fidelity) if needs else UNKNOWN,
+        step_time_s=time,
+        tokens_per_s_per_gpu=speed_of(time, question),
+        probes=tuple(probes),
     )
+
+
+def outcome_text(row: Evaluation) -> str:
+    """The outcome, or the state of a probe that has none yet."""
+    return str(row.outcome or row.probes[-1].state)
 
 
 def _text(value: object) -> str:
@@ -459,13 +445,13 @@ def question_text(question: Question) -> str:
     ))  # fmt: skip
 
 
-def row_text(row: Row, per: str) -> str:
+def row_text(row: Evaluation, per: str) -> str:
     """Says what probes have shown: ``ok, 612 MiB, 1,243 tokens/s per GPU``."""
-    parts = [row.outcome]
-    if row.needed_bytes is not None:
-        parts.append(f"{'more than ' if row.at_least else ''}{size_text(row.needed_bytes)}")
-    if row.speed.value is not None:
-        parts.append(f"{speed_text(row.speed.value)} tokens/s per {per}")
-    elif row.detail and not row.at_least:
-        parts.append(row.detail)
+    parts, speed = [outcome_text(row)], row.tokens_per_s_per_gpu.value
+    if row.needed_bytes.value is not None:
+        parts.append(f"{'more than ' if row.at_least else ''}{size_text(row.expected_bytes)}")
+    if speed is not None:
+        parts.append(f"{speed_text(speed)} tokens/s per {per}")
+    elif row.why and not row.at_least:
+        parts.append(row.why)
     return ", ".join(parts)

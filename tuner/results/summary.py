@@ -23,7 +23,7 @@ from tuner.core.words import (
 )
 from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.brief import is_forecast
-from tuner.explain.known import why_none
+from tuner.explain.known import no_answer
 from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
@@ -71,9 +71,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
-    forecasts, why = suggestion is not None and is_forecast(study, suggestion), None
-    if suggestion and study.state not in OPEN and (best is None or forecasts):
-        why = why_none(study, suggestion, shown=True)
+    why = no_answer(study, suggestion) if suggestion else None
     return Headline(
         study_id=study.id,
         state=str(study.state),
@@ -86,7 +84,7 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
         limit_gib=study.limits.limit_bytes(study.question.cluster) / GIB,
         per=rank_word(study.question),
         provenance=suggestion.provenance if suggestion else Provenance.UNKNOWN,
-        is_forecast=forecasts,
+        is_forecast=suggestion is not None and is_forecast(study, suggestion),
         is_pending=suggestion is None and study.state in OPEN,
         why_none=str(why or ""),
         nothing_fits=isinstance(why, NothingFitsError),

@@ -16,12 +16,10 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import Provenance, weakest
 from tuner.core.study import Question, Study
 from tuner.core.words import seconds_text
-from tuner.cost.prediction import Prediction
 from tuner.errors import UsageError
 from tuner.explain.english import basis_text, failure_text, grounds_text
 from tuner.explain.knobs import CHOSEN, MICRO
 from tuner.explain.memory import memory_facts
-from tuner.planner.forecast import evaluated
 from tuner.results.points import Evidence
 from tuner.space import Space, check_settings, enumerate_space, settings_notes
 from tuner.text import show, show_all
@@ -210,7 +208,7 @@ class Predictor:
                 why = wrong.why
             else:
                 why = next(why for why, ones in known.uncovered.items() if checked in ones)
-            found = evaluated(checked, Prediction(limit_bytes=known.limit_bytes, why=why))
+            found = Evaluation(settings=checked, limit_bytes=known.limit_bytes, why=why)
         return WhatIf(
             predicted=found, collapsed=collapsed, notes=tuple(notes), seen=evidence.seen(checked)
         )

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.client.cases import Policy, answer_cases, reading
 from tuner.client.cases.reading import LARGEST_LINE_BYTES, parse_line, read_batches
+from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import UNKNOWN
 from tuner.cost.memory.device import WORKSPACE_BYTES, WORKSPACES
-from tuner.cost.prediction import Prediction, predict
+from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 
 QUANTITY = {"value", "low", "high", "provenance"}
@@ -38,7 +39,7 @@ def test_a_prediction(lab, desk):
 
 
 def test_memory_that_is_not_covered_is_unknown_with_the_reason(lab, desk, monkeypatch):
-    def predicted(*given: Any, **options: Any) -> Prediction:
+    def predicted(*given: Any, **options: Any) -> Evaluation:
         return replace(predict(*given, **options), needed_bytes=UNKNOWN, fits=False, why="odd")
 
     monkeypatch.setattr("tuner.cost.prediction.predict", predicted)

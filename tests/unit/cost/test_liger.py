@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tuner.client.cases import Case, read_case
+from tuner.core.evaluation import Evaluation
 from tuner.cost.liger import more_bytes, parts_of
-from tuner.cost.prediction import LIGER_NOTE, Prediction, predict
+from tuner.cost.prediction import LIGER_NOTE, predict
 from tuner.errors import UsageError
 
 LLAMA = {
@@ -65,7 +66,7 @@ def test_its_bytes_are_those_that_its_kernels_allocate(
     assert found == pytest.approx(counted, abs=logits / 200 * 8)
 
 
-def predicted(liger: str, **more: Any) -> Prediction:
+def predicted(liger: str, **more: Any) -> Evaluation:
     case = case_of(liger, **more)
     question = case.question
     parts = question.workload, question.cluster, question.framework, case.settings

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from tests.profiles import examples
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, parse_settings
+from tuner.core.evaluation import Evaluation
 from tuner.core.framework import Framework, FrameworkName, framework
 from tuner.core.measurement import Basis
 from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES, WORKSPACE_BYTES
 from tuner.cost.memory.pipeline import refused, stage_memory
-from tuner.cost.prediction import Peak, Prediction, predict
+from tuner.cost.prediction import Peak, predict
 from tuner.cost.script import Script
 from tuner.model import published_model as read
 
@@ -35,13 +36,13 @@ def predicted(
     framework: Framework = NANOTRON,
     model: str = "llama-3.1-8b",
     sequence_length: int = 4096,
-) -> Prediction:
+) -> Evaluation:
     return predict(
         workload(model, sequence_length), parse_cluster(cluster), framework, parse_settings(text)
     )
 
 
-def value(prediction: Prediction, name: str) -> float:
+def value(prediction: Evaluation, name: str) -> float:
     found = getattr(prediction, name).value
     assert found is not None
     return float(found)
@@ -90,7 +91,7 @@ class FakeProfile:
         return PEAK
 
 
-def with_profile(of: Framework = TORCH, sharding: str = "full_shard", **more: Any) -> Prediction:
+def with_profile(of: Framework = TORCH, sharding: str = "full_shard", **more: Any) -> Evaluation:
     text = f"sharding={sharding},micro_batch_size=3,gradient_accumulation_steps=5"
     profile = FakeProfile()
     found = predict(
@@ -112,7 +113,7 @@ def test_what_a_script_keeps_counts_in_its_phase() -> None:
     assert sum(kept.breakdown.values()) == pytest.approx(max(kept.by_phase.values()))
 
 
-def width(prediction: Prediction) -> float:
+def width(prediction: Evaluation) -> float:
     """How far below the value the interval of the tensors' memory begins, as a share."""
     assert prediction.allocated_bytes.low is not None
     low = prediction.allocated_bytes.low - 2 * WORKSPACE_BYTES

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.unit.explain.test_english import GROUNDS, LONGER, PAID, PAIR, TOO_LARGE, evaluation
+from tests.unit.explain.test_english import LONGER, PAID, PAIR, TOO_LARGE, evaluation
 from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
@@ -15,7 +15,7 @@ from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.words import sizes_text
 from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
-from tuner.explain import facts, predicted
+from tuner.explain import facts
 from tuner.explain.brief import brief, scale
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
@@ -37,6 +37,14 @@ def question(model="llama-3.1-8b", cluster="8xh100-80gb"):
 
 def between(value, low, high, provenance=PREDICTED):
     return Quantity(value=value, low=low, high=high, provenance=provenance)
+
+
+def fact(kind, **values):
+    return facts.fact(kind, "", **values)
+
+
+def probed(change):
+    return facts.knob_changes("knob_probed", [change])
 
 
 def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
@@ -73,9 +81,7 @@ def test_the_answer_says_what_differs_speed_memory_and_where_that_is_from():
 
 def test_why_names_others_by_what_differs_and_says_intervals_in_brackets():
     other = evaluation(2, settings=Settings(micro_batch_size=2))
-    tied = facts.TiedWithFastest(
-        fastest=other, change=LONGER, tolerance=None, reason=Reason.LIGHTER, spared_bytes=GIB
-    )
+    tied = facts.tied_with_fastest(other, GIB, Reason.LIGHTER, change=LONGER, tolerance=None)
     first, rule, tuning = told(tied, PAID).why
     assert first == (
         "Tied with micro_batch_size=2 (2 s, +25.0%, 1.00 GiB); this one needs 1.00 GiB less."
@@ -88,34 +94,32 @@ def test_why_names_others_by_what_differs_and_says_intervals_in_brackets():
 
 def test_reductions_of_an_adapter_are_said_to_cost_nothing_where_they_do():
     """With few trained parameters; not where the step takes longer, nor of whole models."""
-    adapter = predicted.AdapterTrained(trained=41_943_040, parameters=8_072_204_288)
+    adapter = fact("adapter_trained", trained=41_943_040, parameters=8_072_204_288)
     same = Change(ratio=1.001, low=1.001, high=1.001)
-    free = facts.KnobProbed(changes=(replace(PAIR, value=True, step=same),))
+    free = probed(replace(PAIR, value=True, step=same))
     said = "sync_each_batch costs next to nothing (true: +0.1%): 0.5% of the parameters have"
     assert told(adapter, free).why == (f"{said} gradients.",)
-    assert told(adapter, facts.KnobProbed(changes=(PAIR,))).why == ()
+    assert told(adapter, probed(PAIR)).why == ()
     assert told(free).why == ()
 
 
 def test_others_as_fast_are_no_lighter():
-    one = facts.TiedWithOthers(probes=(2,), more=0, lighter=0.01)
+    one, several = (fact("tied_with_others", probes=ids, more=0) for ids in ((2,), (2, 3)))
     assert told(one).why == ("As fast as #2, which is no lighter.",)
-    several = replace(one, probes=(2, 3))
     assert told(several).why == ("As fast as #2, #3, which are no lighter.",)
 
 
 def test_changes_that_were_run_come_first_then_the_largest():
     expected = replace(PAIR, knob="tp_size", value=4, probes=(), step=replace(LONGER, ratio=1.9))
     elsewhere = replace(PAIR, of_answer=False)
-    changes = [facts.KnobProbed(changes=(one,)) for one in (elsewhere, expected, TOO_LARGE, PAIR)]
+    changes = map(probed, (elsewhere, expected, TOO_LARGE, PAIR))
     assert [row[0] for row in told(*changes).changes] == [
         "sync_each_batch=false", "tp_size=1", "tp_size=4"
     ]  # fmt: skip
 
 
 def test_the_answer_names_knobs_at_their_default_that_single_changes_turn():
-    changes = [facts.KnobProbed(changes=(one,)) for one in (TOO_LARGE, PAIR)]
-    assert told(*changes).answer[0] == (
+    assert told(probed(TOO_LARGE), probed(PAIR)).answer[0] == (
         "sharding=ddp, micro_batch_size=4, gradient_accumulation_steps=1, tp_size=1,"
         " sync_each_batch=true"
     )
@@ -130,7 +134,7 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
         tokens_per_s_per_gpu=between(9000.0, 4500.0, 11_250.0),
         limit_bytes=4.0 * GIB,
     )
-    how = predicted.NothingMeasured(cluster="8xh100-80gb")
+    how = facts.fact("nothing_measured", "", cluster="8xh100-80gb")
     found = told(how, best=best, fidelity=Fidelity.PREDICTED)
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
@@ -142,21 +146,20 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
 
 
 def test_how_sure_says_what_more_probes_may_gain():
-    more = facts.MoreProbes(
-        count=3, wall_s=36.0, devices=2, is_cpu=True, mean=0.03, most=0.11, grounds=GROUNDS,
-        next=Settings(),
-    )  # fmt: skip
+    more, none = (
+        fact("more_probes", count=3, wall_s=36.0, mean=0.03, most=most) for most in (0.11, 0.0)
+    )
     assert told(more).sure[-1] == (
         "3 more probes (36 s) may gain 3.0%, at most 11%; --max-probes 3 runs them."
     )
-    assert told(replace(more, most=0.0)).sure[-1] == "More probes are expected to gain nothing."
-    assert told(facts.NothingLeft()).sure[-1] == "Nothing is left to probe."
+    assert told(none).sure[-1] == "More probes are expected to gain nothing."
+    assert told(fact("nothing_left")).sure[-1] == "Nothing is left to probe."
 
 
 def test_a_batch_that_divides_badly_is_said():
     batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
     said = "Batch 250 costs 16% of the speed: 248 or 256 would not."
-    assert said in told(facts.AwkwardBatch(batch=batch)).sure
+    assert said in told(facts.batch_divides_badly(batch)).sure
 
 
 def test_memory_has_its_interval_in_one_unit():

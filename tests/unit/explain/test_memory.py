@@ -30,26 +30,12 @@ def question(
     )
 
 
-class PeakChange:
-    """What another value of a knob does, and the sentence."""
-
-    def __init__(self, fact):
-        (change,) = fact.changes
-        self.knob, self.value = change.knob, show(change.value)
-        self.change_bytes = change.memory_bytes or 0.0
-        self.reason, self.beside, self.basis = fact.reason, fact.beside, fact.basis
-        self.text = str(fact)
-
-    def __str__(self):
-        return self.text
-
-
 def changes(text, of, profiles=None):
-    return list(map(PeakChange, memory_changes(of, parse_settings(text), profiles or {})))
+    return list(memory_changes(of, parse_settings(text), profiles or {}))
 
 
 def one(found, knob, value):
-    (change,) = (c for c in found if (c.knob, c.value) == (knob, value))
+    (change,) = (c for c in found if (c.told.knob, show(c.told.value)) == (knob, value))
     return change
 
 
@@ -60,7 +46,7 @@ def sentences(text, of, profiles=None):
 def test_the_headline_knob():
     change = one(changes(CODELLAMA, question()), "sync_each_batch", "false")
     # whole gradients of 34 billion parameters in bf16, less what the peak of the optimizer hides
-    assert change.change_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)
+    assert change.told.memory_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)
     told = str(change)
     assert told.startswith("`sync_each_batch=false` would add 5")
     assert "GiB: FSDP keeps the unsharded gradients until the last micro-batch" in told
@@ -71,18 +57,18 @@ def test_differences_are_those_of_the_arithmetic():
     text += ",gradient_accumulation_steps=4"
     before = step_memory(of.workload, parse_settings(text), of.cluster).total_bytes
     for change in changes(text, of):
-        if change.knob not in ("activation_checkpointing", "sharding"):
+        if change.told.knob not in ("activation_checkpointing", "sharding"):
             continue
-        other = parse_settings(f"{text},").as_dict() | {change.knob: change.value}
+        other = parse_settings(f"{text},").as_dict() | {change.told.knob: change.told.value}
         after = step_memory(of.workload, Settings.from_dict(other), of.cluster).total_bytes
-        assert change.change_bytes == pytest.approx(after - before)
+        assert change.told.memory_bytes == pytest.approx(after - before)
 
 
 def test_each_live_knob_is_told_once_for_each_neighbor():
     text = "sharding=full_shard,tp_size=2,tp_recompute_allgather=true,micro_batch_size=2"
     of = question("llama-3.1-8b", "2x8xh100-80gb")
     found = changes(f"{text},gradient_accumulation_steps=8", of)
-    assert [(c.knob, c.value) for c in found] == [
+    assert [(c.told.knob, show(c.told.value)) for c in found] == [
         ("sync_each_batch", "false"),
         ("tp_recompute_allgather", "false"),
         ("activation_checkpointing", "full"),
@@ -94,7 +80,7 @@ def test_each_live_knob_is_told_once_for_each_neighbor():
         ("tp_size", "1"),
         ("optimizer", "adamw_8bit"),
     ]
-    signs = [c.change_bytes > 0 for c in found]
+    signs = [c.told.memory_bytes > 0 for c in found]
     assert signs == [True, True, False, True, True, True, False, False, True, False]
 
 
@@ -111,10 +97,10 @@ def test_no_reason_contradicts_its_sign():
                 of = question(model, cluster, batch=batch, sequence_length=256)
                 legal = enumerate_space(of).legal
                 for settings in legal[:: max(1, len(legal) // 4)]:
-                    for change in map(PeakChange, memory_changes(of, settings, {})):
-                        wrong = SHRINKS if change.change_bytes > 0 else GROWS
+                    for change in memory_changes(of, settings, {}):
+                        wrong = SHRINKS if change.told.memory_bytes > 0 else GROWS
                         assert not any(words in change.reason for words in wrong), str(change)
-                        assert bool(change.reason) is bool(change.change_bytes)
+                        assert bool(change.reason) is bool(change.told.memory_bytes)
 
 
 @dataclass(frozen=True)
@@ -150,15 +136,17 @@ def test_both_figures_are_of_one_basis():
     found = changes(CODELLAMA, question(), profiles)
     both = one(found, "sync_each_batch", "false")
     assert both.basis is Basis.DRY_RUN
-    assert both.change_bytes == pytest.approx(55 * GIB, rel=0.01)  # blocks of each phase add a bit
+    assert both.told.memory_bytes == pytest.approx(
+        55 * GIB, rel=0.01
+    )  # blocks of each phase add a bit
     assert str(both).startswith("`sync_each_batch=false` would add 54.8 GiB: FSDP")
     larger = one(found, "micro_batch_size", "2")
     assert larger.basis is Basis.DRY_RUN
-    assert larger.change_bytes == pytest.approx(40 * GIB, rel=0.01)
+    assert larger.told.memory_bytes == pytest.approx(40 * GIB, rel=0.01)
     only_one = one(found, "activation_checkpointing", "none")
     assert only_one.basis is Basis.ARITHMETIC
     bare = one(changes(CODELLAMA, question()), "activation_checkpointing", "none")
-    assert only_one.change_bytes == bare.change_bytes
+    assert only_one.told.memory_bytes == bare.told.memory_bytes
     assert "(both by arithmetic)" in str(only_one)
     first, *_ = sentences(CODELLAMA, question(), profiles)
     assert first == (

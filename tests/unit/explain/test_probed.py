@@ -52,6 +52,18 @@ def test_the_best_its_rival_and_the_coverage(lab):
     assert second["change"]["low"] < 1.25 < second["change"]["high"]
     coverage = {"kind": "coverage", "probed": 2, "legal": 84, "probes_done": 2}
     assert one(study, "coverage") == coverage
+    chosen, following, *_, more, seen, ran = answer(study).explanation
+    assert chosen == (
+        f"{BASE} takes 2 s for an optimizer step (80% interval 1.94 s to 2.06 s) and needs 1.00 GiB"
+        " of 4.00 GiB on one device (probe #1; both are measured)."
+    )
+    assert following == (
+        f"Next comes {RULE} with 2.5 s (25% longer, 80% interval 20% to 31% longer) and 2.00 GiB"
+        " (probe #2)."
+    )
+    assert more.startswith("3 more probes, about 6.0 s on 2 CPU ranks, could gain up to 88% in")
+    assert seen == "2 of the 84 legal settings were probed, in 2 probes."
+    assert ran == "This was measured on 2026-01-01 with torch 2.13.0."
     assert len(answer(study).explanation) == len(answer(study).facts)
 
 

@@ -9,7 +9,7 @@ from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits
 from tuner.errors import UsageError
-from tuner.explain.facts import AwkwardBatch
+from tuner.explain.facts import batch_divides_badly
 from tuner.model import published_model
 from tuner.planner.sizing import (
     SEQUENCE_STEP,
@@ -156,7 +156,7 @@ def test_a_batch_that_divides_badly_is_told_with_others(batch):
     for size in found.instead:
         other = replace(question, workload=replace(question.workload, global_batch_size=size))
         assert sizer.speed(other) * (1 - found.cost) == pytest.approx(speed, rel=0.03)
-    words = str(AwkwardBatch(batch=found))
+    words = str(batch_divides_badly(found))
     assert words.startswith(f"A global batch of {batch} on 8 GPUs costs {found.cost:.0%} of the")
     assert words.endswith(f"{' or '.join(map(str, found.instead))} would not.")
 

@@ -10,6 +10,7 @@ from tuner.client.cases.reading import Case, Stream, parse_line, read_batches, r
 from tuner.client.values import NotCoveredError
 from tuner.core.cluster import Device
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import GIB, Evaluation
 from tuner.core.framework import same_release
 from tuner.core.measurement import Basis
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
@@ -17,8 +18,6 @@ from tuner.cost import prediction as cost
 from tuner.dryrun import told
 from tuner.errors import UsageError
 from tuner.explain.memory import on_host, padding
-
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,14 @@ class Prediction:
         }
 
 
-def prediction_of(case: Case, finding: Finding) -> cost.Prediction:
+# Fields that an evaluation has too.
+_SAME = (
+    *("fits", "basis", "tokens_per_s_per_gpu", "step_time_s", "breakdown_gib", "by_phase_gib"),
+    *("needed_gib", "allocated_gib", "reserved_gib", "device_gib"),
+)
+
+
+def prediction_of(case: Case, finding: Finding) -> Evaluation:
     question = case.question
     return cost.predict(
         *question.job,
@@ -121,19 +127,10 @@ def answer_of(case: Case, finding: Finding) -> Prediction:
     known = (question.workload, question.cluster, case.settings)
     also = (str(one).removesuffix(".") for one in (*padding(*known), *on_host(*known)))
     return Prediction(
-        fits=found.fits,
-        needed_gib=found.needed_bytes.scaled(1 / GIB),
-        allocated_gib=found.allocated_bytes.scaled(1 / GIB),
-        reserved_gib=found.reserved_bytes.scaled(1 / GIB),
-        device_gib=found.device_bytes.scaled(1 / GIB),
-        limit_gib=case.memory_limit_gib or found.limit_bytes / GIB,
-        breakdown_gib={name: size / GIB for name, size in found.breakdown.items()},
-        by_phase_gib={name: size / GIB for name, size in found.by_phase.items()},
+        **{name: getattr(found, name) for name in _SAME},
+        limit_gib=case.memory_limit_gib or found.limit_gib,
         context_gib=found.context_bytes / GIB,
-        communicator_gib=found.communicator_bytes / GIB,
-        basis=found.basis,
-        tokens_per_s_per_gpu=found.tokens_per_s_per_gpu,
-        step_time_s=found.step_time_s,
+        communicator_gib=(found.outside_bytes - found.context_bytes) / GIB,
         provenance=provenance,
         reason=found.why,
         notes=(*notes_of(case, finding, found), *also),
@@ -141,7 +138,7 @@ def answer_of(case: Case, finding: Finding) -> Prediction:
     )
 
 
-def notes_of(case: Case, finding: Finding, found: cost.Prediction | None) -> tuple[str, ...]:
+def notes_of(case: Case, finding: Finding, found: Evaluation | None) -> tuple[str, ...]:
     """Sentences on knobs that cannot act, on the figures, and on the dry run."""
     told_of = () if finding.profile is None else told(finding.profile.notes)
     of_dry_run = (f"of the dry run: {note}" for note in told_of)
