@@ -32,7 +32,7 @@ from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.brief import is_forecast, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
-from tuner.explain.known import no_answer
+from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
@@ -87,9 +87,11 @@ def answer_of(
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
-    reason = no_answer(study, suggestion) if suggestion else None
-    why, nothing_fits = str(reason or ""), isinstance(reason, NothingFitsError)
-    if reason is None and best is None:
+    why, nothing_fits = "", False
+    if suggestion and is_unanswered(study, suggestion):
+        reason = why_none(study, suggestion, shown=True)
+        why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
+    elif best is None:
         why = "The first figures come with the first dry run or probe." if is_open else study.reason
     if nothing_fits and best is None:
         title, note = "Nothing fits", ""

@@ -6,7 +6,6 @@ in brackets, and what stands behind the numbers is said once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from tuner.core.answer import Reason, Suggestion
@@ -34,6 +33,7 @@ from tuner.explain.english import (
     OF_KNOBS,
     PHASE_WORDS,
     change_cell,
+    earned_text,
     effect_cells,
     spared_text,
 )
@@ -307,12 +307,7 @@ def _paid(fact: PlainFact, best: Evaluation) -> Iterator[str]:
     if change["ratio"] <= 1:
         yield f"Tuning took {took}, and has saved no time."
         return
-    ends = (fact["wall_s"] / (change[end] - 1) if change[end] > 1 else inf for end in _ENDS)
-    value, low, high = (rough_duration_text(one) if one < inf else "never" for one in ends)
-    yield f"Tuning took {took}, earned back after {value} of training ({low} to {high})."
-
-
-_ENDS = ("ratio", "high", "low")
+    yield f"Tuning took {took}, {earned_text(fact['wall_s'], change)}."
 
 
 def _changes(suggestion: Suggestion) -> list[PlainFact]:
