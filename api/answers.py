@@ -23,7 +23,7 @@ from tuner.client.answered import with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.errors import TunerError
-from tuner.explain.known import best_known, no_answer
+from tuner.explain.known import best_known, is_unanswered, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
@@ -212,7 +212,9 @@ class Answers:
     def _made(self, standing: StudyStatus) -> Body:
         whole = self.whole(standing)
         study, suggestion = whole.study, whole.suggestion
-        why = no_answer(study, suggestion) if suggestion else None
+        why = None
+        if suggestion and is_unanswered(study, suggestion):
+            why = why_none(study, suggestion, shown=True)
         found = {
             "study_id": study.id,
             "state": str(study.state),

@@ -32,7 +32,7 @@ from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.brief import is_forecast, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
-from tuner.explain.known import no_answer
+from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
@@ -56,6 +56,10 @@ FIELDS: Mapping[str, str] = {
     "--adapter": "workload.adapter.method",
     "--sequence-length": "workload.sequence_length",
 }
+
+
+# A fact that stands beside the answer, and not among its evidence.
+NOT_MEASURED = "nothing_measured"
 
 
 class CopyTab(NamedTuple):
@@ -83,9 +87,11 @@ def answer_of(
     best = suggestion.best if suggestion else None
     is_open = study.state in OPEN
     forecasts = suggestion is not None and is_forecast(study, suggestion)
-    reason = no_answer(study, suggestion) if suggestion else None
-    why, nothing_fits = str(reason or ""), isinstance(reason, NothingFitsError)
-    if reason is None and best is None:
+    why, nothing_fits = "", False
+    if suggestion and is_unanswered(study, suggestion):
+        reason = why_none(study, suggestion, shown=True)
+        why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
+    elif best is None:
         why = "The first figures come with the first dry run or probe." if is_open else study.reason
     if nothing_fits and best is None:
         title, note = "Nothing fits", ""
@@ -101,6 +107,10 @@ def answer_of(
         facts = suggestion.facts if suggestion else ()
         tied = (one for one in facts if one["kind"] == "tied_with_fastest")
         title, note = "Run this", next((tied_text(one, best) for one in tied), "")
+    if suggestion and best:
+        said = zip(suggestion.facts, suggestion.explanation, strict=False)
+        how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
+        note = " ".join(filter(None, (note, *how)))
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -383,7 +393,9 @@ def study_page(
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
-                shown(suggestion.facts, suggestion.explanation) if suggestion else ()
+                shown(suggestion.facts, suggestion.explanation, but=(NOT_MEASURED,))
+                if suggestion
+                else ()
             )
         ],
         "knob_heads": KNOB_HEADS,

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib.util import find_spec
@@ -423,6 +423,14 @@ class Probe:
             "finished_at": self.finished_at,
             "measurement": self.measurement and self.measurement.as_dict(),
         }
+
+
+def by_settings(probes: Iterable[Probe]) -> dict[Settings, list[Probe]]:
+    """The probes of each configuration, in the order of its first one."""
+    found: dict[Settings, list[Probe]] = {}
+    for probe in probes:
+        found.setdefault(probe.request.settings, []).append(probe)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,6 @@ in brackets, and what stands behind the numbers is said once.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import Any
 
 from tuner.core.answer import Reason, Suggestion
@@ -34,6 +33,7 @@ from tuner.explain.english import (
     OF_KNOBS,
     PHASE_WORDS,
     change_cell,
+    earned_text,
     effect_cells,
     spared_text,
 )
@@ -43,7 +43,9 @@ from tuner.text import count_text, show, size_text, time_text
 PlainFact = Mapping[str, Any]
 
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
-IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
+IN_BRIEF = frozenset({
+    "chosen", "predicted", "nothing_measured", "memory_peak", "awkward_batch", "may_not_fit",
+})  # fmt: skip
 
 # Single changes that are told.
 MOST_CHANGES = 6
@@ -305,12 +307,7 @@ def _paid(fact: PlainFact, best: Evaluation) -> Iterator[str]:
     if change["ratio"] <= 1:
         yield f"Tuning took {took}, and has saved no time."
         return
-    ends = (fact["wall_s"] / (change[end] - 1) if change[end] > 1 else inf for end in _ENDS)
-    value, low, high = (rough_duration_text(one) if one < inf else "never" for one in ends)
-    yield f"Tuning took {took}, earned back after {value} of training ({low} to {high})."
-
-
-_ENDS = ("ratio", "high", "low")
+    yield f"Tuning took {took}, {earned_text(fact['wall_s'], change)}."
 
 
 def _changes(suggestion: Suggestion) -> list[PlainFact]:
@@ -332,6 +329,9 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
         yield f"Trust the ranking; absolute speed may be off (-{low} to +{high})."
+    if fact := facts.get("nothing_measured"):
+        how = f"use --fidelity measured on {fact['cluster']}, or start a tuner worker there"
+        yield f"Not measured: {how}."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))

@@ -5,7 +5,7 @@ Nothing is ever decided by its words. Here are those that several modules say, a
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
@@ -19,6 +19,7 @@ from tuner.core.words import describe, probes_text, rough_duration_text, seconds
 from tuner.explain.english import (
     basis_text,
     change_interval_text,
+    earned_text,
     effect_cells,
     ended_text,
     failure_text,
@@ -268,11 +269,7 @@ def tuning_paid(
         against += f" ({change_interval_text(change)}; {source})"
         text = f"Tuning took {took}, and has saved no time: {against}."
         if change.ratio > 1:
-            ends = (ratio - 1 for ratio in (change.ratio, change.high, change.low))
-            value, soonest, latest = (
-                rough_duration_text(wall_s / gain) if gain > 0 else "never" for gain in ends
-            )
-            earned = f"earned back after {value} of training ({soonest} to {latest})"
+            earned = earned_text(wall_s, asdict(change))
             text = f"Tuning took {took}, {earned}: {against}."
     return fact(
         "tuning_paid",

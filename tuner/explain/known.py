@@ -51,7 +51,6 @@ from tuner.explain.probed import (
     what_is_left,
 )
 from tuner.planner import Stop, next_probe, planned_answer, what_is_needed
-from tuner.planner.answer import what_trained_wrongly
 from tuner.planner.dry_runs import as_predicted, leading
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, finished, last_failure, learned
@@ -149,12 +148,9 @@ def require_best(study: Study, suggestion: Suggestion) -> Evaluation:
     return suggestion.best
 
 
-def no_answer(study: Study, suggestion: Suggestion) -> TunerError | None:
-    """Says why a study at its end has no answer of its fidelity, to be shown; ``None`` where it
-    has, or is open."""
-    if study.state in OPEN or (suggestion.best and not is_forecast(study, suggestion)):
-        return None
-    return why_none(study, suggestion, shown=True)
+def is_unanswered(study: Study, suggestion: Suggestion) -> bool:
+    """True of a study at its end that has no answer of the fidelity that was asked for."""
+    return study.state not in OPEN and (suggestion.best is None or is_forecast(study, suggestion))
 
 
 def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> TunerError:
@@ -181,13 +177,14 @@ def why_none(study: Study, suggestion: Suggestion, *, shown: bool = False) -> Tu
         if suggestion.alternatives:
             return SpeedUnknownError(f"no settings are known to be the fastest: {why}")
         return ProbeError(f"study {study.id} has no answer: {why}")
-    forecasts, wrong = is_forecast(study, suggestion), what_trained_wrongly(study)
+    forecasts, seen = is_forecast(study, suggestion), learned(study)
+    wrong = "" if seen.fitting else ExpectedMemory(seen).what_is_wrong()
     if wrong and forecasts:  # what was not tried is not known to be wrong
-        seen = f"what was {fidelity} and fits trains something else"
-        return TrainsWronglyError(f"{seen}: {wrong}. What is suggested is predicted.")
+        what = f"what was {fidelity} and fits trains something else"
+        return TrainsWronglyError(f"{what}: {wrong}. What is suggested is predicted.")
     if wrong or (suggestion.best is None and (wrong := forecast(study).what_is_wrong)):
         return TrainsWronglyError(f"{TRAINS_WRONGLY}: {wrong}")
-    why = " ".join(map(str, how_it_stands(study, learned(study, fidelity))))
+    why = " ".join(map(str, how_it_stands(study, seen)))
     why += " What is suggested is predicted." if forecasts else ""
     if {Outcome.OOM, Outcome.OK} & suggestion.probes.keys():
         # A study whose budget was spent first has configurations that were not tried.
@@ -271,6 +268,14 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
     time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
     yield _predicted(best, limit, time_from)
+    could_be = question.framework.name not in NOT_PROBED and not question.unprobed
+    by_choice = known.study.limits.fidelity is Fidelity.PREDICTED
+    probed = any(one.request.fidelity in PROBED for one in known.study.probes)
+    if could_be and by_choice and not probed:
+        name = question.cluster.name
+        text = f"Nothing was measured: ask with the fidelity measured on {name} itself, or of a"
+        text += " service that has a worker there (tuner worker)."
+        yield fact("nothing_measured", text, cluster=name)
     if question.script is None:
         yield from of_workload(question.workload, best)
     if is_transferred:

@@ -70,13 +70,6 @@ def is_answered(study: Study) -> bool:
     return not known.accidents and predicted_choice(known) is not None
 
 
-def what_trained_wrongly(study: Study) -> str:
-    """Says why none of what was measured or emulated and fits is the answer; empty where one is, or
-    nothing fitted."""
-    known = learned(study)
-    return "" if known.fitting else ExpectedMemory(known).what_is_wrong()
-
-
 def predicted_choice(known: Forecast) -> Choice | None:
     """The answer and what it is tied with; ``None`` when nothing fits, or nothing is known.
 

@@ -21,7 +21,7 @@ from tuner.core.measurement import (
     Outcome,
 )
 from tuner.core.quantity import Quantity
-from tuner.core.study import Probe, ProbeState, Question, Study
+from tuner.core.study import Probe, ProbeState, Question, Study, by_settings
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import communicator_count
 from tuner.guard.faults import Wrong, blamed_by_counts, wrong_of
@@ -234,15 +234,16 @@ def _findings(
     question: Question, probes: Iterable[Probe], limit_bytes: int
 ) -> dict[Settings, Evaluation]:
     """Pools what probes that ended well found, by configuration, in any order."""
-    by_settings: dict[Settings, list[Probe]] = defaultdict(list)
-    for probe in probes:
-        if outcome_of(probe) is Outcome.OK and probe.measurement and probe.measurement.memory:
-            by_settings[probe.request.settings].append(probe)
+    ended = by_settings(
+        probe
+        for probe in probes
+        if outcome_of(probe) is Outcome.OK and probe.measurement and probe.measurement.memory
+    )
     # All configurations share the machine.
-    variation = seen_variation(map(measurements_of, by_settings.values()))
+    variation = seen_variation(map(measurements_of, ended.values()))
     return {
         settings: _finding(question, found, variation, limit_bytes)
-        for settings, found in by_settings.items()
+        for settings, found in ended.items()
     }
 
 
@@ -325,12 +326,9 @@ def _slow(
     findings: Mapping[Settings, Evaluation],
     limit_bytes: int,
 ) -> dict[Settings, Evaluation]:
-    ended: dict[Settings, list[Probe]] = defaultdict(list)
-    for probe in probes:
-        if outcome_of(probe) in (Outcome.TIMEOUT, Outcome.STOPPED_EARLY):
-            ended[probe.request.settings].append(probe)
+    endings = (Outcome.TIMEOUT, Outcome.STOPPED_EARLY)
     slow = {}
-    for settings, found in ended.items():
+    for settings, found in by_settings(p for p in probes if outcome_of(p) in endings).items():
         if settings in findings:
             continue
         measurements, fidelity = measurements_of(found), found[0].request.fidelity

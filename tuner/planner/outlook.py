@@ -6,7 +6,6 @@ from math import exp
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import Settings
@@ -16,12 +15,25 @@ from tuner.cost.prediction import predict
 from tuner.planner.knowledge import Knowledge
 from tuner.planner.search import Search
 from tuner.planner.similar import studies_alike
+from tuner.search.kernel import Mask, Rows
+from tuner.space import Space
+from tuner.text import kept
 
 # Probability from which a configuration is expected to fit.
 EXPECTED = 0.5
 # Similarity of workloads from which another study is said to correct a number; what less similar
 # ones say has faded.
 TOLD = 0.1
+
+
+# A page asks for all of them after every probe, in the same space.
+@kept(maxsize=512)
+def _pairs(space: Space, knob: str, one: Any, other: Any) -> Rows:
+    """Places of configurations with a value of a knob, each beside its like with another value, as
+    :meth:`Space.differing_in` has them; shape ``(n, 2)``."""
+    groups = space.differing_in(knob).values()
+    found = [(each[one], each[other]) for each in groups if one in each and other in each]
+    return np.array(found, dtype=np.intp).reshape(-1, 2)
 
 
 class Outlook:
@@ -70,7 +82,7 @@ class Outlook:
         return bool(self._expected[self._index[settings]])
 
     @cached_property
-    def _expected(self) -> NDArray[np.bool_]:
+    def _expected(self) -> Mask:
         known, place_of = self._known, self._index
         expected = self.search.belief.fits >= EXPECTED
         no_time = (one for one, slow in known.slow.items() if slow.step_time_s.value is None)
@@ -100,12 +112,12 @@ class Outlook:
         """
         mine = getattr(best, knob)
         for value in values:
-            pairs = self._known.space.pairs(knob, mine, value)
+            pairs = _pairs(self._known.space, knob, mine, value)
             pairs = pairs[self._expected[pairs].all(1)]
             if len(pairs):
                 yield value, self._mean_change(pairs), len(pairs)
 
-    def _mean_change(self, pairs: NDArray[np.intp]) -> Change:
+    def _mean_change(self, pairs: Rows) -> Change:
         # Two configurations are wrong together as far as they are alike: the kernel is taken for
         # the correlation of their errors. All pairs are taken to be wrong together.
         belief, points = self.search.belief, self.search.prior.features

@@ -3,7 +3,6 @@
 NumPy, which is slow to import: this module is imported where a study has a past.
 """
 
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -15,12 +14,13 @@ import numpy as np
 from tuner.core.cluster import Cluster
 from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
-from tuner.core.measurement import BROKEN, PROBED, Measurement, Outcome
+from tuner.core.measurement import BROKEN, PROBED, Outcome
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
-from tuner.core.study import Study
+from tuner.core.study import Study, by_settings
 from tuner.core.workload import Workload
 from tuner.cost.calibration import Calibration
 from tuner.planner.forecast import Asked
+from tuner.planner.knowledge import measurements_of
 from tuner.planner.prior import RUNS, predicted
 from tuner.planner.timing import speed_of, step_time
 from tuner.search.kernel import Array, ByContents, alike, log_likelihood, one_thread, regress
@@ -95,11 +95,9 @@ def found_in(study: Study) -> tuple[Found, ...]:
     """Gathers a study's results by configuration. Outcomes that teach nothing are left out."""
     groups: dict[Settings, Found] = {}
     for fidelity in reversed(PROBED):
-        by_settings: dict[Settings, list[Measurement]] = defaultdict(list)
-        for probe in study.at(fidelity).probes:
-            if probe.measurement is not None:
-                by_settings[probe.request.settings].append(probe.measurement)
-        for settings, measurements in by_settings.items():
+        ended = by_settings(probe for probe in study.at(fidelity).probes if probe.measurement)
+        for settings, probes in ended.items():
+            measurements = measurements_of(probes)
             # One repetition that ran says that the configuration runs. Those that ran out of memory
             # or time say nothing of one that has enough of both.
             if ran := [m for m in measurements if m.outcome is Outcome.OK]:

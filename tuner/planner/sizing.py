@@ -376,13 +376,12 @@ class _Sizer:
             largest = max(
                 fitting, key=lambda e: (e.settings.micro_batch_size, -e.seconds), default=None
             )
-            self._sized[key] = self._made(question, best), self._made(question, largest)
+            tokens = self._goal.tokens
+            self._sized[key] = (
+                Sized(question=question, best=best, tokens=tokens) if best else None,
+                Sized(question=question, best=largest, tokens=tokens) if largest else None,
+            )
         return self._sized[key]
-
-    def _made(self, question: Question, found: Evaluation | None) -> Sized | None:
-        if found is None:
-            return None
-        return Sized(question=question, best=found, tokens=self._goal.tokens)
 
     def sized(self, question: Question) -> Sized | None:
         """The best of a question; ``None`` where nothing is predicted to fit."""

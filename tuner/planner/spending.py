@@ -3,18 +3,15 @@
 One sum for budgets, for the answer, and for when the tuning has paid for itself.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import fsum, inf
 
-from tuner.core.measurement import PROBED, Fidelity, Measurement
+from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.study import Probe, Study
 from tuner.core.words import probe_word
 from tuner.text import count_text, kept
-
-# Begin and end.
-Interval = tuple[datetime, datetime]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,25 +65,17 @@ def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
     done counts as if it had run alone.
     """
     known = [(p.finished_at, p.measurement) for p in probes if p.measurement]
-    alone_s = fsum(m.wall_s for at, m in known if at is None)
-    together = [_interval(at, m) for at, m in known if at is not None]
-    return alone_s + _covered_s(together), fsum(m.device_s for _, m in known)
-
-
-def _interval(finished_at: str, measurement: Measurement) -> Interval:
-    end = datetime.fromisoformat(finished_at)
-    return end - timedelta(seconds=measurement.wall_s), end
-
-
-def _covered_s(intervals: Sequence[Interval]) -> float:
+    alone_s = fsum(found.wall_s for at, found in known if at is None)
+    ends = ((datetime.fromisoformat(at), found) for at, found in known if at is not None)
+    together = sorted((end - timedelta(seconds=found.wall_s), end) for end, found in ends)
     spans: list[float] = []
     reached: datetime | None = None
-    for begin, end in sorted(intervals):
+    for begin, end in together:
         begin = begin if reached is None else max(begin, reached)
         if begin < end:
             spans.append((end - begin).total_seconds())
             reached = end
-    return fsum(spans)
+    return alone_s + fsum(spans), fsum(found.device_s for _, found in known)
 
 
 def spent(study: Study) -> str:

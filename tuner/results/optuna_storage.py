@@ -6,7 +6,6 @@ this module is imported where a study is exported.
 
 import json
 import sqlite3
-from collections import defaultdict
 from contextlib import closing
 from copy import copy
 from dataclasses import replace
@@ -18,10 +17,9 @@ import optuna
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 
-from tuner.core.configuration import Settings
 from tuner.core.measurement import PROBED
 from tuner.core.quantity import Provenance
-from tuner.core.study import Probe, ProbeState, Study
+from tuner.core.study import ProbeState, Study, by_settings
 from tuner.errors import UsageError
 from tuner.planner.knowledge import learned
 from tuner.planner.search import Search
@@ -83,10 +81,7 @@ def _trials(study: Study) -> list[FrozenTrial]:
     prior, asked, question = search.prior, study.limits.fidelity, study.question
     # Of a script whose model is not named the prior is an order by rules of thumb: no seconds.
     by_arithmetic = question.script is None or question.workload.has_arithmetic
-    probes: dict[Settings, list[Probe]] = defaultdict(list)
-    for probe in study.in_order:
-        if probe.state is ProbeState.DONE:
-            probes[probe.request.settings].append(probe)
+    probes = by_settings(p for p in study.in_order if p.state is ProbeState.DONE)
     found = []
     for trial in search.trials:
         log_seconds = prior.log_seconds[trial.index]
@@ -96,7 +91,9 @@ def _trials(study: Study) -> list[FrozenTrial]:
             trial = replace(trial, seconds=exp(log_seconds))
         made = copy(frozen_trial(parameters_of(prior.settings), trial, prior.limit_bytes))
         settings = prior.settings[trial.index]
-        own = [p for p in probes[settings] if trial.indirect != (p.request.fidelity is asked)]
+        own = [
+            p for p in probes.get(settings, ()) if trial.indirect != (p.request.fidelity is asked)
+        ]
         made.user_attrs = {
             "configuration": str(settings),
             "fidelity": ", ".join(sorted({str(p.request.fidelity) for p in own})),

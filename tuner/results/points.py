@@ -24,7 +24,7 @@ from tuner.core.measurement import (
     Outcome,
 )
 from tuner.core.quantity import UNKNOWN, Quantity
-from tuner.core.study import Probe, ProbeState, Question, Study
+from tuner.core.study import Probe, ProbeState, Question, Study, by_settings
 from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
 from tuner.planner.forecast import Forecast, forecast
@@ -107,13 +107,10 @@ class Evidence:
 def _found(known: Knowledge) -> dict[Settings, Evaluation]:
     """Gathers the findings of one fidelity by configuration, in the order of their first probes:
     those that failed too."""
-    by_settings: dict[Settings, list[Probe]] = defaultdict(list)
-    for probe in known.study.probes:
-        if probe.measurement is not None:
-            by_settings[probe.request.settings].append(probe)
     # Those that fit have the intervals that the answer has.
     findings, evaluated = {**known.findings, **fair(known)}, {}
-    for settings, probes in by_settings.items():
+    ended = by_settings(probe for probe in known.study.probes if probe.measurement)
+    for settings, probes in ended.items():
         ordered = tuple(sorted(probes, key=lambda probe: probe.id))
         finding, last, fidelity = findings.get(settings), _last(ordered), probes[0].request.fidelity
         slow, need = known.slow.get(settings), known.too_large.get(settings)
@@ -366,10 +363,8 @@ ALWAYS = ("sharding", "micro_batch_size", "gradient_accumulation_steps")
 
 def rows_of(study: Study) -> tuple[Evaluation, ...]:
     """What the probes of each configuration show so far, in the order of probing."""
-    by_settings: dict[Settings, list[Probe]] = {}
-    for probe in repriced(study).probes:
-        by_settings.setdefault(probe.request.settings, []).append(probe)
-    return tuple(_row(s, probes, study.question) for s, probes in by_settings.items())
+    found = by_settings(repriced(study).probes)
+    return tuple(_row(settings, probes, study.question) for settings, probes in found.items())
 
 
 def fastest_first(rows: Iterable[Evaluation]) -> tuple[Evaluation, ...]:

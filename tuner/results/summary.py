@@ -23,7 +23,7 @@ from tuner.core.words import (
 )
 from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.brief import is_forecast
-from tuner.explain.known import no_answer
+from tuner.explain.known import is_unanswered, why_none
 from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
@@ -71,7 +71,9 @@ def headline(study: Study, suggestion: Suggestion | None) -> Headline:
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
-    why = no_answer(study, suggestion) if suggestion else None
+    why = None
+    if suggestion and is_unanswered(study, suggestion):
+        why = why_none(study, suggestion, shown=True)
     return Headline(
         study_id=study.id,
         state=str(study.state),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tuner.catalog.versions import Condition, Effect
 from tuner.core.configuration import (
@@ -38,10 +38,6 @@ from tuner.space.rules import (
     split_by,
 )
 from tuner.text import show, show_all
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
 
 _CLASS_KNOBS = (
     "pp_size",
@@ -79,18 +75,6 @@ class Space:
             self._groups[knob] = dict(groups)
         return self._groups[knob]
 
-    def pairs(self, knob: str, one: Any, other: Any) -> "NDArray[np.intp]":
-        """Places in :attr:`legal` of configurations with a value of a knob, each beside its like
-        with another value, as :meth:`differing_in` has them; shape ``(n, 2)``."""
-        import numpy as np  # which a light command is quicker without
-
-        key = knob, one, other
-        if key not in self._pairs:
-            groups = self.differing_in(knob).values()
-            found = [(each[one], each[other]) for each in groups if one in each and other in each]
-            self._pairs[key] = np.array(found, dtype=np.intp).reshape(-1, 2)
-        return self._pairs[key]
-
     # What is said of a study after every probe asks for them again.
     @cached_property
     def places(self) -> Mapping[Settings, int]:
@@ -99,10 +83,6 @@ class Space:
 
     @cached_property
     def _groups(self) -> dict[str, dict[Any, dict[Any, int]]]:
-        return {}
-
-    @cached_property
-    def _pairs(self) -> "dict[tuple[str, Any, Any], NDArray[np.intp]]":
         return {}
 
 

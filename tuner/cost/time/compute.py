@@ -302,12 +302,17 @@ def layer_compute_s(
     attention = attention_work(
         workload, cluster, t, again=(products_again, again), parts=settings.cp_size
     )
-    return _seconds(tokens * (products + attention), moved, workload, cluster, costs)
+    memory_rate = cluster.gpu.memory_bytes_per_s
+    assert memory_rate is not None
+    rate = _matmul_rate(workload, cluster, costs)
+    return tokens * (products + attention) / rate + moved / memory_rate
 
 
 def ends_compute_s(workload: Workload, settings: Settings, cluster: Cluster, costs: Costs) -> float:
     """The same of the output head and the loss; embedding tokens takes next to nothing."""
     model, t, tp = workload.model, costs.torch, axis_sizes(settings, cluster).tp
+    rate, memory_rate = _matmul_rate(workload, cluster, costs), cluster.gpu.memory_bytes_per_s
+    assert memory_rate is not None
     vocabulary, hidden = model.vocab_size / tp, model.hidden_size
     logits = settings.micro_batch_size * workload.sequence_length * vocabulary
     frozen = workload.adapter is not None
@@ -315,23 +320,13 @@ def ends_compute_s(workload: Workload, settings: Settings, cluster: Cluster, cos
         (4 if frozen else 6) * hidden * logits * (1 + t.small_dim * (1 / hidden + 1 / vocabulary))
     )
     if COMPUTE_BYTES[workload.precision] == 2 and vocabulary % ALIGNED:
-        rate = _matmul_rate(workload, cluster, costs)
         work *= 1 + unaligned_more(rate, costs)
     # the weight is read twice and its gradient written; for each part, which adds it up
     times = 4.0 * LOSS_PARTS if settings.fused_loss else 3.0 - frozen
     moved = times * COMPUTE_BYTES[workload.precision] * hidden * vocabulary
     lost = logits * tp / logit_ranks(workload, settings)
     moved += t.logit_traffic * loss_traffic(workload, settings, cluster) * lost
-    return _seconds(work, moved, workload, cluster, costs)
-
-
-def _seconds(
-    work: float, moved: float, workload: Workload, cluster: Cluster, costs: Costs
-) -> float:
-    """Seconds of so many FLOPs of wide products, and of so many bytes of the GPU's memory."""
-    memory_rate = cluster.gpu.memory_bytes_per_s
-    assert memory_rate is not None
-    return work / _matmul_rate(workload, cluster, costs) + moved / memory_rate
+    return work / rate + moved / memory_rate
 
 
 def _matmul_rate(workload: Workload, cluster: Cluster, costs: Costs) -> float:
