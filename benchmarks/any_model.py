@@ -194,11 +194,12 @@ def dry_runs(configs: Mapping[str, Any], jobs: int, task: str) -> dict[str, dict
 
 def run_rank_of(spec: Path, out: Path, meet: str) -> None:
     """Run the probe program's rank in this process, which has torch already."""
-    from workers.probe.run import run_rank
+    from workers.probe.run import run_probe
 
     # without LOCAL_RANK, of which accelerate would make several ranks' DDP
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "HF_HUB_OFFLINE": "1"}
-    run_rank(spec, out, meet)
+    record, _ = run_probe(spec, meet)
+    record.write(out)
     os._exit(0)
 
 
@@ -219,7 +220,7 @@ def real_peak(config: Mapping[str, Any], task: str) -> int | str:
             return "the real step ended without a record"
         record = json.loads(record_file.read_text())
     memory = record["memory"]
-    return int(memory["peak_allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
+    return int(memory["allocated_bytes"]) if memory else str(record["error"]["message"])[:200]
 
 
 def row(

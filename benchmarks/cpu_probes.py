@@ -25,7 +25,7 @@ from tuner.machine import usable_cores
 from workers.launchers.base import Job, rank_environment
 from workers.measuring.records import BadRecord, RankRecord, log_path, read_records, write_spec
 from workers.probe.orders import SPEC
-from workers.probe.run import run_rank
+from workers.probe.run import run_probe
 
 RESULT = Path(__file__).parent / "data" / "cpu_probes.json"
 REPETITIONS = 3
@@ -62,7 +62,8 @@ def _fork_rank(job: Job, rank: int) -> int:
         os.dup2(log.fileno(), 2)
     os.environ.update(rank_environment(job, rank, os.environ))
     torch.set_num_threads(max(1, usable_cores() // job.ranks))  # as the launcher's environment says
-    run_rank(job.directory / SPEC, job.directory, f"file://{job.directory}/rendezvous")
+    record, _ = run_probe(job.directory / SPEC, f"file://{job.directory}/rendezvous")
+    record.write(job.directory)
     os._exit(0)
 
 
@@ -78,10 +79,10 @@ def measured(case: Case) -> dict[str, Any]:
     if outcome != "ok":
         return {"outcome": outcome, "wall_s": seconds}
     memories = [r.memory for r in records if isinstance(r, RankRecord) and r.memory is not None]
-    worst = max(memories, key=lambda memory: memory.peak_allocated_bytes)
+    worst = max(memories, key=lambda memory: memory.allocated_bytes)
     return {
         "outcome": outcome,
-        "peak_bytes_by_rank": [memory.peak_allocated_bytes for memory in memories],
+        "peak_bytes_by_rank": [memory.allocated_bytes for memory in memories],
         "peak_bytes_by_phase": dict(worst.by_phase),
         "wall_s": seconds,
     }

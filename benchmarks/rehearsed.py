@@ -105,8 +105,8 @@ def peaks(
                                      f" {found.measurement.detail}")  # fmt: skip
                 memory = first.memory
                 found_bytes = {
-                    "allocated": memory.peak_allocated_bytes,
-                    "reserved": memory.peak_reserved_bytes,
+                    "allocated": memory.allocated_bytes,
+                    "reserved": memory.reserved_bytes,
                 }
                 kept.add(key, found_bytes | dict(memory.by_phase))
                 print(f"{time.monotonic() - started:.0f} s {key}", file=sys.stderr, flush=True)

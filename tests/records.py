@@ -3,9 +3,9 @@
 import time
 
 MEMORY = {
-    "peak_allocated_bytes": 1000,
-    "low_peak_bytes": 900,
-    "peak_reserved_bytes": 1000,
+    "allocated_bytes": 1000,
+    "allocated_low_bytes": 900,
+    "reserved_bytes": 1000,
     "device_bytes": 5000,
     "overhead_bytes": 0,
     "by_phase": {"forward": 1000},
@@ -25,7 +25,7 @@ def rank_record(rank, outcome="ok", **more):
     """A rank's record as the probe program writes it."""
     ran = outcome in ("ok", "stopped_early")
     return {
-        "format": 1,
+        "format": 2,
         "rank": rank,
         "outcome": outcome,
         "phase": "time" if ran else "forward",

@@ -10,26 +10,23 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tuner.core.cluster import Cluster, Device
+from tuner.core.measurement import Fidelity
 from tuner.cost.calibration import Calibration, merged
 from tuner.cost.calibration_fit import fitted
 from tuner.errors import ProbeError
 from workers.devices import DeviceLocks, check_cluster, default_lock_path, devices_here, first_gpus
-from workers.launchers.base import Ended, Job, Run, Why
-from workers.launchers.local import LocalLauncher, probe_argv
-from workers.measuring.records import (
-    default_probes_folder,
-    make_folder,
-    record_path,
-    remove_folder,
-    write_spec,
-)
+from workers.launchers.local import series_argv
+from workers.measuring.measure import kind_of
+from workers.measuring.ranks import WarmRanks
+from workers.measuring.records import default_probes_folder
 from workers.stop import INTERRUPTED, StopRequest, open_fd, run_command
 
 # From a rank's start to its last case's begin.
@@ -196,7 +193,6 @@ def calibrate(
     options = options or Options()
     check_cluster(cluster)
     locks = DeviceLocks(options.lock, [device.name for device in devices_here()])
-    folder = None
     try:
         is_waiting = False
         while not locks.acquire():
@@ -205,66 +201,30 @@ def calibrate(
             is_waiting = True
             if why := stop.wait(POLL_S):
                 raise StoppedError(why)
-        folder = make_folder(options.folder, "calibration")
-        spec = {**plan(cluster, QUICK if options.quick else None), "budget_s": BUDGET_S}
         is_cpu = cluster.gpu.device is Device.CPU
-        job = Job(
-            argv=(*probe_argv(folder), "--calibrate"),
-            directory=folder,
-            ranks=cluster.world_size,
-            device=str(cluster.gpu.device),
-            deadline_s=DEADLINE_S,
-            sharing=cluster.world_size if is_cpu else cluster.gpus_per_node,
-            visible=() if is_cpu else first_gpus(devices_here(), cluster.world_size),
-        )
-        try:
-            write_spec(folder, spec)
-            run = LocalLauncher().start(job)
-        except OSError as error:
-            raise ProbeError(f"the ranks could not be started: {error}") from error
-        try:
-            while (ended := run.poll()) is None:
-                if why := stop.wait(POLL_S):
-                    raise StoppedError(why)
-        finally:
-            run.cancel()  # which does nothing to ranks that have ended
-        records = _read_records(folder, ended, run)
+        gpus = () if is_cpu else first_gpus(devices_here(), cluster.world_size)
+        kind = replace(kind_of(cluster, Fidelity.MEASURED), visible=gpus)
+        spec = {**plan(cluster, QUICK if options.quick else None), "budget_s": BUDGET_S}
+        began = time.monotonic()
+        with WarmRanks(folder=options.folder, argv=series_argv) as ranks:
+            found = ranks.ask(kind, spec, stop.wait, deadline_s=DEADLINE_S)
+        wall_s = time.monotonic() - began
     finally:
         locks.release()
-        if folder is not None:
-            remove_folder(folder)
+    if found is None:
+        raise StoppedError(stop.wait(0))
+    if found.why_unusable:
+        raise ProbeError(found.why_unusable)
     try:
         return fitted(
-            merged(spec["cases"], [record["readings"] for record in records]),
+            merged(spec["cases"], [record["readings"] for record in found.records]),
             cluster,
-            versions=records[0]["versions"],
+            versions=found.records[0]["versions"],
             at=datetime.now(UTC).isoformat(timespec="seconds"),
-            wall_s=ended.wall_s,
+            wall_s=wall_s,
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ProbeError(f"what the ranks timed cannot be used: {error}") from error
-
-
-def _read_records(folder: Path, ended: Ended, run: Run) -> Sequence[dict[str, Any]]:
-    if ended.why is Why.DEADLINE:
-        raise ProbeError(f"the ranks took longer than {DEADLINE_S:.0f} s, and were ended")
-    first = sorted(ended.ranks, key=lambda end: (end.stopped, end.ended_at))
-    found: dict[int, dict[str, Any]] = {}
-    for end in first:
-        try:
-            record = json.loads(record_path(folder, end.rank).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            record = None
-        if not isinstance(record, dict):
-            words = run.logs().get(end.rank, "").strip().splitlines()
-            last = f": {words[-1][:300]}" if words else ""
-            raise ProbeError(f"rank {end.rank} ended with exit code {end.code}{last}")
-        if record.get("outcome") != "ok":
-            error = record.get("error") or {}
-            what = " ".join(f"{error.get('type')}: {error.get('message')}".split())[:300]
-            raise ProbeError(f"rank {end.rank} failed in {record.get('phase')}: {what}")
-        found[end.rank] = record
-    return [found[rank] for rank in sorted(found)]
 
 
 def main() -> int:

@@ -28,9 +28,10 @@ def main() -> int:
         elif gpus:
             kind = Kind(ranks=len(gpus), world_size=len(gpus), device="cuda", visible=gpus)
             with WarmRanks(folder=default_probes_folder()) as ranks:
-                found = ranks.look(kind, _pause)
+                found = ranks.ask(kind, {"check": "cuda"}, _pause)
             assert found is not None
-            told |= {"gpus": found.found, "why_unusable": found.why_unusable}
+            gpus_seen = [record.get("hardware", {}) for record in found.records]
+            told |= {"gpus": gpus_seen, "why_unusable": found.why_unusable}
     except TunerError as error:
         told["why_unusable"] = str(error)
     finally:

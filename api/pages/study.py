@@ -58,6 +58,10 @@ FIELDS: Mapping[str, str] = {
 }
 
 
+# A fact that stands beside the answer, and not among its evidence.
+NOT_MEASURED = "nothing_measured"
+
+
 class CopyTab(NamedTuple):
     """Something to copy: what it is of, its text, and the address of the file if it is one, with
     what that cannot say, as sentences with lines of code."""
@@ -103,6 +107,10 @@ def answer_of(
         facts = suggestion.facts if suggestion else ()
         tied = (one for one in facts if one["kind"] == "tied_with_fastest")
         title, note = "Run this", next((tied_text(one, best) for one in tied), "")
+    if suggestion and best:
+        said = zip(suggestion.facts, suggestion.explanation, strict=False)
+        how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
+        note = " ".join(filter(None, (note, *how)))
     guard = guard_mark = ""
     if best:
         verdict, passed = best.guard.verdict, best.guard.verdict == GUARD_PASSED
@@ -385,7 +393,9 @@ def study_page(
         "sentences": [
             linked(text, study.id, probe_ids.intersection(named))
             for text, named in (
-                shown(suggestion.facts, suggestion.explanation) if suggestion else ()
+                shown(suggestion.facts, suggestion.explanation, but=(NOT_MEASURED,))
+                if suggestion
+                else ()
             )
         ],
         "knob_heads": KNOB_HEADS,

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.machine import why_no_standin
 from workers.standin import run
 
 
@@ -28,10 +29,9 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def standin():
     """The stand-in, built for this Python's torch: the folder of its libraries."""
-    try:
-        return run.build()
-    except FileNotFoundError as error:
-        pytest.skip(f"{error}: make cuda-env, make test-cuda")
+    if why := why_no_standin():
+        pytest.skip(f"{why}: make cuda-env, make test-cuda")
+    return run.build()
 
 
 Gpus = Callable[..., None]

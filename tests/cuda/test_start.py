@@ -56,7 +56,7 @@ def test_a_look_leaves_nothing_behind_for_the_first_probe(gpus, ranks):
 
 def look(ranks, count):
     with ranks:
-        found = ranks.look(kind(count), pause)
+        found = ranks.ask(kind(count), {"check": "cuda"}, pause)
     assert found is not None
     return found
 
@@ -65,7 +65,7 @@ def test_what_a_look_finds_of_gpus_that_are_well(gpus, ranks):
     gpus(2, mib=40_000)
     found = look(ranks(), 2)
     assert found.why_unusable == ""
-    first, second = found.found
+    first, second = (record["hardware"] for record in found.records)
     assert first["total_bytes"] == second["total_bytes"] == 40_000 * 2**20
     assert 0 < first["free_bytes"] <= first["total_bytes"]
     assert first["cuda"].startswith("13.")

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.cuda.probing import LLAMA, probe_all, spec
-from workers.measuring.records import BadRecord, RankMemory
+from tuner.core.measurement import Memory
+from workers.measuring.records import BadRecord
 
 MODEL = LLAMA | {"hidden_size": 512, "num_hidden_layers": 2, "intermediate_size": 1408}
 CHECKPOINTED: dict[str, Any] = {"activation_checkpointing": "full"}
@@ -77,7 +78,7 @@ def test_memory_does_not_depend_on_the_probes_before(gpus, tmp_path, ranks, fide
 
 def _memory(specs, folder):
     """Memory of each probe's ranks."""
-    found: list[list[RankMemory]] = []
+    found: list[list[Memory]] = []
     for probed in probe_all(specs, folder):
         assert probed.measurement.outcome == "ok", probed.measurement.detail
         found.append([])

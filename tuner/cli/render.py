@@ -45,7 +45,7 @@ from tuner.text import count_text, duration_text, moment_text, read_tokens, show
 # Notes on a study's probes that are shown; a hot node has one for each.
 MOST_NOTES = 5
 # The answer in brief: its lines, those of its parts, and how far its titles reach.
-MOST_LINES, MOST_WHY, MOST_SURE, INDENT = 25, 3, 4, 9
+MOST_LINES, MOST_WHY, MOST_SURE, INDENT = 25, 3, 5, 9
 # Of the table of changes and around it: blank lines, head and rule.
 TABLE_LINES = 4
 # Lines that are shown of the end of a rank's log.

@@ -88,8 +88,7 @@ def plan_here(question: Question, settings: Settings) -> DryRunPlan:
 
     Versions that the question states decide what the knobs do. They cannot decide what runs.
     """
-    workload, cluster, stack = question.workload, question.cluster, question.framework
-    return plan_dry_runs(workload, cluster, stack, settings, dry_run_versions())
+    return plan_dry_runs(*question.job, settings, dry_run_versions())
 
 
 def kept_dry_run(
@@ -108,8 +107,7 @@ def kept_dry_run(
     found_here = dry_run_versions() if installed is None else installed
     versions = {**question.framework.versions, **found_here}
     try:
-        workload, cluster, stack = question.workload, question.cluster, question.framework
-        key = plan_dry_runs(workload, cluster, stack, request.settings, versions).key
+        key = plan_dry_runs(*question.job, request.settings, versions).key
     except NotDryRunError:
         return None
     found = store.dry_runs([key]).get(key)

@@ -37,6 +37,7 @@ from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
+from tuner.launchfiles.fsdp import of_fsdp1
 from tuner.planner.ranking import LIGHTER, near
 from tuner.store import Store
 from tuner.text import show
@@ -269,6 +270,8 @@ def put_into(
         best = replace(best, sync_each_batch=present.sync_each_batch)
     before = reader.tuned(asked, present, opened.values)
     after = reader.tuned(asked, best, opened.values)
+    if opened.found.is_fsdp1:
+        before = of_fsdp1(before, after, opened.values)
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:
         return opened.text, {}

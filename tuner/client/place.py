@@ -110,12 +110,12 @@ def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Ra
         fidelity = request.fidelity
         if fidelity is None:
             whose = f"pool {request.pool}" if request.pool else "this service"
-            fidelity, why = Fidelity.PREDICTED, f"no worker of {whose} lives; asked again at its"
-            why += " end, it is chosen anew"
+            none = f"no worker of {whose} lives (tuner worker, beside the devices, is one)"
+            fidelity, why = Fidelity.PREDICTED, f"{none}; asked again at its end, it is chosen anew"
             of_cpus = question.cluster.gpu.device is Device.CPU and not question.unprobed
             if of_cpus and rates(question) is None:
                 fidelity = Fidelity.MEASURED
-                why = f"no worker of {whose} lives, and only probes tell the speed of CPU ranks"
+                why = f"{none}, and only probes tell the speed of CPU ranks"
             notes.append(f"fidelity {fidelity}: {why}")
         candidates.append((question, fidelity, here, notes))
     question, fidelity, versions, notes = min(candidates, key=lambda one: STRONGEST.index(one[1]))
@@ -238,8 +238,9 @@ def check_here(cluster: Cluster) -> None:
     """Refuse a cluster that this machine is not."""
     if why := why_not_measured(cluster):
         if cluster.gpu.device is not Device.CPU:
-            where = "that machine" if cluster.nodes == 1 else "a single node of that kind"
-            why = f"probes run here, and {why}: use --cluster local, or run tuner on {where}"
+            where = f"{cluster.name} itself" if cluster.nodes == 1 else "a single node of that kind"
+            why = f"probes run here, and {why}: run tuner on {where}, take --cluster local, or ask"
+            why += " for predictions with --fidelity predicted"
         raise UsageError("cluster", cluster.name, why)
 
 

@@ -81,7 +81,7 @@ from tuner.core.study import (
     Tolerance,
     read_labels,
 )
-from tuner.core.workload import ReduceDtype, Workload
+from tuner.core.workload import ReduceDtype
 from tuner.errors import UnknownNameError, UsageError, all_of
 from tuner.machine import Machine
 from tuner.model import published_model
@@ -156,10 +156,6 @@ class Common(Part):
             raise UsageError("workload.reduce_dtype", reduced, allowed)
         return value
 
-    def workload_on(self, cluster: Cluster) -> Workload:
-        """The workload, which is trained there in the usual precision where none is stated."""
-        return self.workload.trained_by(self.framework.name, cluster.gpu.device)
-
     @property
     def notes(self) -> tuple[str, ...]:
         """What was written and is not used, or was left out and matters."""
@@ -181,7 +177,7 @@ class Asking(Common):
         """
         allowed = {name: values for name in KNOBS if (values := getattr(self.knobs, name))}
         try:
-            workload = self.workload_on(cluster)
+            workload = self.workload.trained_by(self.framework.name, cluster.gpu.device)
             stack = framework(
                 self.framework.name,
                 self.framework.versions,

@@ -72,12 +72,12 @@ BEGINNING = frozenset({"start", "build"})
 class OutOfMemory:
     """Place where memory ran out. The step needs at least ``needed_bytes`` on one device."""
 
-    rank: int  # the rank that ran out first
+    rank: Count = 0  # the rank that ran out first
     phase: str  # what the step was doing: build, forward, backward, optimizer, ..
-    requested_bytes: int  # the allocation that failed
-    allocated_bytes: int  # what was allocated then
-    reserved_bytes: int  # what the caching allocator held then; as allocated where there is none
-    limit_bytes: int  # the limit that was hit
+    requested_bytes: Count  # the allocation that failed
+    allocated_bytes: Count  # what was allocated then
+    reserved_bytes: Count  # what the caching allocator held then; as allocated where there is none
+    limit_bytes: Count  # the limit that was hit
 
     @property
     def needed_bytes(self) -> int:
@@ -131,18 +131,20 @@ class Emulation:
 class Memory:
     """Peaks over the steps, of the rank that needed most."""
 
-    allocated_bytes: int  # peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)
-    allocated_low_bytes: int
+    allocated_bytes: (
+        Count  # peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)
+    )
+    allocated_low_bytes: Count
     """The smallest peak that one of the tracked steps reached in steady state."""
-    reserved_bytes: int
+    reserved_bytes: Count
     """Peak held by the caching allocator; on CPU, where there is none, as allocated."""
-    device_bytes: int  # what the device's own tool shows for the process (CPU: peak resident set)
-    overhead_bytes: int  # CUDA context and communicator buffers, outside the allocator; 0 on CPU
-    by_phase: Mapping[str, int]  # peak allocated bytes of each phase
-    by_category: Mapping[str, int]
+    device_bytes: Count  # what the device's own tool shows for the process (CPU: peak resident set)
+    overhead_bytes: Count  # CUDA context and communicator buffers, outside the allocator; 0 on CPU
+    by_phase: Mapping[str, Count]  # peak allocated bytes of each phase
+    by_category: Mapping[str, Count]
     """Bytes held between steps: parameters, gradients, optimizer; and at the peak, other."""
-    per_rank_bytes: tuple[int, ...]  # peak allocated bytes of every rank, by rank
-    allocation_retries: int = 0
+    per_rank_bytes: tuple[Count, ...] = ()  # peak allocated bytes of every rank, by rank
+    allocation_retries: Count = 0
     """Near misses: allocations that succeeded only after the allocator gave cached memory back."""
 
     @property

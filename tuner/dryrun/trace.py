@@ -4,23 +4,35 @@ All bytes are of rank 0, each allocation rounded as the device's allocator round
 figures belongs to the trace's micro-batch sizes; between and beyond them it is a straight line.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from functools import lru_cache
-from typing import Any, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, ClassVar
 
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from tuner.core.measurement import Count
 from tuner.cost.time.traced import AMOUNTS
 from tuner.plain import Plain
 
 # The form of a trace that is read here.
 FORMAT = 2
 
+Size = Count | Annotated[float, Field(ge=0, allow_inf_nan=False)]
 # Bytes at each micro-batch size of the trace.
-Bytes = tuple[float, ...]
+Bytes = tuple[Size, ...]
+
+
+class _Strict:
+    """Read without fields that it has not."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class Line(_Strict):
     """One moment of a step, at each micro-batch size."""
 
     bytes: Bytes  # all that is allocated
@@ -28,36 +40,36 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class Segment(_Strict):
     """A stretch of a step: from one decoder layer's start to the next one's, in one phase."""
 
-    micro_batch: int  # of the step, from 0
+    micro_batch: Count  # of the step, from 0
     phase: str  # forward, loss, backward or optimizer
     part: str  # `before` the layers, `layer 0` and so on, or `after` them
     lines: tuple[Line, ...]  # its highest moments, for micro-batches of one sequence and more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TraceCollective:
+class TraceCollective(_Strict):
     """Collectives of one kind in one optimizer step."""
 
     op: str  # all_gather, reduce_scatter, all_reduce, ..
     axis: str  # the mesh axis that communicates
     phase: str  # what the step was doing
     overlap: str  # what hides it: prefetched, behind_backward, or exposed where nothing does
-    count: int  # calls, at every micro-batch size
+    count: Count  # calls, at every micro-batch size
     bytes: Bytes  # of their whole (gathered or unreduced) tensors, summed over the calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    accumulation: int  # its micro-batches
+class Step(_Strict):
+    accumulation: Count  # its micro-batches
     segments: tuple[Segment, ...]  # in the step's order
     collectives: tuple[TraceCollective, ...]  # all of the step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartWork:
+class PartWork(_Strict):
     """What the operators of a micro-batch do in one phase and part (:class:`Amounts`)."""
 
     phase: str  # forward, with the loss, or backward
@@ -66,7 +78,7 @@ class PartWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace(Plain):
+class Trace(_Strict, Plain):
     """A dry run of one model at one depth.
 
     Raises:
@@ -76,18 +88,18 @@ class Trace(Plain):
     form = FORMAT
 
     device: str  # cpu or cuda: whose allocator's rounding, and whose optimizer, was followed
-    layers: int  # decoder layers of the model that was run
-    micro_batch_sizes: tuple[int, ...]
+    layers: Count  # decoder layers of the model that was run
+    micro_batch_sizes: tuple[Count, ...]
     """One or two sizes, ascending, that every pair of figures is for."""
     steps: tuple[Step, ...]  # one for each accumulation count
-    block_bytes: int
+    block_bytes: Count
     """The largest block of parameters that is gathered at once; 0 where nothing is sharded."""
     notes: tuple[str, ...]  # what is to be known about the figures
     versions: Mapping[str, str]  # of the packages that were run
-    seconds: float  # that the dry run took
+    seconds: Size  # that the dry run took
     work: tuple[PartWork, ...] = ()  # what is computed, where that was counted
-    trained_elements: int = 0  # parameters that have gradients, where that was counted
-    updated_elements: int = 0  # those that the rank's optimizer updates
+    trained_elements: Count = 0  # parameters that have gradients, where that was counted
+    updated_elements: Count = 0  # those that the rank's optimizer updates
 
     def __post_init__(self) -> None:
         sizes = self.micro_batch_sizes
@@ -116,9 +128,12 @@ class Trace(Plain):
         if not isinstance(values, Mapping) or values.get("format") != FORMAT:
             raise ValueError(f"traces of format {FORMAT} are read")
         known = {name: value for name, value in values.items() if name != "format"}
-        trace = _read(cls, "trace", known)
-        assert isinstance(trace, cls)
-        return trace
+        try:  # as JSON, whose lists are tuples also where all else is strict
+            return _reader().validate_json(json.dumps(known), strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"])) or "trace"
+            raise ValueError(f"{where}: {first['msg']}") from error
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON values, as the program gives them."""
@@ -129,32 +144,9 @@ class Trace(Plain):
         return values
 
 
-def _read(kind: Any, name: str, value: Any) -> Any:
-    """A JSON value as ``kind``: a dataclass with all its fields, but for those with a default, and
-    no other, a tuple, a mapping by name, a text, or a number of 0 or more."""
-    if isinstance(kind, type) and is_dataclass(kind):
-        hints = _hints(kind)
-        given = value if isinstance(value, Mapping) else {type(value).__name__: value}
-        may_lack = {one.name for one in fields(kind) if one.default is not MISSING}
-        if odd := (set(hints) ^ set(given)) - (may_lack - set(given)):
-            raise ValueError(f"{name}: unknown or missing fields {sorted(odd)}")
-        return kind(**{field: _read(hints[field], field, given[field]) for field in given})
-    if get_origin(kind) is tuple and isinstance(value, list | tuple):
-        return tuple(_read(get_args(kind)[0], name, one) for one in value)
-    if get_origin(kind) is Mapping and isinstance(value, Mapping):
-        return {str(key): _read(get_args(kind)[1], name, one) for key, one in value.items()}
-    if kind is str and isinstance(value, str):
-        return value
-    numbers = {int: (int,), float: (int, float)}.get(kind, ())
-    if isinstance(value, numbers) and not isinstance(value, bool) and value >= 0:  # and no NaN
-        return value
-    raise ValueError(f"{name}: got {value!r:.80}; must be {getattr(kind, '__name__', kind)}")
-
-
-@lru_cache
-def _hints(kind: Any) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {one.name: hints[one.name] for one in fields(kind)}
+@cache
+def _reader() -> TypeAdapter[Trace]:
+    return TypeAdapter(Trace)
 
 
 # Parts of a model that are no decoder layers.

@@ -42,7 +42,9 @@ from tuner.plain import Plain
 from tuner.text import count_text, show, size_text, time_text
 
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
-IN_BRIEF = frozenset({"chosen", "predicted", "memory_peak", "awkward_batch", "may_not_fit"})
+IN_BRIEF = frozenset({
+    "chosen", "predicted", "nothing_measured", "memory_peak", "awkward_batch", "may_not_fit",
+})  # fmt: skip
 
 # Single changes that are told.
 MOST_CHANGES = 6
@@ -326,6 +328,9 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if best.basis is not None and step.value and step.low and step.high:
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
         yield f"Trust the ranking; absolute speed may be off (-{low} to +{high})."
+    if fact := facts.get("nothing_measured"):
+        how = f"use --fidelity measured on {fact['cluster']}, or start a tuner worker there"
+        yield f"Not measured: {how}."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))

@@ -268,6 +268,14 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     is_transferred = best.step_time_s.provenance is Provenance.TRANSFERRED
     time_from = "transferred" if is_transferred else "corrected" if best.near else "arithmetic"
     yield _predicted(best, limit, time_from)
+    could_be = question.framework.name not in NOT_PROBED and not question.unprobed
+    by_choice = known.study.limits.fidelity is Fidelity.PREDICTED
+    probed = any(one.request.fidelity in PROBED for one in known.study.probes)
+    if could_be and by_choice and not probed:
+        name = question.cluster.name
+        text = f"Nothing was measured: ask with the fidelity measured on {name} itself, or of a"
+        text += " service that has a worker there (tuner worker)."
+        yield fact("nothing_measured", text, cluster=name)
     if question.script is None:
         yield from of_workload(question.workload, best)
     if is_transferred:

@@ -73,9 +73,9 @@ class ScriptMemory:
             device, overhead = total - free, max(0, total - free - cuda.memory_reserved())
             retries = int(cuda.memory_stats().get("num_alloc_retries", 0))
         return {
-            "peak_allocated_bytes": self._peak,
-            "low_peak_bytes": self._peak if self._lowest is None else self._lowest,
-            "peak_reserved_bytes": self._reserved,
+            "allocated_bytes": self._peak,
+            "allocated_low_bytes": self._peak if self._lowest is None else self._lowest,
+            "reserved_bytes": self._reserved,
             "device_bytes": device,
             "overhead_bytes": overhead,
             "allocation_retries": retries,
@@ -125,7 +125,7 @@ def resident_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("torch", "transformers", "accelerate")
 
 

@@ -400,12 +400,14 @@ def read(values: Mapping[str, Any]) -> Found:
         knobs |= {"tp_size": tp, "cpu_offload": False}
         knobs["sharding"] = str(Sharding.FULL_SHARD if sharded else Sharding.DDP)
     elif kind is None:
-        found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+        options = fields.part("fsdp_config")
+        found, classes = read_fsdp(options, nodes=fields.whole("num_machines", 1))
         knobs |= found
+        fields.uncounted += options.uncounted
         if groups is not None and groups[0] > 1:
             if knobs["sharding"] != Sharding.FULL_SHARD:
                 allowed = "must be true where groups of ranks shard: another is not predicted"
-                raise fields.part("fsdp_config").error("fsdp_reshard_after_forward", allowed)
+                raise options.error("fsdp_reshard_after_forward", allowed)
             knobs["sharding"] = str(Sharding.HYBRID_SHARD)
     else:
         knobs |= {"sharding": str(kind), "cpu_offload": False}
@@ -428,6 +430,7 @@ def read(values: Mapping[str, Any]) -> Found:
         needs={"sync_each_batch": "the training script"},
         fsdp_checkpointing="activation_checkpointing" in knobs,
         notes=() if "activation_checkpointing" in knobs else (OFF,),
+        uncounted=tuple(fields.uncounted),
     )
 
 

@@ -14,7 +14,7 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import layer_class, reshards
+from tuner.launchfiles.fsdp import FSDP1, fsdp1_sharding, layer_class, reshards
 from tuner.launchfiles.trained import (
     UNCOUNTED,
     adapter,
@@ -188,18 +188,18 @@ def _read_sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
         return knobs, ()
     named = {name: options.any_of(f"fsdp_{name}", name) for name in
              ("offload_params", "reshard_after_forward", "transformer_layer_cls_to_wrap",
-              "sharding_strategy", "version")}  # fmt: skip
+              "version")}  # fmt: skip
     version = fields.whole("fsdp_version") or options.whole(named["version"]) or 1
     if version == 1:
-        effect = "FSDP1 keeps flat parameters and rate-limits otherwise: the figures are of FSDP2's"
-        fields.pass_over("fsdp_version", effect, 1)
+        fields.pass_over("fsdp_version", FSDP1, 1)
+        kind = fsdp1_sharding(options, words, nodes=None)
+        fields.uncounted += options.uncounted
+    else:
+        whole = options.flag(named["reshard_after_forward"], default="shard_grad_op" not in words)
+        kind = Sharding.FULL_SHARD if whole else Sharding.SHARD_GRAD_OP
     if (copies := fields.whole("dp_replicate_size", 1) or 1) > 1:
         effect = "how many GPUs shard is taken from the cluster's nodes: its replicas may be others"
         fields.pass_over("dp_replicate_size", effect)
-    strategy = str(options.values.get(named["sharding_strategy"], "")).upper()
-    keeps = "SHARD_GRAD_OP" in strategy or "shard_grad_op" in words
-    whole = options.flag(named["reshard_after_forward"], default=not keeps)
-    kind = Sharding.FULL_SHARD if whole else Sharding.SHARD_GRAD_OP
     kind = Sharding.HYBRID_SHARD if copies > 1 else kind
     knobs["sharding"] = str(kind)
     knobs["cpu_offload"] = options.flag(named["offload_params"]) or "offload" in words
@@ -291,7 +291,7 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
         found["plugins"] = plugins or None
     if shards:
         found["fsdp"] = values.get("fsdp")
-        found["fsdp_version"] = values.get("fsdp_version", 2)
+        found["fsdp_version"] = 2
         found["fsdp_config"] = {
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": layer_class(question.workload.model) or None,

@@ -135,7 +135,8 @@ def _edit(
     pieces: list[tuple[int, int, str]],
 ) -> None:
     entries = {key.value: (key, value) for key, value in block.value}
-    for name, value in wanted.items():
+    # what is added to the last block stands before what is added behind it
+    for name, value in sorted(wanted.items(), key=lambda one: one[0] not in entries):
         if name in entries:
             key, old = entries[name]
             if old.start_mark.index < key.end_mark.index:  # an alias: it stands elsewhere

@@ -203,3 +203,8 @@ class Found:
     """Sizes of DeepSpeed's buckets where they are not its defaults."""
     told: tuple[Question, Settings] | None = None
     """What a file that was exported says that it was written for, where its fields do not."""
+
+    @property
+    def is_fsdp1(self) -> bool:
+        """Tells whether it is FSDP1's, of which figures, and what is put into it, are FSDP2's."""
+        return any(one.key in ("fsdp_version", "version") for one in self.uncounted)

@@ -1,6 +1,6 @@
 """Settings of FSDP2 and DDP: shared by all formats that reach them."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tuner.catalog.versions import meets, version_table
@@ -260,18 +260,81 @@ def reshards(settings: Settings) -> bool:
     return settings.sharding is not Sharding.SHARD_GRAD_OP
 
 
-VERSION = (
-    "must be 2: figures are of FSDP2, and FSDP1, which is meant without it, needs and takes others;"
-    " write fsdp_version: 2 (accelerate to-fsdp2 converts accelerate's own files)"
-)
+FIGURES = "the figures are of FSDP2's"
+FSDP1 = f"FSDP1 keeps flat parameters and rate-limits otherwise: {FIGURES}"
+# Options that FSDP2 has not, which accelerate's ``to-fsdp2`` takes away (``commands/to_fsdp2.py``,
+# 1.15), or has other words for.
+_OF_FSDP1 = (
+    "version", "reshard_after_forward", "sharding_strategy", "backward_prefetch",
+    "backward_prefetch_policy", "forward_prefetch", "sync_module_states", "use_orig_params",
+    "limit_all_gathers",
+)  # fmt: skip
 # Of accelerate 1.15's ``FullyShardedDataParallelPlugin``; those of loading and saving, and of
 # FSDP1, change nothing here.
 KNOWN = frozenset({
-    "version", "reshard_after_forward", "auto_wrap_policy", "transformer_layer_cls_to_wrap",
+    "auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params",
     "activation_checkpointing", "activation_checkpointing_offload", "offload_params",
-    "cpu_offload", "cpu_ram_efficient_loading", "state_dict_type", "sync_module_states",
-    "use_orig_params", "backward_prefetch", "backward_prefetch_policy", "forward_prefetch",
+    "cpu_offload", "cpu_ram_efficient_loading", "state_dict_type", *_OF_FSDP1,
 })  # fmt: skip
+# FSDP1's strategies in the order of their numbers, from 1 on (``FSDP_SHARDING_STRATEGY`` in
+# accelerate's ``utils/constants.py``, 1.15): how one node shards, and whether each does so alone.
+_STRATEGIES: Mapping[str, tuple[Sharding, bool]] = {
+    "full_shard": (Sharding.FULL_SHARD, False),
+    "shard_grad_op": (Sharding.SHARD_GRAD_OP, False),
+    "no_shard": (Sharding.DDP, False),
+    "hybrid_shard": (Sharding.FULL_SHARD, True),
+    "hybrid_shard_zero2": (Sharding.SHARD_GRAD_OP, True),
+}
+_SPELLED = {
+    **_STRATEGIES,
+    **{str(number): one for number, one in enumerate(_STRATEGIES.values(), 1)},
+    "_hybrid_shard_zero2": _STRATEGIES["hybrid_shard_zero2"],  # torch's own name
+    "true": _STRATEGIES["full_shard"],
+    "false": _STRATEGIES["shard_grad_op"],
+}
+
+
+def fsdp1_sharding(fields: Fields, words: Collection[str], nodes: int | None) -> Sharding:
+    """Finds what is to FSDP2 as FSDP1's strategy is to FSDP1: of an option, or else of ``words``.
+
+    Of how many ``nodes`` a file is may not be known.
+    """
+    names = ("sharding_strategy", "reshard_after_forward")
+    strategy, reshards = (fields.any_of(f"fsdp_{name}", name) for name in names)
+    name = strategy if strategy in fields else reshards
+    usual = next((word for word in words if word in _STRATEGIES), "full_shard")
+    kind, in_groups = fields.choice(name, _SPELLED, usual)
+    if reshards == name and name in fields and kind is not Sharding.FULL_SHARD:
+        effect = "accelerate 1.15 passes over it in FSDP1, and shards as sharding_strategy says, or"
+        fields.pass_over(name, f"{effect} wholly: counted as it says")
+    if in_groups and nodes is None:
+        effect = "of several nodes each shards by itself: counted as if all did together"
+        fields.pass_over(name, effect, str(fields.values.get(name, usual)))
+    if not in_groups or nodes in (None, 1):
+        return kind
+    if kind is Sharding.SHARD_GRAD_OP:
+        fields.pass_over(name, "keeps parameters until backward: more memory than predicted")
+    return Sharding.HYBRID_SHARD
+
+
+def of_fsdp1(
+    before: Mapping[str, Any], after: Mapping[str, Any], values: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Makes of what FSDP2's file would say ``before`` what the file of FSDP1 with ``values`` does.
+
+    All in which the two differ is then a change, also where ``after`` is the same configuration.
+    """
+    written = Fields(values).part("fsdp_config").values
+    options = before.get("fsdp_config") or after.get("fsdp_config") or {}
+    prefix = "fsdp_" if any(name.startswith("fsdp_") for name in options) else ""
+    kept = {name: one for name, one in options.items() if name[len(prefix) :] not in _OF_FSDP1}
+    for name in _OF_FSDP1:
+        own = next((one for one in (f"fsdp_{name}", name) if one in written), None)
+        if own is not None:
+            kept[f"{prefix}{name}"] = written[own]
+    top = ("distributed_type", "fsdp", "fsdp_version", "fsdp_config", "parallelism_config")
+    said = {name: one for name, one in before.items() if name not in top}
+    return {**said, **{n: values[n] for n in top if n in values}, "fsdp_config": kept}
 
 
 # The first release of accelerate that reads ``activation_checkpointing_offload``
@@ -279,25 +342,40 @@ KNOWN = frozenset({
 ON_HOST = ">=1.15"
 
 
-def read_fsdp(fields: Fields, prefix: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def read_fsdp(
+    fields: Fields, words: Collection[str] = (), nodes: int | None = 1, *, by_release: bool = False
+) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Knobs that the options decide, and the classes of the layers that they name.
 
-    ``prefix`` is what may go before each name: ``fsdp_``.
+    Args:
+        fields: the options; before each name ``fsdp_`` may stand.
+        words: the Trainer's of FSDP1, such as ``full_shard``.
+        nodes: how many the file is for.
+        by_release: whether newer releases mean FSDP2 where no version is said.
 
     Raises:
-        UsageError: they are of FSDP1, or of another use of FSDP2 than is predicted.
+        UsageError: they are of another use of FSDP than is predicted.
     """
-    names = {name: fields.any_of(f"{prefix}{name}", name) for name in KNOWN}
-    if fields.whole(names["version"]) != 2:
-        raise fields.error(names["version"], VERSION)
-    fields.refuse_others({*names.values(), *KNOWN, *(f"{prefix}{name}" for name in KNOWN)})
+    names = {name: fields.any_of(f"fsdp_{name}", name) for name in KNOWN}
+    version = fields.whole(names["version"])
+    if version not in (None, 1, 2):
+        raise fields.error(names["version"], "must be 1 or 2")
+    fields.refuse_others({*names.values(), *KNOWN, *(f"fsdp_{name}" for name in KNOWN)})
     wrapped = {"transformer_based_wrap": True}
     fields.choice(names["auto_wrap_policy"], wrapped, "transformer_based_wrap")
-    reshards = fields.flag(names["reshard_after_forward"], default=True)
-    knobs: dict[str, Any] = {
-        "sharding": str(Sharding.FULL_SHARD if reshards else Sharding.SHARD_GRAD_OP),
-        "cpu_offload": any(fields.flag(names[one]) for one in ("offload_params", "cpu_offload")),
-    }
+    offloads = [fields.flag(names[one]) for one in ("offload_params", "cpu_offload")]
+    if version == 2:
+        allowed = "is FSDP1's: write fsdp_reshard_after_forward"
+        fields.refuse(names["sharding_strategy"], allowed, but=())
+        reshards = fields.flag(names["reshard_after_forward"], default=True)
+        sharding = Sharding.FULL_SHARD if reshards else Sharding.SHARD_GRAD_OP
+    else:
+        unsaid = f"older releases of transformers take FSDP1 then: {FIGURES}"
+        effect = unsaid if by_release and version is None else FSDP1
+        fields.pass_over(names["version"], effect, version or "not said")
+        sharding = fsdp1_sharding(fields, words, nodes)
+        offloads.append("offload" in words)
+    knobs: dict[str, Any] = {"sharding": str(sharding), "cpu_offload": any(offloads)}
     on_host = fields.flag(names["activation_checkpointing_offload"])
     if fields.flag(names["activation_checkpointing"]):
         how = Checkpointing.OFFLOAD if on_host else Checkpointing.FULL

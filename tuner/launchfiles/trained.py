@@ -215,7 +215,7 @@ def of_trainer(
         },
         free=free,
         strict=False,
-        uncounted=tuple(fields.uncounted),
+        uncounted=(*found.uncounted, *fields.uncounted),
     )
 
 

@@ -518,6 +518,7 @@ def read(values: Mapping[str, Any]) -> Found:
         layer_classes=classes,
         fsdp_checkpointing=by_plugin,
         notes=notes,
+        uncounted=tuple(fields.uncounted),
     )
 
 
@@ -543,7 +544,9 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     given = set(words) if told and isinstance(words, list) else set()
     if given - known:
         raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
-    found, classes = read_fsdp(fields.part("fsdp_config"), "fsdp_")
+    options = fields.part("fsdp_config")
+    found, classes = read_fsdp(options, given, by_release=True)
+    fields.uncounted += options.uncounted
     sharding = "shard_grad_op" if "shard_grad_op" in given else "full_shard"
     if told and (sharding, "offload" in given) != (found["sharding"], found["cpu_offload"]):
         raise fields.error("fsdp", "does not say what fsdp_config says")

@@ -294,16 +294,13 @@ class Forecast:
             assert accident.measurement is not None
             detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
             return f"the dry run of their class ended as {accident.measurement.outcome}{detail}"
-        plan = self._plan(settings)
+        plan = _planned(self.asked, settings.settings_class)
         return plan if isinstance(plan, str) else ""
 
     def dry_runs_of(self, settings: Settings) -> int:
         """How many dry runs show the layout of a configuration; none where it has none."""
-        plan = self._plan(settings)
+        plan = _planned(self.asked, settings.settings_class)
         return 0 if isinstance(plan, str) else plan
-
-    def _plan(self, settings: Settings) -> int | str:
-        return _planned(self.asked, settings.settings_class)
 
     def why_no_dry_runs(self) -> str:
         """Says why no layout was dry-run; empty when that is not known, or was not tried yet."""

@@ -57,10 +57,12 @@ def _kept(key: ByContents[tuple[Array, Array]]) -> Array:
 
 
 def alike_rows(points: Array, rows: Rows) -> Array:
-    """The similarity of some points with all of them, a row for each, as they were found first."""
+    """The similarity of some points with all of them, a row for each."""
     known = _rows_of(ByContents(None, points))
-    new = [row for row in dict.fromkeys(rows.tolist()) if row not in known]
-    known.update(zip(new, alike(points[new], points), strict=True))
+    for row in rows.tolist():
+        if row not in known:
+            # by itself: among others it would be rounded otherwise, and so by what was asked before
+            known[row] = alike(points[[row]], points)[0]
     return np.array([known[row] for row in rows.tolist()]).reshape(len(rows), len(points))
 
 

@@ -2,10 +2,12 @@
 
 import ipaddress
 import os
+import signal
 import subprocess
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from math import inf, isinf
@@ -14,7 +16,9 @@ from typing import Any, Protocol
 
 from tuner.core import lease
 from tuner.environment import passed
+from tuner.errors import ProbeError
 from tuner.machine import end_first_for_memory, usable_cores
+from tuner.plain import Plain
 from workers.measuring.records import log_path, log_tail, record_path
 
 # In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor.
@@ -89,11 +93,13 @@ class Why(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankEnd:
+class RankEnd(Plain):
     rank: int
     code: int  # exit code, or minus the signal's number, as subprocess has it
     ended_at: float  # unix seconds when its end was seen
     stopped: bool  # set if the launcher ended it
+    host_oom_kills: int = 0
+    """Processes that its node's kernel killed for want of memory while it ran."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,12 +109,16 @@ class Ended:
     why: Why
     ranks: tuple[RankEnd, ...]
     wall_s: float  # seconds from the first rank's start to the last one's end
-    host_oom_kills: int = 0  # processes that the kernel killed meanwhile for want of host memory
     detail: str = ""  # more on why, in words, where the ranks' own records cannot know it
     lost_nodes: tuple[int, ...] = ()
     """Nodes that are gone, counted from 0 in the order of ranks, where it is known."""
     node_devices: tuple[tuple[str, ...], ...] = ()
     """Names of all devices of each node, in the order of ranks; empty where they are not known."""
+
+    @property
+    def host_oom_kills(self) -> int:
+        """Kills for want of host memory on one node: ranks of a node see the same ones."""
+        return max(end.host_oom_kills for end in self.ranks)
 
 
 class Run(Protocol):
@@ -171,38 +181,6 @@ def rank_environment(
     return passed(inherited) | own
 
 
-def start_process(
-    job: Job, rank: int, environment: Mapping[str, str], group: int = 0
-) -> tuple["subprocess.Popen[bytes]", int]:
-    """Starts a rank; its process, and our end of the pipe by which it knows that we are there.
-
-    Its output is its log. It is in the process group of a number, or one of its own.
-
-    Raises:
-        OSError: it cannot be started.
-    """
-    read, feed = os.pipe()  # neither end survives an exec, but for pass_fds
-    os.set_blocking(feed, False)
-    try:
-        with log_path(job.directory, rank).open("wb") as log:
-            process = subprocess.Popen(
-                job.command(read),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                pass_fds=(read,),
-                process_group=group,
-            )
-        end_first_for_memory(process.pid)
-    except BaseException:
-        os.close(feed)
-        raise
-    finally:
-        os.close(read)
-    return process, feed
-
-
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Kills so far: of this process's cgroup (v2) where it is counted, else of the machine.
 
@@ -228,6 +206,114 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+# Code of a rank whose program could not be started, as shells have it.
+NOT_STARTED = 127
+# Seconds that a killed rank may take to be gone; longer means that a driver holds it.
+REAP_S = 30.0
+
+
+class RankProcess:
+    """One rank of a job as a child of this process, in a process group of its own."""
+
+    def __init__(self, job: Job, rank: int, environment: Mapping[str, str]) -> None:
+        self.job, self._rank, self._environment = job, rank, environment
+        self._oom_kills = oom_kills()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._feed: int | None = None
+        self._is_stopped = False
+        self._end: RankEnd | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts the rank; its output is its log. Raises OSError: it cannot be started."""
+        read, feed = os.pipe()  # neither end survives an exec, but for pass_fds
+        os.set_blocking(feed, False)
+        try:
+            with log_path(self.job.directory, self._rank).open("wb") as log:
+                self._process = subprocess.Popen(
+                    self.job.command(read),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._environment,
+                    pass_fds=(read,),
+                    process_group=0,
+                )
+            end_first_for_memory(self._process.pid)
+        except BaseException:
+            os.close(feed)
+            raise
+        finally:
+            os.close(read)
+        self._feed = feed
+
+    def feed(self) -> None:
+        """Has the rank hear that its supervisor is there."""
+        if self._feed is not None:
+            with suppress(BrokenPipeError, BlockingIOError):  # ended, or stopped for a day
+                os.write(self._feed, b".")
+
+    def poll(self) -> RankEnd | None:
+        """How the rank ended; ``None`` while it runs. Nothing of it is left afterwards. Raises
+        ProbeError: a process of its cannot be killed."""
+        if self._end is None and self._process is not None:
+            # unreaped: its number is the group's, and must not become another process's before the
+            # group is signalled
+            pid = self._process.pid
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if found is not None and found.si_pid:
+                self.kill()
+        return self._end
+
+    def ask_to_end(self) -> None:
+        """Asks the rank to end, if it runs."""
+        if self.poll() is None:
+            self._is_stopped = True
+            self._signal(signal.SIGTERM)
+
+    def kill(self) -> RankEnd:
+        """Ends the rank, and what it has left behind; how it ended."""
+        if self._end is not None:
+            return self._end
+        code = NOT_STARTED
+        if self._process is not None:
+            self._signal(signal.SIGKILL)
+            try:
+                code = self._process.wait(REAP_S)
+            except subprocess.TimeoutExpired:
+                text = f"rank {self._rank} (process {self._process.pid}) cannot be killed"
+                raise ProbeError(text) from None
+        if self._feed is not None:
+            os.close(self._feed)
+            self._feed = None
+        self._end = RankEnd(
+            rank=self._rank,
+            code=code,
+            ended_at=time.time(),
+            stopped=self._is_stopped,
+            host_oom_kills=max(0, oom_kills() - self._oom_kills),
+        )
+        return self._end
+
+    def _signal(self, number: signal.Signals) -> None:
+        assert self._process is not None, "it was not started"
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def end_ranks(ranks: Sequence[RankProcess]) -> list[RankEnd]:
+    """Ends ranks that were started: how each ended, of those that had ended too."""
+    for rank in ranks:
+        rank.ask_to_end()
+    until = time.monotonic() + max((rank.job.term_grace_s for rank in ranks), default=0.0)
+    while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
+        time.sleep(0.02)
+    return [rank.kill() for rank in ranks]
+
+
 # Seconds between two bytes to a rank.
 FEED_S = 1.0
 # Seconds without a byte after which ranks take us for gone: a busy machine holds us up for some
@@ -245,7 +331,6 @@ class SupervisedRun(ABC):
         self._started = self._fed = time.monotonic()
         self._failed: float | None = None
         # Of :class:`workers.launchers.base.Ended`, as known when nothing of the job is left.
-        self._oom_kills = 0
         self._lost_nodes: tuple[int, ...] = ()
         self._node_devices: tuple[tuple[str, ...], ...] = ()
 
@@ -311,17 +396,8 @@ class SupervisedRun(ABC):
             why=why,
             ranks=tuple(self._ends[rank] for rank in range(self._job.ranks)),
             wall_s=time.monotonic() - self._started,
-            host_oom_kills=self._oom_kills,
             detail=detail,
             lost_nodes=self._lost_nodes,
             node_devices=self._node_devices,
         )
         return self._ended
-
-
-def exit_code(pid: int) -> int | None:
-    """The exit code of a child, or minus its signal, leaving it unreaped; ``None`` if it runs."""
-    found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    if found is None or found.si_pid == 0:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status

@@ -9,7 +9,6 @@ tenth of a second where there is no GPU.
 import json
 import math
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,6 @@ from tuner.catalog.gpus import cuda_bytes, gpu_kinds
 from tuner.core.cluster import Cluster
 from tuner.core.launcher import LauncherName
 from tuner.environment import PASSED_BY_NAME, without_secrets
-from tuner.errors import ProbeError
 from tuner.machine import Machine, this_machine
 from tuner.plain import Plain
 from workers.devices import Device, cores_name, devices_here
@@ -100,11 +98,7 @@ def rehearsal_site(cluster: Cluster, *, of_script: bool = False) -> LocalSite:
         }
         own = {"CUDA_VISIBLE_DEVICES", *(n for n in os.environ if n.startswith("STANDIN_"))}
         base = {name: value for name, value in os.environ.items() if name not in own}
-        try:
-            inherited = base | standin.environment(options, base)
-        except (OSError, subprocess.CalledProcessError) as error:
-            why = f"the stand-in for CUDA's libraries cannot be built: {error}"
-            raise ProbeError(why) from error
+        inherited = base | standin.environment(options, base)
     return LocalSite(
         launcher=LocalLauncher(inherited=inherited),
         find_devices=lambda: (Device(name=cores_name(this_machine().name)),),

@@ -303,8 +303,7 @@ class SlurmRun(SupervisedRun):
             except ValueError as error:
                 raise ProbeError(f"a task's end cannot be read: {error}") from error
             if found is not None:
-                self._oom_kills = max(self._oom_kills, found[1])
-                yield found[0]
+                yield found
 
     def why_lost(self) -> tuple[Why, str] | None:
         has_begun = log_path(self._job.directory, 0).exists()  # rank 0's, even if it cannot start

@@ -9,14 +9,14 @@ hangs in it. So the earliest failure is the outcome, among those that are causes
 import math
 import signal
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import takewhile
 from typing import Any
 
-from tuner.core.measurement import RAN, Findings, Measurement, Memory, Outcome, OutOfMemory
+from tuner.core.measurement import RAN, Findings, Measurement, Memory, Outcome
 from tuner.text import size_text
 from workers.launchers.base import Ended, RankEnd, Why
-from workers.measuring.records import BadRecord, RankMemory, RankRecord
+from workers.measuring.records import BadRecord, RankRecord
 from workers.probe.orders import SUPERVISOR_GONE
 
 # What no failure of another rank brings about.
@@ -81,7 +81,7 @@ def merge(
         for name in ("losses", "gradient_norms"):
             found[name] = tuple(takewhile(math.isfinite, getattr(evidence, name)))
         if outcome is Outcome.OOM and evidence.oom is not None:
-            found["oom"] = OutOfMemory(rank=evidence.rank, **asdict(evidence.oom))
+            found["oom"] = replace(evidence.oom, rank=evidence.rank)
     return Measurement(**found)
 
 
@@ -218,19 +218,11 @@ def _clock_notes(clocks: Mapping[int, Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def _worst_memory(ranks: Sequence[RankMemory]) -> Memory:
-    worst = max(ranks, key=lambda m: m.peak_allocated_bytes + m.overhead_bytes)
-    return Memory(
-        allocated_bytes=worst.peak_allocated_bytes,
-        allocated_low_bytes=worst.low_peak_bytes,
-        reserved_bytes=worst.peak_reserved_bytes,
-        device_bytes=worst.device_bytes,
-        overhead_bytes=worst.overhead_bytes,
-        by_phase=worst.by_phase,
-        by_category=worst.by_category,
-        per_rank_bytes=tuple(m.peak_allocated_bytes for m in ranks),
-        allocation_retries=max(m.allocation_retries for m in ranks),
-    )
+def _worst_memory(ranks: Sequence[Memory]) -> Memory:
+    worst = max(ranks, key=lambda m: m.allocated_bytes + m.overhead_bytes)
+    retries = max(m.allocation_retries for m in ranks)
+    of_all = tuple(m.allocated_bytes for m in ranks)
+    return replace(worst, per_rank_bytes=of_all, allocation_retries=retries)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

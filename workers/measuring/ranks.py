@@ -86,10 +86,11 @@ class CheckedDevices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceCheck:
+class RankAnswers:
+    """What ranks answer to an order that is no probe's."""
+
     why_unusable: str = ""  # the reason why no probe can be run; empty if there is none
-    found: tuple[Mapping[str, Any], ...] = ()
-    """By rank, its record's words on its device; empty for a rank that left none."""
+    records: tuple[Mapping[str, Any], ...] = ()  # by rank; empty for a rank that left none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +164,19 @@ class WarmRanks:
             detail = f"the ranks could not be started: {error}"
             return Probed(measurement=Measurement(outcome=Outcome.CRASHED, detail=detail))
 
-    def look(self, kind: Kind, pause: Callable[[float], str]) -> DeviceCheck | None:
-        """Has ranks look at their devices, now or not at all; they stay for a probe.
+    def ask(
+        self,
+        kind: Kind,
+        order: Mapping[str, Any],
+        pause: Callable[[float], str],
+        *,
+        deadline_s: float = CHECK_DEADLINE_S,
+    ) -> RankAnswers | None:
+        """Has new ranks look at their devices, or time a calibration's cases, as an order says
+        (``workers/probe/orders.py``), now or not at all; they stay for a probe.
 
         Returns:
-            Their findings; ``None`` if ``pause``, as of :meth:`measure`, has given it up.
+            Their answers; ``None`` if ``pause``, as of :meth:`measure`, has given it up.
 
         Raises:
             ProbeError: there is no place for their files, or a rank cannot be killed.
@@ -175,9 +184,9 @@ class WarmRanks:
         try:
             with self._in_use():
                 self._end()
-                return self._looked(kind, pause)
+                return self._asked(kind, order, pause, deadline_s)
         except OSError as error:
-            return DeviceCheck(why_unusable=f"the ranks could not be started: {error}")
+            return RankAnswers(why_unusable=f"the ranks could not be started: {error}")
 
     def check(self, kind: Kind, pause: Callable[[float], str]) -> bool:
         """Looks at GPUs that were not looked at, for whoever runs other processes on them.
@@ -324,7 +333,7 @@ class WarmRanks:
 
     def _are_well(self, kind: Kind, pause: Callable[[float], str]) -> bool:
         """Has new ranks look at their devices; false if that was given up."""
-        found = self._looked(kind, pause)
+        found = self._asked(kind, {"check": kind.device}, pause, CHECK_DEADLINE_S)
         if found is None:
             return False
         if found.why_unusable:
@@ -336,11 +345,17 @@ class WarmRanks:
             self.checked.note(kind.devices)
         return True
 
-    def _looked(self, kind: Kind, pause: Callable[[float], str]) -> DeviceCheck | None:
-        """The findings of new ranks; these stay, unless something is wrong with their devices."""
+    def _asked(
+        self,
+        kind: Kind,
+        asked: Mapping[str, Any],
+        pause: Callable[[float], str],
+        deadline_s: float,
+    ) -> RankAnswers | None:
+        """The answers of new ranks; these stay, unless something is wrong with their devices."""
         assert self._run is None
-        order, run = self._give_order(kind, {"check": kind.device}, is_last=False)
-        until, ended = time.monotonic() + CHECK_DEADLINE_S, None
+        order, run = self._give_order(kind, asked, is_last=False)
+        until, ended = time.monotonic() + deadline_s, None
         paths = [record_path(order, rank) for rank in range(kind.ranks)]
         while not all(path.exists() for path in paths) and (ended := run.poll()) is None:
             if pause(POLL_S):
@@ -349,11 +364,9 @@ class WarmRanks:
             if time.monotonic() > until:
                 ended = replace(run.cancel(), why=Why.DEADLINE)
                 break
-        records = [_check_record(path) for path in paths]
-        found = DeviceCheck(
-            why_unusable=_why_unusable(records, ended, self._place),
-            found=tuple(record.get("hardware", {}) for record in records),
-        )
+        records = tuple(_answer(path) for path in paths)
+        why = _why_unusable(records, ended, self._place, deadline_s)
+        found = RankAnswers(why_unusable=why, records=records)
         if ended is not None or found.why_unusable:
             self._end()
         else:
@@ -386,7 +399,9 @@ def _end_of_probe(ended: Ended | None, records: Sequence[Record], *, wall_s: flo
     return replace(ended, ranks=ranks, wall_s=wall_s)
 
 
-def _why_unusable(records: Sequence[Mapping[str, Any]], ended: Ended | None, folder: Path) -> str:
+def _why_unusable(
+    records: Sequence[Mapping[str, Any]], ended: Ended | None, folder: Path, deadline_s: float
+) -> str:
     """The reason why no probe can be run, from the ranks' records, or their ends and logs."""
     # a rank whose own device is not well keeps the others from meeting it
     bad = sorted(
@@ -398,7 +413,8 @@ def _why_unusable(records: Sequence[Mapping[str, Any]], ended: Ended | None, fol
         rank = bad[0][-1]
         error = records[rank]["error"]
         words = " ".join(error["message"].split())[:600]
-        own = words if error["type"] == "UnusableError" else f"{error['type']}: {words}"
+        where = f"{error['type']} in {records[rank]['phase']}"
+        own = words if error["type"] == "UnusableError" else f"{where}: {words}"
         return f"{own} (rank {rank})" if len(bad) < len(records) else own
     if ended is None:
         return ""
@@ -407,15 +423,15 @@ def _why_unusable(records: Sequence[Mapping[str, Any]], ended: Ended | None, fol
             continue
         if end.stopped:
             if ended.why is Why.DEADLINE:
-                return f"rank {end.rank} did not answer within {CHECK_DEADLINE_S:.0f} s"
+                return f"rank {end.rank} did not answer within {deadline_s:.0f} s"
             return ended.detail or f"rank {end.rank} was ended"
         lines = log_tail(log_path(folder, end.rank)).strip().splitlines()
         return f"rank {end.rank}: {lines[-1][:300] if lines else f'exit code {end.code}'}"
     return ""
 
 
-def _check_record(path: Path) -> Mapping[str, Any]:
-    """A rank's record of a look; empty where it cannot be read."""
+def _answer(path: Path) -> Mapping[str, Any]:
+    """A rank's record of what was no probe; empty where it cannot be read."""
     try:
         record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return record if {"outcome", "phase", "ended_at", "hardware"} <= record.keys() else {}

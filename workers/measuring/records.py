@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 import psutil
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
 
-from tuner.core.measurement import RAN, Collective, Count, Findings, Outcome
+from tuner.core.measurement import RAN, Collective, Count, Findings, Memory, Outcome, OutOfMemory
 from tuner.errors import ProbeError
 from workers.probe.orders import SPEC
 
@@ -118,7 +118,7 @@ def log_tail(path: Path, most: int = TAIL_BYTES) -> str:
     return _CONTROL.sub("", _ANSI.sub("", lines))
 
 
-FORMAT = 1
+FORMAT = 2
 # Of a record; a whole one has some kilobytes.
 LARGEST_BYTES = 64 * 2**20
 # Outcomes that a rank can know of itself; the others are seen from outside.
@@ -168,31 +168,6 @@ def _error_line(error: Mapping[str, str] | None) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMemory:
-    """One rank's memory, as in :class:`tuner.core.measurement.Memory`."""
-
-    peak_allocated_bytes: Count
-    low_peak_bytes: Count
-    peak_reserved_bytes: Count
-    device_bytes: Count
-    overhead_bytes: Count
-    by_phase: Mapping[str, Count]
-    by_category: Mapping[str, Count]
-    allocation_retries: Count = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankShortage:
-    """One rank's shortage of memory, as in :class:`tuner.core.measurement.OutOfMemory`."""
-
-    phase: str
-    requested_bytes: Count
-    allocated_bytes: Count
-    reserved_bytes: Count
-    limit_bytes: Count
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankEmulation:
     """Notes of a rank without peers, by accumulation count that was run."""
 
@@ -217,8 +192,8 @@ class RankRecord(Findings):
     error: Annotated[str, BeforeValidator(_error_line)]
     """``Type: message``, empty where there was none."""
     ended_at: float  # unix seconds when the record was written
-    oom: RankShortage | None = None  # set when the outcome is oom
-    memory: RankMemory | None = None  # set when its steps ran
+    oom: OutOfMemory | None = None  # set when the outcome is oom
+    memory: Memory | None = None  # its own, set when its steps ran
     step_times_s: Mapping[Accumulation, Annotated[tuple[StepTime, ...], Field(min_length=1)]] = (
         field(default_factory=dict)
     )

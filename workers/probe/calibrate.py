@@ -1,14 +1,12 @@
-"""Rates of a rank's device and links, timed case by case: ``python -m workers.probe --calibrate``.
+"""Rates of a rank's device and links, timed case by case: an order like a probe's.
 
 Every rank times the same cases at the same time, since ranks share memory, power and links. It
 returns raw seconds; the rates that follow from them are not decided here.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from workers.probe.device import Device
-from workers.probe.group import gather_into, join, meet, reduce_scatter_into
+from workers.probe.group import Meeting, gather_into, join, meet, reduce_scatter_into
 from workers.probe.model import build_on_meta, move_buffers
 from workers.probe.optimizers import make_optimizer
 from workers.probe.record import Record, recording
@@ -55,20 +53,20 @@ class CalibrationSpec:
             raise ValueError(f"format: got {self.format}; this program reads {FORMAT}")
 
 
-def calibrate_rank(spec_path: Path, out: Path, init_method: str) -> Record:
+def calibrate(order: Mapping[str, Any], meeting: Meeting) -> Record:
+    """Times an order's cases on this process's rank; its record."""
     started = time.monotonic()
     with recording() as own:
-        values = json.loads(spec_path.read_text(encoding="utf-8"))
-        if odd := set(values) ^ {f.name for f in fields(CalibrationSpec)}:
-            raise ValueError(f"{spec_path.name}: unknown or missing fields {sorted(odd)}")
-        spec = CalibrationSpec(**values)
+        if odd := set(order) ^ {f.name for f in fields(CalibrationSpec)}:
+            raise ValueError(f"unknown or missing fields {sorted(odd)}")
+        spec = CalibrationSpec(**order)
         device = own.open_device(spec.device)
-        join(spec.world_size, own.rank, device.backend, init_method, device.torch_device)
+        join(spec.world_size, own.rank, device.backend, meeting, device.torch_device)
         until = started + spec.budget_s
         own.record.readings = time_cases(spec, own.rank, device, own.phase, until=until)
         own.record.outcome = "ok"
         meet(device.torch_device)  # no rank leaves while another still talks to it
-    own.record.write(out)
+        dist.destroy_process_group()
     return own.record
 
 

@@ -1,12 +1,12 @@
 """Messages between a supervisor and ranks that run one probe after another: files, and a pipe.
 
-An order is ``DIR/NNNN/spec.json``, written at once or not at all: a probe's spec, or ``{"check":
-"cuda"}`` for a look at the ranks' devices (``workers/probe/check.py``). Every rank runs the orders
+An order is ``DIR/NNNN/spec.json``, written at once or not at all: a probe's spec, ``{"check":
+"cuda"}`` for a look at the ranks' devices (``workers/probe/check.py``), or ``cases`` to be timed
+for a calibration (``workers/probe/calibrate.py``). Every rank runs the orders
 by name and leaves its record beside each. The supervisor gives the next order when all records of
 the last one are there and well, and no rank has said that it is spent. It imports no torch.
 """
 
-import json
 import os
 import select
 import threading
@@ -44,11 +44,6 @@ def orders(folder: Path) -> Iterator[Path]:
             return
         else:
             time.sleep(POLL_S)
-
-
-def checked_device(spec: Path) -> str:
-    """The kind of device that an order wants looked at, cpu or cuda; empty for a probe's order."""
-    return str(json.loads(spec.read_text(encoding="utf-8")).get("check", ""))
 
 
 def header(order: str) -> str:

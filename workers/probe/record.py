@@ -16,7 +16,7 @@ from workers.probe.device import Device, open_device
 from workers.probe.errors import outcome_of
 from workers.probe.tracker import Phase
 
-FORMAT = 1
+FORMAT = 2
 PACKAGES = ("torch", "transformers", "accelerate", "torchao", "peft", "bitsandbytes")
 
 

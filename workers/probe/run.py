@@ -174,12 +174,6 @@ class Alone:
 REDUCTIONS = ("reduce_scatter", "all_reduce")
 
 
-def run_rank(spec_path: Path, out: Path, init_method: str) -> Record:
-    record, _ = run_probe(spec_path, init_method)
-    record.write(out)
-    return record
-
-
 def run_probe(spec_path: Path, meeting: Meeting) -> tuple[Record, Device | None]:
     """Run this process's rank of the probe; the process group it has joined is left as it is.
 
@@ -334,9 +328,9 @@ class Rank:
         }
         rest = max(0, peaks.allocated - sum(held.values()))
         return {
-            "peak_allocated_bytes": peaks.allocated,
-            "low_peak_bytes": peaks.lowest_step or peaks.allocated,
-            "peak_reserved_bytes": peaks.reserved,
+            "allocated_bytes": peaks.allocated,
+            "allocated_low_bytes": peaks.lowest_step or peaks.allocated,
+            "reserved_bytes": peaks.reserved,
             "device_bytes": self.device.process_bytes(),
             "overhead_bytes": self.device.overhead_bytes(),
             "allocation_retries": self.device.allocation_retries(),

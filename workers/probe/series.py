@@ -7,6 +7,7 @@ loaded.
 
 import functools
 import gc
+import json
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ from accelerate.state import AcceleratorState, GradientState
 from workers.probe.check import check
 from workers.probe.device import Device
 from workers.probe.group import rendezvous
-from workers.probe.orders import SPEC, SPENT, checked_device, header, orders
+from workers.probe.orders import SPEC, SPENT, header, orders
 from workers.probe.record import Record
 
 # Bytes of all probes together that may stay in use on the device between two: tables that libraries
@@ -47,8 +48,13 @@ def run_series(out: Path, how: str = "file") -> Record:
         sys.stdout.write(header(place.name))
         sys.stdout.flush()
         meeting = rendezvous(place, how)
-        if device_type := checked_device(place / SPEC):
-            record, _ = check(device_type, place, meeting)
+        order = json.loads((place / SPEC).read_text(encoding="utf-8"))
+        if "check" in order:
+            record, _ = check(order["check"], place, meeting)
+        elif "cases" in order:
+            from workers.probe.calibrate import calibrate
+
+            record = calibrate(order, meeting)
         else:
             # transformers takes seconds to import, and a look at devices does without
             from workers.probe.run import run_probe

@@ -66,10 +66,7 @@ def rehearse(order: dict[str, Any], stop: StopRequest, root: Path = Path("/")) -
         )
     if why := why_no_standin():
         raise ProbeError(f"a rehearsal is not possible here: {why}")
-    try:
-        libraries = standin.build()
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise ProbeError(f"the stand-in for CUDA's libraries cannot be built: {error}") from error
+    libraries = standin.build()
     parent = default_probes_folder()
     remove_leftovers(parent)
     ranks = [_rank(order | {"rank": rank, "libraries": str(libraries)}, parent, stop)

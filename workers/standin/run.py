@@ -19,6 +19,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from tuner.environment import PASSED_BY_NAME
+from tuner.errors import ProbeError
 from tuner.machine import COMPILER, cuda_headers, package_folder, why_no_standin
 
 HERE = Path(__file__).resolve().parent
@@ -60,13 +61,15 @@ def environment(options: Mapping[str, object], base: Mapping[str, str]) -> dict[
 
 
 def build() -> Path:
-    """The folder of the libraries, which are built if they are not there.
+    """The folder of the libraries, which are built if they are not there. Raises ProbeError: this
+    Python or machine has not what it takes, a compiler fails, or files cannot be written."""
+    try:
+        return _built()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ProbeError(f"the stand-in for CUDA's libraries cannot be built: {error}") from error
 
-    Raises:
-        FileNotFoundError: this Python or machine has not what it takes.
-        OSError: gcc fails, or files cannot be written.
-        subprocess.CalledProcessError: nm fails.
-    """
+
+def _built() -> Path:
     if why := why_no_standin():
         raise FileNotFoundError(why)
     torch, headers = package_folder("torch"), cuda_headers()

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
 from tests.unit.launchfiles.cases import ABOUT, CASES, Case, trainer
+from tuner.client.from_file import patched, read_question
+from tuner.core.configuration import Settings
+from tuner.core.framework import installed_versions
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import export, why_not
 from tuner.launchfiles.accelerate import configuration
@@ -64,6 +68,41 @@ def test_what_the_launcher_hands_on_and_the_plugin_reads(
     assert plugin.transformer_cls_names_to_wrap == [layer]
     assert plugin.activation_checkpointing is checkpointing
     assert plugin.mixed_precision_policy is None
+
+
+@pytest.mark.parametrize(
+    ("strategy", "reshards"),
+    [("FULL_SHARD", True), ("SHARD_GRAD_OP", False), ("HYBRID_SHARD", True),
+     ("HYBRID_SHARD_ZERO2", False)],
+)  # fmt: skip
+def test_a_file_of_fsdp1_becomes_what_accelerates_own_command_makes_of_it(
+    tmp_path: Path, strategy: str, reshards: bool
+) -> None:
+    """And the same for the strategy's number, which that command leaves as it is."""
+    from accelerate.commands.to_fsdp2 import convert_config_to_fsdp2
+    from accelerate.utils.constants import FSDP_SHARDING_STRATEGY
+
+    options = {
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_cpu_ram_efficient_loading": True, "fsdp_forward_prefetch": False,
+        "fsdp_offload_params": False, "fsdp_state_dict_type": "FULL_STATE_DICT",
+        "fsdp_sync_module_states": True, "fsdp_use_orig_params": True,
+    }  # fmt: skip
+    file = {"distributed_type": "FSDP", "num_processes": 8, "mixed_precision": "bf16"}
+    beside = {"model": "stories15m", "sequence_length": 128, "global_batch_size": 8}
+    place = {"cluster": "8xa100-80gb", "framework": "accelerate", "fidelity": "predicted"}
+    path = tmp_path / "accelerate.yaml"
+    theirs = convert_config_to_fsdp2(
+        {**file, "fsdp_config": {**options, "fsdp_sharding_strategy": strategy}}
+    )
+    for spelled in (strategy, FSDP_SHARDING_STRATEGY.index(strategy) + 1):
+        values = {**file, "fsdp_config": {**options, "fsdp_sharding_strategy": spelled}}
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        question = read_question(str(path), None, {**beside, **place})
+        present = Settings.from_dict({**question.asked.knobs, "micro_batch_size": 1})
+        made, _ = patched(question, question.request.question(installed_versions()), present)
+        assert yaml.safe_load(made) == theirs
+        assert theirs["fsdp_config"]["fsdp_reshard_after_forward"] is reshards
 
 
 def test_hybrid_shard_reaches_the_parallelism_config(launched_environment: Any) -> None:

@@ -527,8 +527,8 @@ def hold_predictions(preloaded: Preloaded, folder: Path, specs: Mapping[str, Spe
     alone = measure(preloaded, folder / "alone", emulated_specs)
     for (name, values), record, emulated in zip(specs.items(), records, alone, strict=True):
         what, memory, trace = (name, values["settings"]), record["memory"], traces[name]
-        low, high = memory["low_peak_bytes"], memory["peak_allocated_bytes"]
-        alone_peak = emulated["memory"]["low_peak_bytes"]
+        low, high = memory["allocated_low_bytes"], memory["allocated_bytes"]
+        alone_peak = emulated["memory"]["allocated_low_bytes"]
         assert peak_bytes(trace) == pytest.approx(alone_peak, rel=NEAR), what
         assert peaks_agree(trace, low, high, NEAR), what
         rows = [trace["steps"][0]["collectives"], emulated["collectives"], record["collectives"]]

@@ -18,7 +18,7 @@ from tests.process.preloaded import Preloaded
 from tests.process.probe.specs import ENVIRONMENT, MODELS
 from tests.process.probe.specs import spec as spec_of
 from workers.launchers.base import Ended, Job
-from workers.launchers.local import LocalLauncher, probe_argv, series_argv
+from workers.launchers.local import LocalLauncher, series_argv
 from workers.probe.orders import END, SPEC, SPENT
 
 Record = dict[str, Any]
@@ -64,7 +64,9 @@ def order(folder: Path, values: Spec) -> Path:
 
 def cold(start: Any, folder: Path, values: Spec, ranks: int) -> list[Record]:
     """Records of ranks of one probe, who end well."""
-    ended = run(start(probe_argv(order(folder, values))), folder, ranks)
+    order(folder / "0001", values)
+    (folder / END).touch()
+    ended = run(start(series_argv(folder)), folder, ranks)
     found = records(folder, ranks)
     assert codes(ended) == [0] * ranks, found[0]["error"]
     return found
@@ -131,7 +133,7 @@ def hold_alike(
             for key, value in other["memory"].items():
                 if key == "device_bytes":  # the process's own grows with what it has imported
                     continue
-                peak = 0 if ranks == 1 else other["memory"]["peak_allocated_bytes"]
+                peak = 0 if ranks == 1 else other["memory"]["allocated_bytes"]
                 near = value if ranks == 1 else pytest.approx(value, abs=0.05 * peak)
                 assert mine["memory"][key] == near, (name, key)
 
@@ -191,15 +193,15 @@ def test_a_probe_measures_memory_time_and_training(
     assert min(times) > 0
     memory = first["memory"]
     assert set(memory["by_phase"]) >= PHASES
-    assert memory["peak_allocated_bytes"] == max(memory["by_phase"][phase] for phase in PHASES)
-    assert sum(memory["by_category"].values()) == memory["peak_allocated_bytes"]
+    assert memory["allocated_bytes"] == max(memory["by_phase"][phase] for phase in PHASES)
+    assert sum(memory["by_category"].values()) == memory["allocated_bytes"]
     # 82,240 parameters of 4 bytes over two ranks, and adamw's two moments beside them
     assert memory["by_category"]["parameters"] == pytest.approx(82_240 * 4 / 2, rel=0.05)
     assert 1.9 < memory["by_category"]["optimizer"] / memory["by_category"]["parameters"] < 2.1
     assert {c["op"] for c in first["collectives"]} == {"all_gather", "reduce_scatter"}
     assert first["versions"]["torch"]
     assert first["hardware"]["device"] == "cpu"
-    assert not list((tmp_path / "probe").glob("*.partial"))
+    assert not list((tmp_path / "probe").rglob("*.partial"))
 
 
 def test_measured_probes_after_others(
@@ -229,7 +231,7 @@ def test_slow_steps_are_not_timed_further(
             assert (record["outcome"], record["error"]) == (outcome, None)
             lengths = {count: len(times) for count, times in record["step_times_s"].items()}
             assert lengths == {"2": steps, "4": steps}
-            assert record["memory"]["peak_allocated_bytes"] > 0
+            assert record["memory"]["allocated_bytes"] > 0
             assert record["tracked_accumulation"] == 4
             assert record["optimizer_steps"] == record["expected_optimizer_steps"]
     found = emulated["slow"]["emulation"]
@@ -272,9 +274,9 @@ import sys
 from pathlib import Path
 import torch.distributed as dist
 from accelerate.state import AcceleratorState, GradientState
-from workers.probe.run import run_rank
+from workers.probe.run import run_probe
 for spec in sorted(Path(sys.argv[1]).glob("*/spec.json")):
-    run_rank(spec, spec.parent, f"file://{spec.parent}/rendezvous")
+    run_probe(spec, f"file://{spec.parent}/rendezvous")[0].write(spec.parent)
     if dist.is_initialized():
         dist.destroy_process_group()
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -16,8 +16,9 @@ FAILING = (
     "import json, os, pathlib, sys\n"
     "out, rank = pathlib.Path(sys.argv[1]), int(os.environ['RANK'])\n"
     "error = {'type': 'RuntimeError', 'message': 'no such device'}\n"
-    "record = {'outcome': 'crashed', 'phase': 'copy elements=1', 'error': error}\n"
-    "if rank: (out / f'rank-{rank:05d}.json').write_text(json.dumps(record))\n"
+    "record = {'outcome': 'crashed', 'phase': 'copy elements=1', 'error': error, 'ended_at': 1.0,"
+    " 'hardware': {}}\n"
+    "if rank: (out / '00000001' / f'rank-{rank:05d}.json').write_text(json.dumps(record))\n"
     "else: import time; time.sleep(20)\n"
     "sys.exit(10)\n"
 )
@@ -60,15 +61,15 @@ def failing_argv(folder):
 
 
 def test_the_failure_of_a_rank_is_told(options, monkeypatch):
-    monkeypatch.setattr(program, "probe_argv", failing_argv)
-    with pytest.raises(ProbeError, match="rank 1 failed in copy elements=1: RuntimeError: no such"):
+    monkeypatch.setattr(program, "series_argv", failing_argv)
+    with pytest.raises(ProbeError, match=r"RuntimeError in copy elements=1: no such .* \(rank 1\)"):
         calibrate(parse_cluster("cpu:2"), StopRequest(), options=options)
     assert not list(options.folder.iterdir())
 
 
 def test_a_stop_ends_the_ranks_and_frees_the_machine(options, monkeypatch):
     sleep = (sys.executable, "-c", "import time; time.sleep(60)")
-    monkeypatch.setattr(program, "probe_argv", lambda folder: sleep)
+    monkeypatch.setattr(program, "series_argv", lambda folder: sleep)
     read, write = os.pipe()
     stop = StopRequest(read)
     os.close(write)  # the command that started the worker is gone

@@ -16,9 +16,9 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "d3de3bfee12cfff7e9c3e471e8b36018753a060680fb3d4d8896e45917b3569d"),
-    "verdict": (4, "d9528dda9a5dedf87dbdc501b49e2609537574772e144bd8e4e9df870cd8313c"),
-    "rates": (3, "d2efcad961f5ff1873b8d22557f587d5a592b5562a0b782192c98704da3e3e71"),
+    "dry run": (5, "6c94900e9cf2b3d39487aead748a5a4184146755a1b67cb0c0dbe717e1d3d04d"),
+    "verdict": (4, "d8babd88481ddddf75db463ffa465f2c4f3010f8f44062bbcec6eb296d4b3ec5"),
+    "rates": (3, "2128506b146f6119652fee9a70ae7e2b9b21f4626a26727b7340d51e0a7d4f26"),
 }
 """The format, and the digest of the sources that it stands for."""
 ROOT = Path(tuner.__file__).parent.parent

@@ -134,10 +134,12 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
         tokens_per_s_per_gpu=between(9000.0, 4500.0, 11_250.0),
         limit_bytes=4.0 * GIB,
     )
-    found = told(best=best, fidelity=Fidelity.PREDICTED)
+    how = facts.fact("nothing_measured", "", cluster="8xh100-80gb")
+    found = told(how, best=best, fidelity=Fidelity.PREDICTED)
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Trust the ranking; absolute speed may be off (-50% to +25%)."
+    assert found.sure[1].startswith("Not measured: use --fidelity measured on 8xh100-80gb")
     assert told(best=best).title == "Predicted, not measured"
     assert told(fidelity=Fidelity.PREDICTED).title == "Answer"  # also of what was measured
     assert told(state=StudyState.RUNNING).title == "Best so far"

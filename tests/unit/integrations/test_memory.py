@@ -12,7 +12,7 @@ memory.end_step(steady=True)
 del held
 memory.end_step(steady=True)
 values = memory.values()
-print(values["peak_allocated_bytes"] - before, values["overhead_bytes"], values["by_category"])
+print(values["allocated_bytes"] - before, values["overhead_bytes"], values["by_category"])
 """
 
 

@@ -1,5 +1,6 @@
 """axolotl's, LLaMA-Factory's and TRL's files: what is read of them, and what an answer changes."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import yaml
 from tuner.client.files import asked_of, case_of
 from tuner.client.from_file import patched, read_question
 from tuner.client.values import NotCoveredError
-from tuner.core.configuration import Settings, parse_settings
+from tuner.core.configuration import Settings, Sharding, parse_settings
 from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Fields
@@ -217,6 +218,43 @@ def test_an_answer_changes_its_lines_and_no_other(
     }  # fmt: skip
     for name in ("model", "adapter", "optimizer", "precision", "packing", "global_batch_size"):
         assert again.asked.arguments[name] == question.asked.arguments[name]
+
+
+FLAT = """\
+fsdp:
+  - full_shard
+fsdp_config:
+  fsdp_sharding_strategy: SHARD_GRAD_OP
+  fsdp_use_orig_params: true  # for LoRA
+  fsdp_offload_params: false
+"""
+WORDS = """\
+fsdp: shard_grad_op auto_wrap
+fsdp_config: {backward_prefetch: backward_pre, limit_all_gathers: true}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "strategy", "expected"),
+    [
+        (AXOLOTL.replace("me/mine", "m"), FLAT, "shard_grad_op",
+         "fsdp:\n  - full_shard\nfsdp_config:\n  fsdp_offload_params: false\n"
+         "  reshard_after_forward: {1}\nfsdp_version: 2\n"),
+        (TRL, WORDS, "shard_grad_op",
+         "fsdp: {0} auto_wrap\nfsdp_config:\n  version: 2\n  reshard_after_forward: {1}\n"),
+    ],
+)  # fmt: skip
+def test_a_file_of_fsdp1_is_written_as_one_of_fsdp2(
+    written: Any, text: str, options: str, strategy: str, expected: str
+) -> None:
+    question = read_question(written(text + options), None, {**PLACE, "fidelity": "predicted"})
+    assert question.asked.knobs["sharding"] == strategy
+    present = Settings.from_dict(question.asked.knobs)
+    for kind, whole in (("shard_grad_op", "false"), ("full_shard", "true")):
+        best = replace(present, sharding=Sharding(kind))
+        asked = question.request.question(installed_versions())
+        made, _ = patched(question, asked, best)
+        assert made.removeprefix(text) == expected.format(kind, whole)
 
 
 def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:

@@ -184,7 +184,10 @@ def test_inputs_of_layers_that_wait_on_the_host_are_read(written: Any) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
-    (FSDP, "fsdp_config.fsdp_version", 1, "fsdp_config.fsdp_version: got 1; must be 2"),
+    (FSDP, "fsdp_config.fsdp_version", 3, "fsdp_config.fsdp_version: got 3; must be 1 or 2"),
+    (FSDP, "fsdp_config.fsdp_sharding_strategy", 1, "fsdp_sharding_strategy: got 1; is FSDP1's"),
+    (changed(FSDP, "fsdp_config.fsdp_version", 1), "fsdp_config.fsdp_sharding_strategy", 6,
+     "fsdp_config.fsdp_sharding_strategy: got 6; must be one of full_shard, shard_grad_op"),
     (FSDP, "fsdp_config.fsdp_new", 1, "fsdp_config.fsdp_new: got 1; is not known"),
     (changed(FSDP, "fsdp_config.fsdp_activation_checkpointing", False),
      "fsdp_config.fsdp_activation_checkpointing_offload", True, "where no layer is checkpointed"),
@@ -210,7 +213,8 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     ),
     (TRAINER, "optim", "lion_8bit", "optim: got 'lion_8bit'"),
     (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
-    (TRAINER, "fsdp", True, "fsdp_config.fsdp_version: got nothing; must be 2"),
+    ({**TRAINER, "fsdp_config": {"reshard_after_forward": True}}, "fsdp", "shard_grad_op",
+     "fsdp: got 'shard_grad_op'; does not say what fsdp_config says"),
     (DEEPSPEED, "zero_optimization.stage", 4, "zero_optimization.stage: got 4"),
     (DEEPSPEED, "zero_optimization.offload_optimizer.device", "cpu", "offload_param: got"),
     (DEEPSPEED, "bf16.enabled", "auto", "or false; write what accelerate or the Trainer would"),
@@ -227,6 +231,55 @@ def test_what_is_not_predicted_is_refused(written: Any) -> None:
         with pytest.raises(UsageError) as caught:
             open_file(written(changed(values, path, value)))
         assert said in str(caught.value), (path, value)
+
+
+FSDP1 = "figures are of FSDP2's"
+
+
+@pytest.mark.parametrize(
+    ("strategy", "nodes", "sharding", "told"),
+    [
+        ({"fsdp_sharding_strategy": "FULL_SHARD"}, 1, "full_shard", ""),
+        ({"fsdp_sharding_strategy": 2}, 2, "shard_grad_op", ""),
+        ({"sharding_strategy": "3"}, 1, "ddp", ""),
+        ({"fsdp_sharding_strategy": "HYBRID_SHARD"}, 1, "full_shard", ""),
+        ({"fsdp_sharding_strategy": 4}, 2, "hybrid_shard", ""),
+        ({"fsdp_sharding_strategy": "_HYBRID_SHARD_ZERO2"}, 1, "shard_grad_op", ""),
+        ({"fsdp_sharding_strategy": 5}, 2, "hybrid_shard", "more memory than predicted"),
+        ({"fsdp_reshard_after_forward": "SHARD_GRAD_OP"}, 1, "shard_grad_op", "passes over it"),
+        ({"fsdp_reshard_after_forward": True, "fsdp_version": 1}, 1, "full_shard", ""),
+        ({}, 1, "full_shard", ""),
+    ],
+)  # fmt: skip
+def test_fsdp1_is_read_as_the_fsdp2_that_corresponds(
+    written: Any, strategy: dict[str, Any], nodes: int, sharding: str, told: str
+) -> None:
+    kept = {"fsdp_offload_params": "false", "fsdp_min_num_params": 0, "fsdp_use_orig_params": True}
+    file = {**FSDP, "num_machines": nodes, "num_processes": 8 * nodes}
+    found = open_file(written({**file, "fsdp_config": {**kept, **strategy}})).found
+    assert (found.knobs["sharding"], found.knobs["cpu_offload"]) == (sharding, False)
+    version, *more = map(str, found.uncounted)
+    assert version.startswith("fsdp_version: ")
+    assert version.endswith(FSDP1)
+    assert [told in one for one in more] == [True] * bool(told)
+    cluster = {"cluster": "8xh100-80gb" if nodes == 1 else "2x8xh100-80gb"}
+    case = case_of(found, {**HERE, **cluster, "global_batch_size": 16,
+                           "settings": {"micro_batch_size": 16 // (8 * nodes)}})  # fmt: skip
+    assert case.settings.sharding == sharding
+    assert version in case.notes
+
+
+def test_the_trainers_words_are_fsdp1s_where_no_version_is_said(written: Any) -> None:
+    for words, knobs in (
+        ("full_shard auto_wrap", ("full_shard", False)),
+        (["shard_grad_op", "auto_wrap", "offload"], ("shard_grad_op", True)),
+        (True, ("full_shard", False)),
+    ):
+        found = open_file(written({**TRAINER, "fsdp": words})).found
+        assert (found.knobs["sharding"], found.knobs["cpu_offload"]) == knobs
+        assert [str(one) for one in found.uncounted] == [
+            f"fsdp_version: not said: older releases of transformers take FSDP1 then: the {FSDP1}"
+        ]
 
 
 def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:

@@ -113,6 +113,12 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert none.why_none
     assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
     limits = Limits(fidelity=Fidelity.PREDICTED)
+    calm = study(question(), [], limits=limits)
+    note = answer(calm).note
+    assert note.count("Nothing was measured: ask with the fidelity measured on 8x") == 1
+    page = shown(calm)
+    counts = [words(part(page, name)).count("Nothing was measured") for name in ("answer", "why")]
+    assert counts == [1, 0]
     early = answer_of(study(question(), [], StudyState.QUEUED, limits=limits), None, None)
     assert early.title == "Nothing is known yet"
 

@@ -118,6 +118,10 @@ def test_the_class_of_the_winner_is_dry_run(predicted, play):
     )  # and what blocks add
     assert found.best.guard.versions["torch"] == "2.13.0"
     assert "dry run (probe #" in found.explanation[0]
+    (measures,) = (text for text in found.explanation if "was measured" in text)
+    assert "ask with the fidelity measured on 8xh100-80gb itself" in measures
+    other = answer(play(predicted(ask(name="nanotron")), lambda settings: 20.0)[0])
+    assert not any("was measured" in text for text in other.explanation)  # it is not probed
 
 
 def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted, play):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from workers.probe import orders as module
-from workers.probe.orders import END, SPEC, SPENT, checked_device, orders
+from workers.probe.orders import END, SPEC, SPENT, orders
 
 
 def give(folder: Path, *names: str, text: str = "{}") -> None:
@@ -32,9 +32,3 @@ def test_orders_as_they_come_also_after_one_was_removed(
     acts = iter((lambda: None, lambda: give(tmp_path, "0002"), (tmp_path / END).touch))
     monkeypatch.setattr(module.time, "sleep", lambda _: next(acts)())
     assert [order.name for order in found] == ["0002"]
-
-
-def test_an_order_is_a_probe_or_a_look_at_devices(tmp_path: Path) -> None:
-    give(tmp_path, "0001")
-    give(tmp_path, "0002", text='{"check": "cuda"}')
-    assert [checked_device(tmp_path / n / SPEC) for n in ("0001", "0002")] == ["", "cuda"]

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tuner.search import kernel
 from tuner.search.kernel import BLOCK, alike, alike_rows, log_likelihood, regress
 
 
@@ -36,3 +37,13 @@ def test_rows_that_were_found_before_are_those_of_the_same_points() -> None:
         for rows in ([2], [0, 2, 2], []):
             found = alike_rows(same_bytes, np.array(rows, dtype=np.intp))
             assert found == pytest.approx(alike(same_bytes[rows], same_bytes), rel=1e-12)
+
+
+def test_a_row_is_the_same_whatever_was_asked_before() -> None:
+    """To the bit: a plan is a function of its study alone."""
+    points = np.random.default_rng(1).normal(size=(500, 25))
+    found = []
+    for asks in ([[*range(40)]], [[7], [7, 30, 2], [*range(40)]]):
+        kernel._rows_of.cache_clear()
+        found.append([alike_rows(points, np.array(rows, dtype=np.intp)) for rows in asks][-1])
+    assert np.array_equal(*found)

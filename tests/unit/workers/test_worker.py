@@ -411,7 +411,7 @@ def test_gpus_that_cannot_be_used_end_the_worker_and_close_no_configuration(
         return "crashed" if run.job.visible == ("GPU-b",) else "ok"
 
     study = store.ask(eight, emulated(max_probes=5))
-    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+    with pytest.raises(ProbeError, match="no probe can be run: Error in forward: crashed"):
         on_gpus(study, hang, check=check, serves=serves)
     study = store.study(study.id)
     assert study.state is (StudyState.QUEUED if serves else StudyState.FAILED)

@@ -120,7 +120,7 @@ def read_case(
             raise all_of(mistakes) from error
         reasons = "; ".join(one.allowed for one in error.errors)
         raise NotCoveredError(error.field, error.given, reasons) from error
-    workload = given.workload_on(given.cluster)
+    workload = given.workload.trained_by(given.framework.name, given.cluster.gpu.device)
     try:
         asked = given.framework
         stack = framework(

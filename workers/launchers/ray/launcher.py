@@ -216,12 +216,7 @@ class RayRun(SupervisedRun):
             self._node_devices = tuple(map(tuple, found["devices"]))
         self._is_placed |= found["runs"]
         self._lost, self._lost_nodes = found["lost"], tuple(found["lost_nodes"])
-        for rank, end in found["ends"].items():
-            # ranks of one node see the same kills, so they are not added up
-            self._oom_kills = max(self._oom_kills, end["oom_kills"])
-            yield RankEnd(
-                rank=int(rank), code=end["code"], ended_at=end["at"], stopped=end["stopped"]
-            )
+        yield from map(RankEnd.from_dict, found["ends"])
 
     def why_lost(self) -> tuple[Why, str] | None:
         if self._trouble is not None:

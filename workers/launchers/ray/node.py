@@ -14,9 +14,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from workers.launchers.base import Job
+from workers.launchers.base import Job, end_ranks
 from workers.launchers.site import facts_here
-from workers.launchers.task import RankTask, read_end
+from workers.launchers.task import RankTask
 from workers.measuring.records import (
     TAIL_BYTES,
     default_probes_folder,
@@ -145,8 +145,7 @@ class RankActor:
         if again:
             self._seen.clear()
         write_files(self._folder, files, self._seen)
-        self._task.poll()
-        ended = read_end(self._folder, self._rank)  # before the look at files: all are there then
+        end = self._task.poll()  # before the look at files: all are there then
         found = changed_files(self._folder, self._seen, self._is_ours)
         log, path = None, log_path(self._folder, self._rank)
         if self._seen.get(path.name) != (now := stamp(path)):
@@ -154,16 +153,11 @@ class RankActor:
             with path.open("rb") as file:
                 file.seek(max(0, now[1] - TAIL_BYTES))
                 log = file.read(TAIL_BYTES)
-        told = None
-        if ended is not None:
-            end, oom_kills = ended
-            told = {"code": end.code, "at": end.ended_at, "stopped": end.stopped}
-            told["oom_kills"] = oom_kills
-        return {"files": found, "log": log, "end": told}
+        return {"files": found, "log": log, "end": end and end.as_dict()}
 
     def stop(self) -> None:
         if self._task is not None:
-            self._task.stop()
+            end_ranks([self._task])
 
     def close(self) -> None:
         if self._made:

@@ -13,7 +13,7 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayActorErro
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from workers.launchers.base import Job
+from workers.launchers.base import Job, RankEnd
 from workers.launchers.ray.node import RankActor, Stamp, changed_files, write_files
 from workers.measuring.records import log_path
 
@@ -90,8 +90,7 @@ class Member:
     feed: bool = False  # set while the rank is to hear of its supervisor
     again: bool = False  # set where the last exchange may be lost, in both directions
     is_dead: bool = False  # set once Ray has said that it is no more
-    # how its rank ended: code, at (Unix seconds), stopped, oom_kills
-    end: dict[str, Any] | None = None
+    end: dict[str, Any] | None = None  # how its rank ended, a :class:`RankEnd`'s values
 
     @property
     def is_in_doubt(self) -> bool:
@@ -102,8 +101,14 @@ class Member:
     def bury(self, *, oom_kills: int) -> None:
         """Notes that it is no more, and its rank neither: the pipe between them is closed."""
         self.is_dead = True
-        at = time.time()
-        self.end = {"code": -SIGKILL, "at": at, "stopped": False, "oom_kills": oom_kills}
+        end = RankEnd(
+            rank=self.rank,
+            code=-SIGKILL,
+            ended_at=time.time(),
+            stopped=False,
+            host_oom_kills=oom_kills,
+        )
+        self.end = end.as_dict()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -142,7 +147,7 @@ class PlacedJob:
         """Goes on; what is new.
 
         Returns:
-            ``runs``, whether ranks were started; ``ends`` of ranks that are certain, by rank;
+            ``runs``, whether ranks were started; ``ends`` of ranks that are certain;
             ``lost``, what became of a node that is gone, or nothing; ``lost_nodes``, which
             of the nodes, in the order of ranks.
         """
@@ -154,7 +159,7 @@ class PlacedJob:
             self._go_on()
         self._judge()
         certain = self._lost or not any(member.is_in_doubt for member in self._members)
-        ends = {m.rank: m.end for m in self._members if m.end is not None} if certain else {}
+        ends = [m.end for m in self._members if m.end is not None] if certain else []
         lost = [place for place, node in enumerate(self.nodes) if node in self._lost_nodes]
         return {"runs": self._runs, "ends": ends, "lost": self._lost, "lost_nodes": lost}
 

@@ -1,7 +1,10 @@
-"""One line of input: a spec, micro-batch sizes and accumulation counts, and the rules for them."""
+"""One line of input: a spec, micro-batch sizes and accumulation counts.
+
+Settings that no dry run shows are refused before they get here (``tuner/dryrun/plan.py``), and
+those that are not legal before that (``tuner/space/rules.py``).
+"""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,28 +12,6 @@ from workers.probe.spec import Spec, parse_spec
 
 # A line has two points.
 MOST_SIZES = 2
-# Values of the fields that name one; each field's own name is its rule's.
-ALLOWED = {
-    "settings.sharding": ("ddp", "shard_grad_op", "full_shard", "hybrid_shard"),
-    "optimizer": (
-        "adamw", "adamw_fused", "adamw_8bit", "sgd", "adamw_bnb_8bit", "paged_adamw_8bit", "lion",
-        "adafactor", "muon",
-    ),
-    "precision": ("bf16", "bf16_mixed", "fp32"),
-    "reduce_dtype": ("bf16", "fp32"),
-    "loss": ("hf", "fp32", "own_dtype"),
-    "tensor_parallel": ("sequence_parallel", "sharded_logits", "gathered_logits"),
-    "settings.activation_checkpointing": ("none", "selective", "every_2", "full", "offload"),
-    "device": ("cpu", "cuda"),
-}  # fmt: skip
-
-
-class RefusedError(ValueError):
-    """A spec breaks a rule."""
-
-    def __init__(self, rule: str, message: str) -> None:
-        self.rule = rule
-        super().__init__(message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +38,6 @@ def parse_request(line: str) -> Request:
     """The request of a line.
 
     Raises:
-        RefusedError: the program cannot run the spec, or a dry run would get it wrong.
         ValueError, TypeError: not JSON, or not what a request is made of.
     """
     values = json.loads(line)
@@ -74,17 +54,14 @@ def parse_request(line: str) -> Request:
         given = values[field]
         good = isinstance(given, list) and given and all(type(x) is int and x >= 1 for x in given)
         if not good or len(set(given)) != len(given):
-            raise RefusedError(field, f"{field}: must be distinct integers of 1 or more")
+            raise ValueError(f"{field}: must be distinct integers of 1 or more")
         if field == "micro_batch_sizes" and len(given) > MOST_SIZES:
-            raise RefusedError(field, f"{field}: at most two")
+            raise ValueError(f"{field}: at most two")
         numbers[field] = tuple(sorted(given))
-    counts = numbers["accumulation_counts"]
-    spec = parse_spec({**values["spec"], "accumulation_counts": list(counts)})
+    counts = list(numbers["accumulation_counts"])
+    spec = parse_spec({**values["spec"], "accumulation_counts": counts})
     counts_work = values.get("work", False) is True
-    request = Request(spec=spec, copies=tuple(copies), counts_work=counts_work, **numbers)
-    for rule, complaint in broken_rules(request.at(request.micro_batch_sizes[0], counts[0])):
-        raise RefusedError(rule, complaint)
-    return request
+    return Request(spec=spec, copies=tuple(copies), counts_work=counts_work, **numbers)
 
 
 def id_and_class(line: str) -> tuple[str, str]:
@@ -100,56 +77,3 @@ def id_and_class(line: str) -> tuple[str, str]:
         return "", ""
     name = str(values.get("id", ""))
     return name, str(values.get("class", "")) or name
-
-
-def broken_rules(spec: Spec) -> Iterator[tuple[str, str]]:
-    """The name of each rule that a spec breaks, and what breaks it, the first first."""
-    knobs = spec.settings
-    for field, allowed in ALLOWED.items():
-        name = field.rpartition(".")[2]
-        got = getattr(knobs if field.startswith("settings.") else spec, name)
-        if got not in allowed:
-            yield name, f"{field} is {got!r}; allowed: {', '.join(allowed)}"
-    sizes = {
-        "world_size": spec.world_size,
-        "gpus_per_node": spec.gpus_per_node,
-        "sequence_length": spec.sequence_length,
-        "settings.micro_batch_size": knobs.micro_batch_size,
-        "settings.tp_size": knobs.tp_size,
-        "accumulation_counts": min(spec.accumulation_counts),
-    }
-    if wrong := [f"{name} is {size}" for name, size in sizes.items() if size < 1]:
-        yield "sizes", ", ".join(wrong) + ": must be 1 or more"
-    if spec.world_size % knobs.tp_size:
-        yield (
-            "tp_size_divides_world_size",
-            f"tp_size {knobs.tp_size} does not divide {spec.world_size} ranks",
-        )
-    if knobs.sharding == "ddp" and knobs.tp_size > 1 and spec.data_parallel_size > 1:
-        yield (
-            "ddp_with_tensor_parallel",
-            "ddp and tensor parallelism are not run together; shard the replicas instead",
-        )
-    if knobs.activation_checkpointing == "selective" and knobs.tp_size > 1:
-        yield (
-            "selective_with_tensor_parallel",
-            "products that lead out of a block are whole on every rank before they are summed",
-        )
-    if knobs.activation_checkpointing == "offload" and spec.device == "cpu":
-        yield "offload_on_cpu", "device and host memory of a CPU are one"
-    if knobs.sharding == "hybrid_shard":
-        rule = "hybrid_shard_within_nodes"
-        if spec.world_size % spec.gpus_per_node or spec.gpus_per_node % knobs.tp_size:
-            yield (
-                rule,
-                f"hybrid_shard shards within nodes: {spec.gpus_per_node} ranks of a node must"
-                f" divide {spec.world_size} and be divided by tp_size {knobs.tp_size}",
-            )
-        elif spec.shard_size == 1:
-            yield rule, "hybrid_shard needs several data-parallel ranks in a node, to shard over"
-    if knobs.cpu_offload and spec.device != "cpu":
-        yield (
-            "cpu_offload",
-            "cpu_offload on cuda: fake tensors are all on one device, so what lives in host memory"
-            " cannot be told apart",
-        )

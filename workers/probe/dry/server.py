@@ -33,7 +33,7 @@ from typing import Any
 from torch._ops import OpOverload
 
 from workers.probe.dry.ledger import Progress
-from workers.probe.dry.request import RefusedError, id_and_class, parse_request
+from workers.probe.dry.request import id_and_class, parse_request
 from workers.probe.dry.run import DryRun
 from workers.probe.group import join_fake_group
 from workers.probe.tensor_parallel import UnsupportedByTensorParallel
@@ -281,8 +281,7 @@ def answer(line: str, progress: Progress) -> dict[str, Any]:
     try:
         request = parse_request(line)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        rule = error.rule if isinstance(error, RefusedError) else "spec"
-        return error_values(type(error).__name__, str(error), rule=rule)
+        return error_values(type(error).__name__, str(error), rule="spec")
     run = DryRun(request, progress)
     try:
         join_fake_group(request.spec.world_size)

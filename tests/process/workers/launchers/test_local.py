@@ -5,8 +5,8 @@ import pytest
 from tests.process.workers.launchers.contract import *  # noqa: F403
 from tests.process.workers.launchers.contract import finish
 from tuner.environment import PASSED_BY_NAME
-from workers.launchers.base import rank_environment
-from workers.launchers.local import LocalLauncher, LocalRun
+from workers.launchers.base import RankProcess, rank_environment
+from workers.launchers.local import LocalLauncher
 
 
 @pytest.fixture
@@ -25,14 +25,14 @@ def supervisor():
 
 
 def test_no_rank_is_left_when_a_later_one_cannot_start(make_job, monkeypatch, alive, tmp_path):
-    start_rank = LocalRun.start_rank
+    start, started = RankProcess.start, []
 
-    def only_the_first(self, rank):
-        if rank:
+    def only_the_first(self):
+        if started:
             raise BlockingIOError("no more processes")
-        start_rank(self, rank)
+        started.append(start(self))
 
-    monkeypatch.setattr(LocalRun, "start_rank", only_the_first)
+    monkeypatch.setattr(RankProcess, "start", only_the_first)
     with pytest.raises(BlockingIOError):
         LocalLauncher().start(make_job({"*": ["hang"]}))
     assert not alive(str(tmp_path))
@@ -76,7 +76,10 @@ def test_ranks_inherit_what_a_stack_is_configured_by_and_nothing_else(make_job):
 def test_ranks_are_the_first_to_go_when_memory_is_out(make_job):
     run = LocalLauncher().start(make_job({"*": ["hang"]}))
     try:
-        adjusted = {Path(f"/proc/{pid}/oom_score_adj").read_text().strip() for pid in run.pids}
+        adjusted = {
+            Path(f"/proc/{pid}/oom_score_adj").read_text().strip()
+            for pid in (rank.pid for rank in run.ranks)
+        }
     finally:
         run.cancel()
     assert adjusted == {"1000"}

@@ -50,7 +50,7 @@ def test_a_rank_runs_in_the_nodes_folder_and_its_files_come_back(actor, begin, t
     news = until_the_end(actor)
     assert news["end"]["code"] == 0
     assert not news["end"]["stopped"]
-    assert set(news["files"]) == {NAME, "rank-00000.end.json"}
+    assert set(news["files"]) == {NAME}
     assert news["log"] == b"hello\n"
     assert not list(tmp_path.glob("rank-*"))
     actor.close()

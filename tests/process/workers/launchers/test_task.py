@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from workers.launchers.base import Job
-from workers.launchers.task import ALIVE, NOT_STARTED, STOP, RankTask, first_visible, read_end
+from workers.launchers.base import NOT_STARTED, Job, end_ranks
+from workers.launchers.task import ALIVE, STOP, RankTask, first_visible, read_end
 
 Task = subprocess.Popen[bytes]
 
@@ -46,7 +46,7 @@ def say(task, what):
 
 def told(path, rank=0):
     found = read_end(path, rank)
-    return found[0].code, found[0].stopped
+    return found.code, found.stopped
 
 
 def test_a_rank_has_its_place_and_its_end_is_told(start, make_job, tmp_path):
@@ -95,9 +95,9 @@ def test_a_program_that_is_not_there(make_job, tmp_path):
     task.start()
     end = task.poll()
     assert end.code == NOT_STARTED
-    assert told(tmp_path) == (NOT_STARTED, False)
+    assert not end.stopped
     assert "/nonexistent/program" in (tmp_path / "rank-00000.log").read_text()
-    assert task.stop() is end
+    assert end_ranks([task]) == [end]
 
 
 def test_a_job_is_the_same_after_json(make_job):

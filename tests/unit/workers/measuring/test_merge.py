@@ -2,14 +2,14 @@ import json
 import signal
 from dataclasses import replace
 
-from tuner.core.measurement import RAN, Collective, Measurement, Outcome
+from tuner.core.measurement import RAN, Collective, Measurement, Memory, Outcome, OutOfMemory
 from workers.launchers.base import Ended, RankEnd, Why
 from workers.measuring.merge import merge
-from workers.measuring.records import BadRecord, RankMemory, RankRecord, RankShortage
+from workers.measuring.records import BadRecord, RankRecord
 
 MISSING = BadRecord(why="is missing", missing=True)
 TORN = BadRecord(why="is not JSON, or cut short")
-SHORTAGE = RankShortage(
+SHORTAGE = OutOfMemory(
     phase="backward",
     requested_bytes=2**30,
     allocated_bytes=3 * 2**30,
@@ -20,10 +20,10 @@ LOGS = {0: "log 0", 1: "log 1"}
 
 
 def memory(rank, overhead_bytes=0):
-    return RankMemory(
-        peak_allocated_bytes=100 + rank,
-        low_peak_bytes=90 + rank,
-        peak_reserved_bytes=120 + rank,
+    return Memory(
+        allocated_bytes=100 + rank,
+        allocated_low_bytes=90 + rank,
+        reserved_bytes=120 + rank,
         device_bytes=500 + rank,
         overhead_bytes=overhead_bytes,
         by_phase={"forward": 100 + rank},
@@ -68,7 +68,8 @@ def end(rank, code=0, *, at=101.0, stopped=False):
 
 
 def merged(ends, records, why=Why.ENDED, kills=0):
-    ended = Ended(why=why, ranks=tuple(ends), wall_s=12.0, host_oom_kills=kills)
+    ends = tuple(replace(one, host_oom_kills=kills) for one in ends)
+    ended = Ended(why=why, ranks=ends, wall_s=12.0)
     measurement = merge(ended, records, LOGS, deadline_s=600.0)
     assert Measurement.from_dict(json.loads(json.dumps(measurement.as_dict()))) == measurement
     json.dumps(measurement.as_dict(), allow_nan=False)

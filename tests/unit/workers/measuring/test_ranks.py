@@ -161,7 +161,7 @@ def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch):
 def test_devices_are_looked_at_after_one_was_lost(warm):
     it = warm(at(2, "device_lost"), check=lambda run: "device_lost")
     assert [it.outcome() for _ in range(2)] == [Outcome.OK, Outcome.DEVICE_LOST]
-    with pytest.raises(ProbeError, match="is not there again: Error: device_lost"):
+    with pytest.raises(ProbeError, match="is not there again: Error in forward: device_lost"):
         it.measure()
     assert not it.ranks.alive
     it.launcher.check = lambda run: "ok"
@@ -178,7 +178,7 @@ def test_gpus_are_looked_at_before_the_first_probe_and_by_the_same_ranks(warm):
     bad = {"check": lambda run: "crashed"}
     again = warm(**bad, checked=checked)  # of another study, a short while later
     assert again.outcome(kind=GPUS) is Outcome.OK
-    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+    with pytest.raises(ProbeError, match="no probe can be run: Error in forward: crashed"):
         again.outcome(kind=replace(GPUS, visible=("GPU-b", "GPU-c")))  # other ones
     assert not again.ranks.alive
     assert warm(**bad, checked=CheckedDevices()).outcome() is Outcome.OK  # of a CPU
@@ -214,7 +214,7 @@ def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(
     assert it.outcome(kind=GPUS) is Outcome.OOM
     it.launcher.act = lambda run, spec, number: {"outcome": "oom", "oom": small}
     it.launcher.check = lambda run: "crashed"
-    with pytest.raises(ProbeError, match="no probe can be run: Error: crashed"):
+    with pytest.raises(ProbeError, match="no probe can be run: Error in forward: crashed"):
         it.measure(kind=GPUS)
     it.launcher.check = lambda run: "ok"
     assert it.outcome(kind=GPUS) is Outcome.OOM

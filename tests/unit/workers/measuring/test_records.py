@@ -6,9 +6,9 @@ from tuner.core.measurement import Collective, Outcome
 from workers.measuring.records import BadRecord, RankRecord, parse_record, read_records
 
 GOOD: dict[str, Any] = {
-    "format": 1, "rank": 1, "outcome": "ok", "phase": "finish", "error": None,
-    "ended_at": 1700000000.5, "oom": None, "memory": {"peak_allocated_bytes": 100,
-    "low_peak_bytes": 90, "peak_reserved_bytes": 120, "device_bytes": 500, "overhead_bytes": 7,
+    "format": 2, "rank": 1, "outcome": "ok", "phase": "finish", "error": None,
+    "ended_at": 1700000000.5, "oom": None, "memory": {"allocated_bytes": 100,
+    "allocated_low_bytes": 90, "reserved_bytes": 120, "device_bytes": 500, "overhead_bytes": 7,
     "by_phase": {"forward": 100, "optimizer": 80}, "by_category": {"parameters": 40},
     "allocation_retries": 0}, "step_times_s": {"1": [0.1, 0.2], "2": [0.3, 0.4]},
     "collectives": [{"op": "all_gather", "axis": "dp_shard", "phase": "forward", "count": 3,
@@ -32,7 +32,7 @@ def test_a_good_record():
     record = parsed()
     assert isinstance(record, RankRecord)
     assert record.outcome is Outcome.OK
-    assert record.memory.peak_allocated_bytes == 100
+    assert record.memory.allocated_bytes == 100
     assert record.step_times_s == {1: (0.1, 0.2), 2: (0.3, 0.4)}
     assert record.collectives == (
         Collective(op="all_gather", axis="dp_shard", phase="forward", count=3, bytes=99),
@@ -49,7 +49,7 @@ def test_what_a_rank_alone_noted():
 
 def test_records_of_another_form():
     for changes in [
-        {"format": 2},
+        {"format": 1},
         {"rank": 0},
         {"rank": True},
         {"outcome": "timeout"},
