@@ -1,4 +1,4 @@
-"""Explains answers: facts (:mod:`~tuner.explain.facts`), each with its English, and the short answer.
+"""Explains answers: facts (:mod:`~tuner.explain.facts`), each with its English.
 
 ``answer(study)`` is in :mod:`tuner.explain.known`, which imports the planner, and so NumPy.
 """
