@@ -27,7 +27,7 @@ from tuner.explain.known import best_known, is_unanswered, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
-from tuner.results.summary import headline, in_brief
+from tuner.results.summary import in_brief, summary_of
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 
@@ -74,41 +74,41 @@ class Kept(Generic[T]):
     def __len__(self) -> int:
         return len(self._found)
 
-    def of(self, standing: StudyStatus) -> T:
+    def of(self, status: StudyStatus) -> T:
         """The thing of a study as it stands, or as it stood a moment later."""
-        if (found := self.fresh(standing)) is not None:
+        if (found := self.fresh(status)) is not None:
             return found
-        old = self._find(standing, OLDEST_S)
+        old = self._find(status, OLDEST_S)
         if not self._turn.acquire(blocking=old is None):
             assert old is not None
             return old
         try:
-            if (found := self.fresh(standing)) is not None:
+            if (found := self.fresh(status)) is not None:
                 return found
-            made = self._make(standing)
-            # Kept before another thread's turn, which would make it again. The standing is older
+            made = self._make(status)
+            # Kept before another thread's turn, which would make it again. The status is older
             # than the study that was read, so nothing that happens is missed.
             with self._lock:
-                self._found[standing.id] = self._clock(), standing, made
-                self._found.move_to_end(standing.id)
+                self._found[status.id] = self._clock(), status, made
+                self._found.move_to_end(status.id)
                 while len(self._found) > self._most:
                     self._found.popitem(last=False)
         finally:
             self._turn.release()
         return made
 
-    def fresh(self, standing: StudyStatus) -> T | None:
+    def fresh(self, status: StudyStatus) -> T | None:
         """The thing, if it is kept and need not be made anew: takes no time."""
-        return self._find(standing, FRESH_S)
+        return self._find(status, FRESH_S)
 
-    def _find(self, standing: StudyStatus, oldest_s: float) -> T | None:
+    def _find(self, status: StudyStatus, oldest_s: float) -> T | None:
         with self._lock:
-            if (kept := self._found.get(standing.id)) is None:
+            if (kept := self._found.get(status.id)) is None:
                 return None
             made_at, then, found = kept
-            if then.newest_event < standing.newest_event or self._clock() - made_at > oldest_s:
+            if then.newest_event < status.newest_event or self._clock() - made_at > oldest_s:
                 return None
-            self._found.move_to_end(standing.id)
+            self._found.move_to_end(status.id)
             return found
 
 
@@ -119,7 +119,7 @@ class Body:
     content: bytes
     etag: str
     """Entity tag of the content, with its quotes; weak, since answers may be compressed."""
-    standing: StudyStatus
+    status: StudyStatus
     limits: Limits
     answered: bool
     """True where asking again within the same limits would find nothing new."""
@@ -133,7 +133,7 @@ class Body:
 class Whole:
     """A study with its answer: all that is shown of it is made of this."""
 
-    standing: StudyStatus
+    status: StudyStatus
     study: Study
     suggestion: Suggestion | None
     """The suggestion of :func:`tuner.explain.known.best_known`, with its launch."""
@@ -151,28 +151,28 @@ class Answers:
         self._bodies = Kept(self._made, self.turn, most=MOST_KEPT, clock=clock)
         self._waiters = anyio.CapacityLimiter(WAITERS)
 
-    def of(self, standing: StudyStatus) -> Body:
+    def of(self, status: StudyStatus) -> Body:
         """A study as it stands, or as it stood a moment later."""
-        return self._bodies.of(standing)
+        return self._bodies.of(status)
 
-    def fresh(self, standing: StudyStatus) -> Body | None:
+    def fresh(self, status: StudyStatus) -> Body | None:
         """The same as :meth:`of`, if nothing has to be computed for it."""
-        return self._bodies.fresh(standing)
+        return self._bodies.fresh(status)
 
-    async def soon(self, standing: StudyStatus) -> Body:
+    async def soon(self, status: StudyStatus) -> Body:
         """The same as :meth:`of`, for those who wait."""
         # One change may wake hundreds at once: what is kept takes no thread, and what is not takes
         # one of a few that are theirs.
-        if body := self.fresh(standing):
+        if body := self.fresh(status):
             return body
-        return await anyio.to_thread.run_sync(self.of, standing, limiter=self._waiters)
+        return await anyio.to_thread.run_sync(self.of, status, limiter=self._waiters)
 
-    def whole(self, standing: StudyStatus) -> Whole:
-        return self._whole.of(standing)
+    def whole(self, status: StudyStatus) -> Whole:
+        return self._whole.of(status)
 
-    def probes(self, standing: StudyStatus) -> bytes:
-        whole = self._whole.fresh(standing)
-        study = self._store.study(standing.id) if whole is None else whole.study
+    def probes(self, status: StudyStatus) -> bytes:
+        whole = self._whole.fresh(status)
+        study = self._store.study(status.id) if whole is None else whole.study
         probes = [probe_as_dict(study, probe) for probe in study.probes]
         found = {"study_id": study.id, "revision": study.revision, "probes": probes}
         return json_text(found).encode()
@@ -188,29 +188,29 @@ class Answers:
             if mine:
                 self.turn.release()
 
-    def _read(self, standing: StudyStatus) -> Whole:
-        study = self._store.study(standing.id)
+    def _read(self, status: StudyStatus) -> Whole:
+        study = self._store.study(status.id)
         found = best_known(study)
         try:
-            line = headline(study, found)
+            line = summary_of(study, found)
             self._store.keep_summary(
                 study.id,
                 line.as_dict(),
-                standing.newest_event,
+                status.newest_event,
                 tokens_per_s=line.tokens_per_s_per_gpu.value,
                 needed_share=line.needed_share,
             )
         except TunerError as error:  # lists of studies go without it
-            log.warning("the headline of %s was not kept: %s", study.id, error)
+            log.warning("the summary of %s was not kept: %s", study.id, error)
         return Whole(
-            standing=standing,
+            status=status,
             study=study,
             suggestion=found and with_launch(found, without_name(study.question)),
             evidence=Evidence(study),
         )
 
-    def _made(self, standing: StudyStatus) -> Body:
-        whole = self.whole(standing)
+    def _made(self, status: StudyStatus) -> Body:
+        whole = self.whole(status)
         study, suggestion = whole.study, whole.suggestion
         why = None
         if suggestion and is_unanswered(study, suggestion):
@@ -235,7 +235,7 @@ class Answers:
         return Body(
             content=content,
             etag=f'W/"{hashlib.sha256(content).hexdigest()[:32]}"',
-            standing=whole.standing,
+            status=whole.status,
             limits=study.limits,
             answered=is_answered(study, study.limits, here=False),
         )

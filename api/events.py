@@ -56,11 +56,11 @@ class EventSent(BaseModel):
 class Feed:
     """The state and the newest events of a study that is listened to."""
 
-    def __init__(self, standing: StudyStatus) -> None:
-        self.standing = standing
+    def __init__(self, status: StudyStatus) -> None:
+        self.status = status
         self.listeners = 0
         # Id of the newest event that is not in ``events``, which has all later ones in order.
-        self.floor = standing.newest_event
+        self.floor = status.newest_event
         self.events: deque[Event] = deque()
         # Set, and another one put in its place, whenever something happened.
         self.changed = asyncio.Event()
@@ -71,11 +71,11 @@ class Feed:
 
     @property
     def is_over(self) -> bool:
-        return self.standing.state in ENDS
+        return self.status.state in ENDS
 
-    def take(self, standing: StudyStatus, events: Sequence[Event]) -> None:
+    def take(self, status: StudyStatus, events: Sequence[Event]) -> None:
         """Adds what happened, and wakes those who wait."""
-        self.standing = standing
+        self.status = status
         self.events.extend(events)
         while len(self.events) > MOST_KEPT:
             self.floor = self.events.popleft().id
@@ -108,11 +108,11 @@ class Poller:
         """The study's feed, which is kept up while entered; ``None`` for an unknown study."""
         feed = self._feeds.get(study_id)
         if feed is None:
-            standing = await self._in_thread(lambda: self._store.status(study_id))
-            if standing is None:
+            status = await self._in_thread(lambda: self._store.status(study_id))
+            if status is None:
                 yield None
                 return
-            feed = self._feeds.setdefault(study_id, Feed(standing))  # another may have been quicker
+            feed = self._feeds.setdefault(study_id, Feed(status))  # another may have been quicker
         feed.listeners += 1
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="poller")
@@ -147,14 +147,14 @@ class Poller:
                 return
             if found or changed is not feed.changed:
                 continue
-            if feed.is_over and after >= feed.standing.newest_event:
+            if feed.is_over and after >= feed.status.newest_event:
                 return
             await changed.wait()
 
     async def _after(self, feed: Feed, after: int) -> Sequence[Event]:
         if after >= feed.floor:
             return [event for event in feed.events if event.id > after]
-        study_id, newest = feed.standing.id, feed.newest
+        study_id, newest = feed.status.id, feed.newest
         found = await self._in_thread(lambda: self._store.events(study_id, after, PAGE))
         return [event for event in found if event.id <= newest]  # later ones come to the feed
 
@@ -173,8 +173,8 @@ class Poller:
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
                 continue
             pause_s = self._poll_s
-            for study_id, (standing, events) in found.items():
-                feeds[study_id].take(standing, events)
+            for study_id, (status, events) in found.items():
+                feeds[study_id].take(status, events)
 
     async def _in_thread(self, read: Callable[[], T]) -> T:
         return await anyio.to_thread.run_sync(read, limiter=self._limiter)

@@ -189,7 +189,7 @@ class Study(Answered):
     revision: int
     created_at: str
     asked_at: str
-    probes_before: int = Field(description="Probes that earlier askings had spent.")
+    probes_before: int = Field(description="Probes that earlier requests had spent.")
     question: Question
     terms: Limits
     terms_id: str = Field(

@@ -110,12 +110,14 @@ async def submit_question(
     ``from`` a configuration file says the rest, and ``notes`` what of it is not counted.
     """
     submit = context.submissions.submit
-    asking = partial(submit, body, owner=caller.owner, key=idempotency_key, address=caller.address)
-    done = await context.turns.write(caller.owner, asking)
+    submission = partial(
+        submit, body, owner=caller.owner, key=idempotency_key, address=caller.address
+    )
+    done = await context.turns.write(caller.owner, submission)
     return Response(
         done.body.with_notes(done.notes),
         202,
-        {"Location": f"/tune/{done.body.standing.id}", "ETag": done.body.etag, **REVALIDATED},
+        {"Location": f"/tune/{done.body.status.id}", "ETag": done.body.etag, **REVALIDATED},
         "application/json",
     )
 
@@ -261,7 +263,7 @@ async def show_study(
     """Waiting costs the service nothing: ask with ``wait=30`` again and again."""
     known = {tag for one in (if_none_match or "").split(",") if (tag := _tag(one))}
     if wait is None:
-        found = await anyio.to_thread.run_sync(standing_of, context, study_id)
+        found = await anyio.to_thread.run_sync(study_status, context, study_id)
         if kept := context.answers.fresh(found):
             body = kept
         else:
@@ -283,8 +285,8 @@ async def show_study(
 )
 async def show_probes(context: InContext, caller: Reader, study_id: StudyId) -> Response:
     """What was tried and measured, and what is queued or running."""
-    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
-    content = await context.turns.run(caller.owner, context.answers.probes, standing)
+    status = await anyio.to_thread.run_sync(study_status, context, study_id)
+    content = await context.turns.run(caller.owner, context.answers.probes, status)
     return Response(content, media_type="application/json")
 
 
@@ -301,7 +303,7 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
 
     def cancelled() -> Body:
         cancel(context, caller, study_id)
-        return context.answers.of(standing_of(context, study_id))
+        return context.answers.of(study_status(context, study_id))
 
     body = await context.turns.write(caller.owner, cancelled)
     return Response(body.content, 200, {"ETag": body.etag, **REVALIDATED}, "application/json")
@@ -310,10 +312,10 @@ async def cancel_study(context: InContext, caller: Submitter, study_id: StudyId)
 def cancel(context: Context, caller: Caller, study_id: str) -> None:
     """Cancels a study, and notes who did, both or neither."""
     note = AuditNote(actor=caller.id, action=Action.CANCEL, data={"address": caller.address})
-    standing_of(context, study_id)
+    study_status(context, study_id)
     why = "cancelled through the service"
     if not context.store.move(study_id, StudyState.CANCELLED, why, note=note):
-        state = standing_of(context, study_id).state
+        state = study_status(context, study_id).state
         detail = f"study {study_id} is {state} already"
         raise ProblemError(409, detail, code=ProblemCode.STUDY_ENDED)
 
@@ -339,13 +341,13 @@ async def _waited(
     soon as it has other limits."""
 
     async def now() -> Body:
-        if body := context.answers.fresh(feed.standing):
+        if body := context.answers.fresh(feed.status):
             return body
         async with context.turns.taken(caller.owner):
-            return await context.answers.soon(feed.standing)
+            return await context.answers.soon(feed.status)
 
     def is_over() -> bool:
-        other = terms is not None and Limits.from_dict(feed.standing.limits).id != terms
+        other = terms is not None and Limits.from_dict(feed.status.limits).id != terms
         return feed.is_over or other
 
     until = anyio.current_time() + wait_s
@@ -365,7 +367,7 @@ async def _waited(
             await context.poller.wait(feed, changed.is_set, left_s)
 
 
-def standing_of(context: Context, study_id: str) -> StudyStatus:
+def study_status(context: Context, study_id: str) -> StudyStatus:
     """The state of a study and its newest event."""
     found = context.store.status(study_id)
     if found is None:
@@ -450,10 +452,10 @@ async def export_study(
         error = UnknownNameError("format", format_name, FORMATS)
         code = ProblemCode.FORMAT_NOT_FOUND
         raise ProblemError(404, str(error), code=code, field="format", nearest=error.nearest)
-    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
+    status = await anyio.to_thread.run_sync(study_status, context, study_id)
 
     def export() -> str:
-        whole = context.answers.whole(standing)
+        whole = context.answers.whole(status)
         study = whole.study
         check_limits(study.id, study.limits, terms)
         if whole.suggestion is None:

@@ -105,23 +105,23 @@ class Submissions:
             self._note_joined(owner, known, address)
             return Submitted(body=again, notes=())
         named = self._place(request, asked)
-        standing = self._store.status(named.study_id)
-        if standing is not None and standing.identity != named.identity:
-            standing = None  # which asking refuses
-        placed = _joining(request, named.placed, standing)
-        if standing is not None and (body := self._as_it_stands(standing, placed, request.replace)):
+        status = self._store.status(named.study_id)
+        if status is not None and status.identity != named.identity:
+            status = None  # which to ask refuses
+        placed = _joining(request, named.placed, status)
+        if status is not None and (body := self._as_it_stands(status, placed, request.replace)):
             if request.labels:
-                self._store.label(standing.id, dict(request.labels))
-                labelled = self._store.status(standing.id) or standing
+                self._store.label(status.id, dict(request.labels))
+                labelled = self._store.status(status.id) or status
                 body = self._within_limits(labelled, placed.limits)
             if request_key:
-                self._requests.remember(request_key, standing.id)
-            self._note_joined(owner, standing.id, address)
+                self._requests.remember(request_key, status.id)
+            self._note_joined(owner, status.id, address)
             return Submitted(body=body, notes=(*said, *placed.notes))
-        self._check_room(standing, owner)
+        self._check_room(status, owner)
         self._store.reap()
         data: dict[str, str | int] = {"address": address}
-        if standing and standing.state in OPEN and placed.limits.apart(standing.limits):
+        if status and status.state in OPEN and placed.limits.apart(status.limits):
             data["replaced"] = 1
         note = AuditNote(actor=owner or LOCAL, action=Action.SUBMIT, data=data)
         asked_id = self._requests.ask(
@@ -144,33 +144,33 @@ class Submissions:
                     study = advance(study, placed.versions)
                 if conclude(self._store, study, here=False) is None and not is_predicted:
                     advance(study, placed.versions)
-        standing = self._store.status(asked_id)
-        if standing is None:
+        status = self._store.status(asked_id)
+        if status is None:
             raise unknown_study(asked_id)  # it was deleted at this moment
-        body = self._within_limits(standing, placed.limits)
+        body = self._within_limits(status, placed.limits)
         return Submitted(body=body, notes=(*said, *placed.notes))
 
     def placed(self, value: object) -> Placed:
         """The question of a request and its limits, as it would be asked."""
         return self._place(read_tune(value)[0], body_hash(value)).placed
 
-    def _as_it_stands(self, standing: StudyStatus, placed: Placed, replace: bool) -> Body | None:
+    def _as_it_stands(self, status: StudyStatus, placed: Placed, replace: bool) -> Body | None:
         """The study, if asking it again would change nothing of it."""
-        apart = placed.limits.apart(standing.limits)
-        if standing.state in OPEN:
+        apart = placed.limits.apart(status.limits)
+        if status.state in OPEN:
             if apart and not replace:
-                raise OtherLimitsError(standing.id, apart)
-            return None if apart else self._within_limits(standing, placed.limits)
-        if apart or standing.state is not StudyState.DONE:
+                raise OtherLimitsError(status.id, apart)
+            return None if apart else self._within_limits(status, placed.limits)
+        if apart or status.state is not StudyState.DONE:
             return None
-        body = self._within_limits(standing, placed.limits)
+        body = self._within_limits(status, placed.limits)
         return body if body.answered else None
 
-    def _within_limits(self, standing: StudyStatus, limits: Limits) -> Body:
-        body = self._answers.of(standing)
+    def _within_limits(self, status: StudyStatus, limits: Limits) -> Body:
+        body = self._answers.of(status)
         if body.limits != limits:
             apart, why = limits.apart(body.limits.as_dict()), "was given other limits meanwhile"
-            raise OtherLimitsError(standing.id, apart, why, "ask anew, with a new Idempotency-Key")
+            raise OtherLimitsError(status.id, apart, why, "ask anew, with a new Idempotency-Key")
         return body
 
     def _note_joined(self, owner: str, study_id: str, address: str) -> None:
@@ -192,9 +192,9 @@ class Submissions:
             if len(self._noted) > MOST_NOTED:
                 self._noted.popitem(last=False)
 
-    def _check_room(self, standing: StudyStatus | None, owner: str) -> None:
+    def _check_room(self, status: StudyStatus | None, owner: str) -> None:
         """Refuses a further open study, if there are as many as may be, of all or of one key."""
-        if standing is not None and standing.state in OPEN:
+        if status is not None and status.state in OPEN:
             return
         full = ""
         if self._store.count_open() >= self._most_open:
@@ -245,12 +245,12 @@ class Submissions:
         return workers
 
 
-def _joining(request: TuneRequest, placed: Placed, standing: StudyStatus | None) -> Placed:
+def _joining(request: TuneRequest, placed: Placed, status: StudyStatus | None) -> Placed:
     """Puts a question that leaves the fidelity open at that of its study, if this is open: workers
     come and go, and who asks again should not be told that the limits are others for that."""
-    if standing is None or standing.state not in OPEN or request.fidelity or request.replace:
+    if status is None or status.state not in OPEN or request.fidelity or request.replace:
         return placed
-    fidelity = Fidelity(standing.limits["fidelity"])
+    fidelity = Fidelity(status.limits["fidelity"])
     if fidelity is placed.limits.fidelity:
         return placed
     note = f"fidelity {fidelity}: the study is open on it; asked again at its end it is chosen anew"

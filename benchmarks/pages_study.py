@@ -37,7 +37,7 @@ from tuner.explain.known import best_known
 from tuner.model import load_model
 from tuner.planner.prior import prior_of
 from tuner.planner.timing import counts_to_run
-from tuner.results.summary import headline
+from tuner.results.summary import summary_of
 from tuner.store import Store, WorkerIdentity
 
 PROBES = 500
@@ -119,7 +119,7 @@ class Machine:
 
     def _found(self, request: ProbeRequest) -> Measurement:
         settings, place = request.settings, self._places[request.settings]
-        factor = self._factors.setdefault(settings.settings_class, self._gauss(0.15))
+        factor = self._factors.setdefault(settings.layout, self._gauss(0.15))
         seconds = exp(float(self._prior.log_seconds[place]) + factor + self._gauss(0.01))
         needed = int(exp(float(self._prior.log_need[place]) + self._gauss(0.03)))
         if self._random.random() < FAILS and not request.repetition:
@@ -244,26 +244,26 @@ def enter(store: Store, made: Study, count: int) -> str:
 
 def enter_one(store: Store, study_id: str, probe: Probe) -> None:
     """One more probe of the study is done: one event."""
-    standing = store.status(study_id)
-    assert standing is not None
+    status = store.status(study_id)
+    assert status is not None
     assert probe.measurement is not None
     told = (probe.request, probe.memory_limit_bytes, probe.measurement)
-    assert store.enter_probe(study_id, standing.revision, *told) is not None
+    assert store.enter_probe(study_id, status.revision, *told) is not None
 
 
 def enter_many(store: Store, count: int) -> None:
     """Asks so many questions in a store, which have ended with answers that are kept."""
     made = study(question(), 12)
-    answer = headline(made, best_known(made))
+    answer = summary_of(made, best_known(made))
     for number in range(count):
         asked = store.ask(question(2 * (number + 1)), Limits())
         store.move(asked.id, StudyState.CANCELLED, "enough")
-        standing = store.status(asked.id)
-        assert standing is not None
+        status = store.status(asked.id)
+        assert status is not None
         store.keep_summary(
             asked.id,
             replace(answer, study_id=asked.id, state="cancelled").as_dict(),
-            standing.newest_event,
+            status.newest_event,
             tokens_per_s=1000.0 + number * 37 % 1000,
             needed_share=answer.needed_share,
         )

@@ -145,7 +145,7 @@ class Case:
     cluster: Cluster
     """CPU ranks of this machine."""
     settings: Settings
-    """As the space has them, dead knobs collapsed."""
+    """As the space has them, inactive knobs collapsed."""
 
     @property
     def framework(self) -> Framework:

@@ -46,13 +46,13 @@ def ask(store: Store, studies: int, first: int = 0) -> list[str]:
 
 def probe(store: Store, study_id: str, repetition: int) -> None:
     """One probe from queued to done: three events."""
-    standing = store.status(study_id)
-    assert standing is not None
+    status = store.status(study_id)
+    assert status is not None
     request = ProbeRequest(
         settings=SETTINGS, fidelity=Fidelity.MEASURED, repetition=repetition,
         accumulation_counts=(4,),
     )  # fmt: skip
-    assert store.enter_probe(study_id, standing.revision, request, None)
+    assert store.enter_probe(study_id, status.revision, request, None)
     claim = store.claim(study_id, WorkerIdentity.of_this_process())
     assert claim is not None
     assert store.record(claim, measured(repetition))

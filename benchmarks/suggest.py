@@ -28,7 +28,7 @@ def command() -> list[str]:
 
 
 def ask(folder: str) -> tuple[float, dict[str, Any]]:
-    """Seconds and the answer of one asking."""
+    """Seconds and the answer of one request."""
     environment = {**os.environ, "TUNER_DB": f"sqlite:///{folder}/studies.db"}
     started = time.perf_counter()
     done = subprocess.run(

@@ -139,8 +139,8 @@ def times(
     """Step times by dry runs alone, of settings whose layouts can be dry-run."""
     stack, found = framework("torch"), {}
     plans = {
-        settings_class: plan_dry_runs(workload, cluster, stack, settings_class, dry_run_versions())
-        for settings_class in dict.fromkeys(one.settings_class for one in chosen)
+        layout: plan_dry_runs(workload, cluster, stack, layout, dry_run_versions())
+        for layout in dict.fromkeys(one.layout for one in chosen)
     }
     made = {one.key: one for one in runner.made([*plans.values()])}
     runs = {of: made[plan.key] for of, plan in plans.items()}
@@ -148,7 +148,7 @@ def times(
         if run.error:
             print(f"{of}: {run.error}")
     for one in chosen:
-        if (profile := runs[one.settings_class].profile) is not None:
+        if (profile := runs[one.layout].profile) is not None:
             seconds = predict(workload, cluster, stack, one, profile=profile).step_time_s.value
             assert seconds is not None
             found[one] = seconds

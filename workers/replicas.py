@@ -69,7 +69,7 @@ class ReplicaTrainer:
             for settings in to_guard(learned(study, study.limits.fidelity))
             for replica in replicas_of(question, settings)
         }
-        decided = {k for k, v in study.guards.items() if v.ruling is not CheckState.NOT_CHECKED}
+        decided = {k for k, v in study.guards.items() if v.result is not CheckState.NOT_CHECKED}
         return [one for key, one in finalists.items() if key not in decided | self._tried]
 
     def train_finalists(
@@ -87,7 +87,7 @@ class ReplicaTrainer:
         try:
             for check in self.train(requested, deadline_s=deadline_s):
                 left.pop(check.key, None)
-                log.info("replica: %s %s [%s]", check.ruling, check.detail, check.structure)
+                log.info("replica: %s %s [%s]", check.result, check.detail, check.structure)
                 yield check
         except ProbeError as error:
             log.warning("small replicas could not be trained: %s", error)
@@ -157,7 +157,7 @@ def _check(
     return GuardCheck(
         key=replica.key(versions),
         family=replica.family,
-        ruling=check_state_of(outcome),
+        result=check_state_of(outcome),
         outcome=outcome,
         model_type=replica.workload.model.model_type,
         detail=detail,

@@ -29,13 +29,13 @@ from tuner.results.points import points as find_points
 from tuner.results.summary import (
     LEAST_COMPARED,
     MOST_COMPARED,
+    AnswerSummary,
     Compared,
     Difference,
-    Headline,
     Part,
     differences,
+    summary_of,
 )
-from tuner.results.summary import headline as make_headline
 from tuner.store import Store, StudyStatus
 from tuner.store.store import ORDERS
 
@@ -163,20 +163,20 @@ def list_studies(
     page = store.studies(limit=ON_A_PAGE, offset=begin, order=wanted.sort, **which)
     last = max(1, ceil(total / ON_A_PAGE))
     ids = [summary.id for summary in page]
-    kept, standings = store.summaries(ids), store.statuses(ids)
+    kept, statuses = store.summaries(ids), store.statuses(ids)
     until = clock() + BUDGET_S
     lines = []
     for summary in page:
-        stored, standing = kept.get(summary.id), standings.get(summary.id)
-        if standing is None:  # it was deleted meanwhile
+        stored, status = kept.get(summary.id), statuses.get(summary.id)
+        if status is None:  # it was deleted meanwhile
             continue
         line = None
         if stored:
             # Another version may have written it.
             with suppress(KeyError, TypeError, ValueError):
-                line = Headline.from_dict(stored.content)
-        is_old = stored is None or line is None or stored.newest_event < standing.newest_event
-        if is_old and clock() < until and (made := _made(answers, standing)):
+                line = AnswerSummary.from_dict(stored.content)
+        is_old = stored is None or line is None or stored.newest_event < status.newest_event
+        if is_old and clock() < until and (made := _made(answers, status)):
             line, is_old = made, False
         speed = line.tokens_per_s_per_gpu if line else None
         lines.append(
@@ -184,7 +184,7 @@ def list_studies(
                 summary=summary,
                 name=summary.labels.get(NAME, ""),
                 labels=label_texts(summary.labels),
-                headline=line,
+                answer=line,
                 is_open=summary.state in OPEN,
                 is_old=is_old,
                 state=NOTHING_FITS if line and line.nothing_fits else str(summary.state),
@@ -263,17 +263,17 @@ def csv_of(store: Store, wanted: Wanted) -> Iterator[str]:
             return
 
 
-def _made(answers: Answers, standing: StudyStatus) -> Headline | None:
+def _made(answers: Answers, status: StudyStatus) -> AnswerSummary | None:
     """A study's answer now; ``None`` while another thread computes, or where it has none."""
     with answers.computing(wait=False) as mine:
         if not mine:
             return None
         try:
-            whole = answers.whole(standing)
+            whole = answers.whole(status)
         except UsageError as error:  # its question is not legal any more, by what is known today
-            log.warning("study %s has no answer: %s", standing.id, error)
+            log.warning("study %s has no answer: %s", status.id, error)
             return None
-        return make_headline(whole.study, whole.suggestion)
+        return summary_of(whole.study, whole.suggestion)
 
 
 # Name of the line of step times: speeds, which say the same, are drawn already.

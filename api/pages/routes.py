@@ -50,7 +50,7 @@ from api.problems import ProblemError
 from api.schemas import STUDY_ID
 from api.security import Admin, Reader, Submitter, note_refused
 from api.sessions import SESSION, VISIT, Formed, Visit, cookie, formed, visit_of
-from api.studies import LARGEST_EVENT, cancel, listened, standing_of
+from api.studies import LARGEST_EVENT, cancel, listened, study_status
 from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState, parse_labels
 from tuner.core.words import rank_word, rough_duration_text
@@ -121,12 +121,12 @@ async def compare_page(request: Request, context: InContext, caller: Reader) -> 
 
 def _compared(request: Request, context: Context) -> Response:
     ids = read_ids(request.query_params.getlist("ids"))
-    standings = context.store.statuses(ids)
+    statuses = context.store.statuses(ids)
     for study_id in ids:
-        if study_id not in standings:
+        if study_id not in statuses:
             raise ProblemError(404, f"there is no study {study_id}")
     if len(ids) >= LEAST_COMPARED:
-        found = comparison_of([context.answers.whole(standings[study_id]) for study_id in ids])
+        found = comparison_of([context.answers.whole(statuses[study_id]) for study_id in ids])
         return render(request, "compare.html", found=found, choice=None, ids=ids, query="")
     query = request.query_params.get("query", "").strip()[:LONGEST_TEXT]
     page = context.store.studies(limit=ON_A_PAGE, query=query)
@@ -189,7 +189,7 @@ async def ask(request: Request, context: InContext, caller: Submitter, form: For
         answer = _again(request, asked, (Wrong(name="", said=error.detail),), error.status)
         answer.headers.update(error.headers or {})
         return answer
-    study_id = submitted.body.standing.id
+    study_id = submitted.body.status.id
     answer = RedirectResponse(f"/studies/{study_id}", 303)
     secure = visit_of(request).secure
     if (told := told_cookie(study_id, submitted.notes, secure=secure)) is not None:
@@ -253,8 +253,8 @@ async def show_page(
     """
     if probe is not None:
         return await show_probe(request, context, caller, study_id, probe)
-    standing = await anyio.to_thread.run_sync(standing_of, context, study_id)
-    page = await context.turns.run(caller.owner, context.pages.of, standing)
+    status = await anyio.to_thread.run_sync(study_status, context, study_id)
+    page = await context.turns.run(caller.owner, context.pages.of, status)
     told = told_of(request, study_id)
     query = urlencode({"sort": sort, "outcome": outcome, "after": page.newest_event})
     answer = render(
@@ -294,7 +294,7 @@ async def stream_page(
     while not context.poller.stopped:
         changed = feed.changed
         try:
-            page = await context.pages.soon(feed.standing)
+            page = await context.pages.soon(feed.status)
         except TunerError as error:
             log.warning("%s; viewers connect again", error)
             return
@@ -320,7 +320,7 @@ async def show_probe(
 ) -> Response:
 
     def shown() -> Response:
-        study = context.answers.whole(standing_of(context, study_id)).study
+        study = context.answers.whole(study_status(context, study_id)).study
         ids = [probe.id for probe in study.probes]
         if probe_id not in ids:
             raise ProblemError(404, f"study {study_id} has no probe {probe_id}")
@@ -348,17 +348,17 @@ async def what_if_page(
     if not hasattr(state, "predictors"):
         # One for each of the studies whose knobs were moved last.
         state.predictors = Kept(
-            lambda standing: Predictor(context.answers.whole(standing).study),
+            lambda status: Predictor(context.answers.whole(status).study),
             context.answers.turn,
             most=MOST_PREDICTORS,
         )
     predictors: Kept[Predictor] = state.predictors
 
     def shown() -> Response:
-        standing = standing_of(context, study_id)
+        status = study_status(context, study_id)
         values = {name: value[:LONGEST_VALUE] for name, value in request.query_params.items()}
-        suggestion = context.answers.whole(standing).suggestion
-        page = page_of(predictors.of(standing), suggestion, values)
+        suggestion = context.answers.whole(status).suggestion
+        page = page_of(predictors.of(status), suggestion, values)
         headers = {"Vary": "Accept"}
         if "application/json" in request.headers.get("accept", ""):
             return JSONResponse(changes(page), headers=headers)
@@ -390,7 +390,7 @@ async def label_from_page(
     notes = form.get("notes", "").strip().replace("\r\n", "\n")
 
     def label() -> None:
-        standing_of(context, study_id)
+        study_status(context, study_id)
         before = context.store.study(study_id).labels
         changes = {**dict.fromkeys(before), **given}
         context.store.label(study_id, changes, note, notes=notes)
@@ -405,7 +405,7 @@ async def delete_from_page(
 ) -> Response:
     """Deletes a study that is at its end, and notes who did."""
     note = AuditNote(actor=caller.id, action=Action.DELETE, data={"address": caller.address})
-    standing_of(context, study_id)
+    study_status(context, study_id)
     if not await anyio.to_thread.run_sync(context.store.delete, study_id, note):
         raise ProblemError(409, f"study {study_id} is not at its end: cancel it first")
     return RedirectResponse(HOME, 303)

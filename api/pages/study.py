@@ -35,7 +35,7 @@ from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
 from tuner.launchfiles import FORMATS, why_not
-from tuner.planner.spending import cost, cost_of_asking, probes_of_asking
+from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.store import Event, Store, StudyStatus
@@ -305,18 +305,18 @@ class StudyPages:
         # Hundreds of viewers may be woken by one event: they take a few threads only.
         self._makers = anyio.CapacityLimiter(MAKERS)
 
-    def of(self, standing: StudyStatus) -> StudyPage:
+    def of(self, status: StudyStatus) -> StudyPage:
         """A study's page as it stands, or as it stood a moment later."""
-        return self._kept.of(standing)
+        return self._kept.of(status)
 
-    async def soon(self, standing: StudyStatus) -> StudyPage:
-        if (found := self._kept.fresh(standing)) is not None:
+    async def soon(self, status: StudyStatus) -> StudyPage:
+        if (found := self._kept.fresh(status)) is not None:
             return found
-        return await anyio.to_thread.run_sync(self.of, standing, limiter=self._makers)
+        return await anyio.to_thread.run_sync(self.of, status, limiter=self._makers)
 
-    def _make(self, standing: StudyStatus) -> StudyPage:
-        whole = self._answers.whole(standing)
-        events = self._store.events(standing.id, limit=LATEST_EVENTS, last=True)
+    def _make(self, status: StudyStatus) -> StudyPage:
+        whole = self._answers.whole(status)
+        events = self._store.events(status.id, limit=LATEST_EVENTS, last=True)
 
         def why_it_waits() -> str:
             workers = Workers(self._store.transactions).living(whole.study.limits.pool)
@@ -414,7 +414,7 @@ def study_page(
         head=head_of(study),
         status=status,
         labels=study.labels,
-        newest_event=whole.standing.newest_event,
+        newest_event=whole.status.newest_event,
         values=values,
         body=render_part("study_body.html", **values),
     )
@@ -471,8 +471,8 @@ def status_of(
         if is_open and probe.state is ProbeState.RUNNING
     )
     # A budget is of what was asked for: dry runs on the way are not counted.
-    limits, spent = study.limits, cost_of_asking(study)
-    asked = [p for p in probes_of_asking(study) if p.request.fidelity is limits.fidelity]
+    limits, spent = study.limits, cost_of_request(study)
+    asked = [p for p in probes_of_request(study) if p.request.fidelity is limits.fidelity]
     ended = sum(probe.state is ProbeState.DONE for probe in asked)
     noun = probe_word(limits.fidelity)
     words = f"{ended} of {count_text(limits.max_probes, noun)}"

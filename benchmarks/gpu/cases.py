@@ -271,7 +271,7 @@ def _grid(place: Place) -> Iterator[GpuCase]:
     question = replace(one.question, knobs=GRID_KNOBS)
     by_class: dict[Settings, list[Settings]] = {}
     for settings in enumerate_space(question).legal:
-        by_class.setdefault(settings.settings_class, []).append(settings)
+        by_class.setdefault(settings.layout, []).append(settings)
     turns = [s for s in chain.from_iterable(zip_longest(*by_class.values())) if s]
     name = f"{one.workload.model.name} {one.cluster.name}"
     for settings in turns[:REDUCED_GRID] if place.reduced else turns:

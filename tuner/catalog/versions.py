@@ -15,7 +15,7 @@ class Effect(StrEnum):
     """Effects of a version on a knob."""
 
     LIVE = "live"  # what it is set to
-    DEAD = "dead"  # always the same, whatever it is set to
+    INACTIVE = "inactive"  # always the same, whatever it is set to
     REFUSED = "refused"  # it trains wrongly with some value
     BY_SCRIPT = "by_script"  # a launcher's option does something else: the script must say it
 
@@ -36,10 +36,10 @@ class KnobRule:
     """One thing that is known of a knob in a framework's versions."""
 
     knob: str  # the knob's name
-    effect: Effect  # ``dead``, ``refused`` or ``by_script``
+    effect: Effect  # ``inactive``, ``refused`` or ``by_script``
     value: bool | int | str
-    """The only value that acts (dead), that trains wrongly (refused), or that an option gets wrong
-    (by_script)."""
+    """The only value that acts (inactive), that trains wrongly (refused), or that an option
+    gets wrong (by_script)."""
     when: frozenset[Condition]  # all of these must hold of the settings; empty means always
     why: str  # the reason, fit to be shown
     source: str  # where that is known from

@@ -14,7 +14,7 @@ from tuner.cli.progress import Terminal
 from tuner.cli.render import show_logs
 from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
-from tuner.client.local import follow, standing_text
+from tuner.client.local import follow, status_text
 from tuner.client.place import NO_RING_PROBE, Placed, place_here
 from tuner.client.worker_process import worker_argv
 from tuner.core.configuration import Settings, parse_settings
@@ -84,14 +84,14 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
         for probe in known.at(fidelity).probes if known else ():
             found = probe.measurement
             if known and probe.request.settings == settings and found and found.memory:
-                typer.echo(standing_text(known, answered=True), err=True)
+                typer.echo(status_text(known, answered=True), err=True)
                 return known, probe
         if why := why_not_here(placed.question, settings):
             raise ProbeError(f"these settings cannot be dry-run: {why}")
     # A study that is there keeps its limits: one probe under a limit of its own must not
     # change the study's answer, nor end the search of another command.
     study = store.ask(placed.question, known.limits if known else placed.limits)
-    typer.echo(standing_text(study, answered=False), err=True)
+    typer.echo(status_text(study, answered=False), err=True)
     limit_bytes = placed.limits.limit_bytes(placed.question.cluster)
     entered = _enter(store, study, settings, fidelity, limit_bytes)
     if entered.state is ProbeState.DONE:

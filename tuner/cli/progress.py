@@ -89,7 +89,7 @@ class LiveTable:
             per = rank_word(self._study.question)
             table = probes_table(latest, self._knobs, width=self._console.width, per=per, best=best)
             parts.append(table)
-        since = self._study.in_order[self._study.probes_before :]  # of this asking
+        since = self._study.in_order[self._study.probes_before :]  # of this request
         spent = sum(probe.state is ProbeState.DONE for probe in since)
         most = self._study.limits.max_probes
         grid = Table.grid(padding=(0, 2))

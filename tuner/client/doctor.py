@@ -89,7 +89,7 @@ class VersionRule:
     framework: str
     effect: str
     value: str
-    """The value that always acts (dead), or that trains wrongly (refused)."""
+    """The value that always acts (inactive), or that trains wrongly (refused)."""
     when: tuple[str, ...]
     """Conditions of the settings, all of which must hold."""
     why: str
@@ -153,7 +153,7 @@ def diagnose(
     missing = [package for package in STACK if package not in known]
     here = [v for v in verdicts if _is_of(known, v)]
     # by the knob and value that are to blame, as studies take them; by an empty name those of none
-    reached = [v for v in here if v.ruling is not CheckState.NOT_CHECKED and v.settings]
+    reached = [v for v in here if v.result is not CheckState.NOT_CHECKED and v.settings]
     by_check = {check_of(verdict, ""): verdict for verdict in reached}
     failures = Faults(by_check).failures
     blamed = {knob: [by_check[check] for check, _ in ones] for knob, ones in failures.items()}
@@ -244,7 +244,7 @@ def _checks(
         needed = {knob, "sharding"} if knob == "sync_each_batch" else {knob}
         for value in values:
             of_value = [v for v, acts in acting if needed <= acts.keys() and acts[knob] == value]
-            passed = [v for v in of_value if v.ruling is CheckState.PASSED]
+            passed = [v for v in of_value if v.result is CheckState.PASSED]
             failed = blamed.get((knob, value), ())
             verdict = CheckState.PASSED if passed else CheckState.NOT_CHECKED
             yield KnobCheck(

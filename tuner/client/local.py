@@ -133,7 +133,7 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
     stored = store.find(placed.question)
     if stored is not None and is_answered(stored, placed.limits):
         store.label(stored.id, labels)
-        caller.note(standing_text(stored, answered=True))
+        caller.note(status_text(stored, answered=True))
         noun = probe_word(placed.limits.fidelity)
         caller.note(f"for more {noun}s, ask with another --max-probes or --budget")
         return stored
@@ -141,9 +141,9 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
     is_predicted = study.limits.fidelity is Fidelity.PREDICTED
     closed = conclude(store, advance_from_cache(store, study) if is_predicted else study)
     if closed is not None:
-        caller.note(standing_text(closed, answered=True))
+        caller.note(status_text(closed, answered=True))
         return closed
-    caller.note(standing_text(study, answered=False))
+    caller.note(status_text(study, answered=False))
     argv = worker_argv(
         study.id,
         probe_deadline_s=placed.probe_deadline_s,
@@ -155,7 +155,7 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
     return study
 
 
-def standing_text(study: Study, *, answered: bool) -> str:
+def status_text(study: Study, *, answered: bool) -> str:
     """Says which study this is, and how much of it is there already."""
     fidelity = study.limits.fidelity
     done = sum(p.state is ProbeState.DONE for p in study.at(fidelity).probes)

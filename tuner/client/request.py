@@ -164,7 +164,7 @@ class Common(Part):
         return tuple(filter(None, (why, self.workload.note)))
 
 
-class Asking(Common):
+class BaseRequest(Common):
     """A question, but where it is asked of."""
 
     knobs: KnobsGiven = Field(default=KnobsGiven(), examples=[{"micro_batch_size": [1, 2]}])
@@ -224,7 +224,7 @@ class Asking(Common):
         raise UsageError("knobs", question.as_dict()["knobs"], how)
 
 
-class TuneRequest(Asking):
+class TuneRequest(BaseRequest):
     """A question: which settings are the fastest that fit?"""
 
     cluster: NamedPlace = Field(examples=["8xh100-80gb"])
@@ -308,7 +308,7 @@ def _read_places(value: Any, info: ValidationInfo) -> tuple[str | Cluster, ...]:
     return tuple(read_place(not_local(one, info), info) for one in places)
 
 
-class SizeRequest(Asking):
+class SizeRequest(BaseRequest):
     """How many GPUs does a job need, and how large may it be on those that there are?"""
 
     cluster: Annotated[

@@ -64,7 +64,7 @@ class _Kept:
 class Settings(_Kept):
     """One candidate. ``str(settings)`` is its canonical key, and ``parse_settings`` reads it back.
 
-    Dead knobs hold one canonical value (see :mod:`tuner.space`), so equal settings train
+    Inactive knobs hold one canonical value (see :mod:`tuner.space`), so equal settings train
     the same way and compare equal.
     """
 
@@ -140,7 +140,7 @@ class Settings(_Kept):
         return cls(**{name: knob_value(name, value) for name, value in values.items()})
 
     @property
-    def settings_class(self) -> "Settings":
+    def layout(self) -> "Settings":
         """The settings without micro-batch size and accumulation, which are set to 1."""
         try:
             return self._class

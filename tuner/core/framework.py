@@ -150,9 +150,9 @@ class Framework(Plain):
 class KnobEffect:
     """Effect of a framework on a knob under given conditions."""
 
-    effect: Effect  # ``live``, ``dead`` or ``refused``
+    effect: Effect  # ``live``, ``inactive`` or ``refused``
     values: tuple[bool | int | str, ...] = ()
-    """The only value that acts (dead), the values that train wrongly (refused), or none (live)."""
+    """The only value that acts (inactive), those that train wrongly (refused); none if live."""
     why: str = ""  # the reason, fit to be shown; empty when live
     source: str = ""  # where that is known from; empty when live
 
@@ -304,11 +304,11 @@ def knob_effect(
     """Finds what the framework does with ``knob`` when all of ``conditions`` hold of the
     configuration.
 
-    A knob that is dead at a value that trains wrongly is refused.
+    A knob that is inactive at a value that trains wrongly is refused.
     """
     rules = [r for r in knob_rules(framework) if r.knob == knob and r.when <= conditions]
     refused = [rule for rule in rules if rule.effect is Effect.REFUSED]
-    dead = [rule for rule in rules if rule.effect is Effect.DEAD]
+    dead = [rule for rule in rules if rule.effect is Effect.INACTIVE]
     if dead and all(rule.value != dead[0].value for rule in refused):
         refused = dead[:1]
     if not refused:

@@ -337,11 +337,11 @@ class Limits(Plain):
     memory_limit_bytes: int | None = None  # memory that one GPU may use, taken as it is
     tolerance: Tolerance = 0.01
     """Gain in speed that is not worth another probe, and a tie (relative)."""
-    max_probes: ProbeCount = 20  # probes that this asking may spend
+    max_probes: ProbeCount = 20  # probes that this request may spend
     max_dry_runs: int | None = None
-    """Dry runs that this asking may spend; a predicted probe is one to four of them."""
-    wall_s: Seconds | None = None  # seconds that this asking may take
-    device_s: Seconds | None = None  # device-seconds that this asking may take
+    """Dry runs that this request may spend; a predicted probe is one to four of them."""
+    wall_s: Seconds | None = None  # seconds that this request may take
+    device_s: Seconds | None = None  # device-seconds that this request may take
     pool: Pool = ""  # label of the workers that may be at it; empty for any
     sampler: SamplerName = SamplerName.COST_MODEL  # proposes the next configuration
 
@@ -447,19 +447,19 @@ class Study:
     labels: Mapping[str, str] = field(default_factory=dict)
     """What those who asked say of it, such as the job that it is for; no part of the question."""
     seed: int = 0  # of the search and of the probes' weights and tokens
-    probes_before: int = 0  # probes that earlier askings had already spent
+    probes_before: int = 0  # probes that earlier requests had already spent
     probes: tuple[Probe, ...] = ()  # all probes, oldest first
     dry_runs: "Mapping[str, DryRun]" = field(default_factory=dict)
     """The dry runs that its predicted probes name, by key."""
     guards: "Mapping[str, GuardCheck]" = field(default_factory=dict)
     """What the guard has found of its model's structure in its versions, by the replica's key."""
-    fruitless_s: float = 0.0
-    """Seconds of this asking's attempts that left no result: lost, given back, or tried again."""
-    fruitless_before_s: float = 0.0
-    """The same of earlier askings, at the fidelity that is asked for now."""
+    wasted_s: float = 0.0
+    """Seconds of this request's attempts that left no result: lost, given back, or tried again."""
+    wasted_before_s: float = 0.0
+    """The same of earlier requests, at the fidelity that is asked for now."""
     guard_s: float = 0.0
-    """Seconds in which small replicas of its finalists were trained for this asking."""
-    guard_before_s: float = 0.0  # the same for earlier askings
+    """Seconds in which small replicas of its finalists were trained for this request."""
+    guard_before_s: float = 0.0  # the same for earlier requests
     calibration: "Calibration | None" = None
     """Rates that were measured on devices like the cluster's, where there are any."""
     past: "tuple[Study, ...]" = ()

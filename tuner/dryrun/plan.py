@@ -250,7 +250,7 @@ def plan_dry_runs(
     Raises:
         NotDryRunError: no dry run shows these settings, with the reason.
     """
-    known = settings.settings_class
+    known = settings.layout
     if why := _refusal(cluster, framework, known) or missing_package(workload, versions):
         raise NotDryRunError(why)
     key = _key(workload, cluster, known, versions)

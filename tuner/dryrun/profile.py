@@ -262,7 +262,7 @@ class DryRun(Plain):
 
     @property
     def is_kept(self) -> bool:
-        """Tells whether it is worth keeping for other askings: accidents are not."""
+        """Tells whether it is worth keeping for other requests: accidents are not."""
         return not self.error or self.is_refusal
 
     @property

@@ -11,8 +11,8 @@ from tuner.core.evaluation import Evaluation
 from tuner.core.words import listed, seconds_text
 from tuner.explain.english import few_probes_text
 from tuner.explain.facts import Fact, KnobChange, fact, knob_changes
+from tuner.planner.expectation import Expectation
 from tuner.planner.knowledge import Knowledge
-from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import near
 from tuner.planner.step_times import change_between, compared, timed
 from tuner.planner.timing import alike
@@ -22,7 +22,7 @@ MICRO = "micro_batch_size"
 # Knobs that are chosen; accumulation makes up the global batch.
 CHOSEN = tuple(knob for knob in KNOBS if knob != ACCUMULATION)
 # Knobs that are compared in other configurations, where the answer itself was in no such pair.
-HEADLINE = ("sync_each_batch", "defer_all_reduce", "tp_recompute_allgather")
+TOLD_FROM_OTHERS = ("sync_each_batch", "defer_all_reduce", "tp_recompute_allgather")
 
 # Part by which step times may differ where nothing is said to have changed them: two runs of the
 # same configuration, each 2% off (as ``LEAST_ERROR`` of :mod:`tuner.search.belief`).
@@ -31,7 +31,7 @@ SAME = 0.03
 CLEAR = 0.1
 
 
-def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
+def knob_facts(known: Knowledge, best: Evaluation, expectation: Expectation) -> Iterator[Fact]:
     """One knob that was all that mattered; pairs of probes, the largest effect first; the rest."""
     only = only_knob(known)
     if only is not None:
@@ -43,7 +43,7 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
     yield from (knob_changes("knob_probed", [one]) for one in sorted(found, key=_largest_first))
     told = {only.knob, *only.without_effect, *only.confounded} if only else set[str]()
     told |= {knob for knob in CHOSEN if paired[knob]}
-    for knob in HEADLINE:
+    for knob in TOLD_FROM_OTHERS:
         elsewhere = None if paired[knob] else pairs.in_another(best, knob)
         if elsewhere is not None:
             yield knob_changes("knob_probed", [elsewhere])
@@ -60,11 +60,11 @@ def knob_facts(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator
             values = [*[v for v in values if v < mine][-1:], *[v for v in values if v > mine][:1]]
         changes += [
             KnobChange(knob=knob, value=value, instead_of=mine, step=change, pairs=count)
-            for value, change, count in outlook.effects(best.settings, knob, values)
+            for value, change, count in expectation.effects(best.settings, knob, values)
         ]
     if changes:
         changes.sort(key=_largest_first)
-        more = {"grounds": outlook.grounds, "others_are_known": bool(told)}
+        more = {"grounds": expectation.grounds, "others_are_known": bool(told)}
         yield knob_changes("knobs_expected", changes, **more)
 
 

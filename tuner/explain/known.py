@@ -301,9 +301,9 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
         reason = choice.reason
         yield facts.tied_with_fastest(fastest, spared, reason, change=None, tolerance=tolerance)
     # Other micro-batches of the same layout are much alike.
-    layout = best.settings.settings_class
+    layout = best.settings.layout
     for second in known.fitting:
-        is_other = second.settings.settings_class != layout
+        is_other = second.settings.layout != layout
         if second.seconds > best.seconds and is_other and not near(best, second, tolerance):
             yield facts.next_best(second, second.seconds / best.seconds)
             break
@@ -512,7 +512,7 @@ def grounds_of(known: Forecast) -> Iterator[Fact]:
             "no_dry_runs", f"{made}: {what}.", failed=failed, why=why, is_transferred=is_transferred
         )
     elif known.profiles:
-        layouts = {e.settings.settings_class for e in known.estimates.values()} | {*known.refused}
+        layouts = {e.settings.layout for e in known.estimates.values()} | {*known.refused}
         probes = tuple(probe.id for _, probe in known.profiles.values())
         before = " before it is corrected" if is_transferred else ""
         yield fact(

@@ -68,7 +68,7 @@ def memory_facts(
     question = Question(
         workload=question.workload, cluster=question.cluster, framework=question.framework
     )
-    profile = profiles.get(settings.settings_class)
+    profile = profiles.get(settings.layout)
     found = predict(*question.job, settings, profile=profile)
     if found.allocated_bytes.value is None:
         yield fact("memory_unknown", f"What it needs is unknown: {found.why}.", why=found.why)
@@ -242,7 +242,7 @@ def memory_changes(
     if _uncovered(question, settings):
         return
     for knob, other in _others(question, settings):
-        mine, theirs = profiles.get(settings.settings_class), profiles.get(other.settings_class)
+        mine, theirs = profiles.get(settings.layout), profiles.get(other.layout)
         if mine is None or theirs is None:
             if question.workload.is_traced:
                 continue  # there is no arithmetic for both
@@ -262,7 +262,7 @@ def memory_changes(
             reason=_reason(question, settings, other, knob, apart) if change else "",
             beside=_beside(settings, other, knob),
             basis=Basis.ARITHMETIC if mine is None else Basis.DRY_RUN,
-            of_dry_run=settings.settings_class in profiles,
+            of_dry_run=settings.layout in profiles,
         )
     # The other of AdamW's two precisions of state: by arithmetic, for it is another workload.
     workload = question.workload
@@ -289,14 +289,14 @@ def memory_changes(
     yield MemoryChange(
         told=told,
         reason=reason if change else "",
-        of_dry_run=settings.settings_class in profiles,
+        of_dry_run=settings.layout in profiles,
     )
 
 
 def compared_classes(question: Question, settings: Settings) -> tuple[Settings, ...]:
     """The layouts whose dry runs :func:`memory_facts` can use, each once."""
     others = [settings, *(other for _, other in _others(question, settings))]
-    return tuple(dict.fromkeys(one.settings_class for one in others))
+    return tuple(dict.fromkeys(one.layout for one in others))
 
 
 def _uncovered(question: Question, settings: Settings) -> str:

@@ -32,9 +32,9 @@ from tuner.explain.facts import Fact, fact
 from tuner.explain.knobs import knob_facts
 from tuner.explain.memory import of_workload, on_host
 from tuner.guard.faults import Wrong
+from tuner.planner.expectation import Expectation
 from tuner.planner.forecast import Forecast
 from tuner.planner.knowledge import Knowledge, finished, learned, outcome_of
-from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import LIGHTER, Choice, complexity
 from tuner.planner.spending import cost, devices_held
 from tuner.planner.step_times import change_between, change_of, compared, fair
@@ -52,13 +52,13 @@ def probed_facts(
     whole: Study, known: Knowledge, choice: Choice, predictions: Forecast | None
 ) -> Iterator[Fact]:
     """All facts of an answer that was probed, most important first."""
-    outlook = Outlook(known)
+    expectation = Expectation(known)
     yield from _of_best(known, choice)
-    yield from knob_facts(known, choice.best, outlook)
-    yield from _paid(known, choice.best, outlook)
+    yield from knob_facts(known, choice.best, expectation)
+    yield from _paid(known, choice.best, expectation)
     yield from failures(known)
     yield from not_suggested(known.wrong, known.study)
-    yield from what_is_left(known, outlook)
+    yield from what_is_left(known, expectation)
     yield from of_other_fidelities(whole, known, predictions)
 
 
@@ -143,13 +143,13 @@ def _of_best(known: Knowledge, choice: Choice) -> Iterator[Fact]:
         yield fact("allocator_configured", text, conf=conf)
 
 
-def rule_of_thumb(question: Question, outlook: Outlook) -> Settings | None:
+def rule_of_thumb(question: Question, expectation: Expectation) -> Settings | None:
     """Picks what one would launch without tuning, of what is known or expected to fit.
 
     The least model parallelism, then the fewest knobs off their default, then the largest
     micro-batch. ``None`` when nothing is expected to fit.
     """
-    return next(filter(outlook.is_expected_to_fit, _plainest_first(question)), None)
+    return next(filter(expectation.is_expected_to_fit, _plainest_first(question)), None)
 
 
 # A study is answered again after every probe, in the same space.
@@ -168,9 +168,9 @@ RULE = (
 )
 
 
-def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact]:
+def _paid(known: Knowledge, best: Evaluation, expectation: Expectation) -> Iterator[Fact]:
     """What the tuning cost, and the rule of thumb against which it pays for itself."""
-    spent, rule = cost(known.study), rule_of_thumb(known.study.question, outlook)
+    spent, rule = cost(known.study), rule_of_thumb(known.study.question, expectation)
     if rule is None or not spent.wall_s:
         return
     timed, change, grounds = compared(known), None, None
@@ -179,7 +179,7 @@ def _paid(known: Knowledge, best: Evaluation, outlook: Outlook) -> Iterator[Fact
     if rule != best.settings and found is not None:
         change = change_between(timed[best.settings], found)
     elif rule != best.settings:
-        believed, grounds = outlook.seconds(rule), outlook.grounds
+        believed, grounds = expectation.seconds(rule), expectation.grounds
         assert believed.value is not None
         change, rule_s = change_of(best.step_time_s, believed), believed.value
     probes, ended_early = found.probe_ids if found else (), found is not None and found.ended_early
@@ -256,13 +256,13 @@ def not_suggested(found: Mapping[Settings, Wrong], study: Study) -> Iterator[Fac
         )
 
 
-def what_is_left(known: Knowledge, outlook: Outlook | None = None) -> Iterator[Fact]:
+def what_is_left(known: Knowledge, expectation: Expectation | None = None) -> Iterator[Fact]:
     """Says what more probes may gain, and how much was seen."""
     done = finished(known)
     if done:
-        outlook = outlook or Outlook(known)
-        yield from _more_probes(known, outlook, done)
-        if others := outlook.others:
+        expectation = expectation or Expectation(known)
+        yield from _more_probes(known, expectation, done)
+        if others := expectation.others:
             studies = earlier(known.study.question, others)
             counted = "1 study" if len(studies) == 1 else f"{len(studies)} studies"
             text = f"Other studies' probes are those of {counted} on such devices:"
@@ -278,8 +278,10 @@ def what_is_left(known: Knowledge, outlook: Outlook | None = None) -> Iterator[F
     )
 
 
-def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> Iterator[Fact]:
-    search, study = outlook.search, known.study
+def _more_probes(
+    known: Knowledge, expectation: Expectation, done: Sequence[Probe]
+) -> Iterator[Fact]:
+    search, study = expectation.search, known.study
     left = int((search.allowed & (search.belief.fits >= HOPEFUL)).sum())
     proposed = search.expect() if left else None
     if proposed is None:
@@ -289,10 +291,10 @@ def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> I
     if not known.fitting:
         yield fact(
             "untried",
-            f"{left} settings that may fit, {grounds_text(outlook.grounds)}, were not probed; the"
-            f" next would be {describe(proposed.settings)}.",
+            f"{left} settings that may fit, {grounds_text(expectation.grounds)}, were not probed;"
+            f" the next would be {describe(proposed.settings)}.",
             count=left,
-            grounds=outlook.grounds,
+            grounds=expectation.grounds,
             next=proposed.settings,
         )
         return
@@ -310,14 +312,14 @@ def _more_probes(known: Knowledge, outlook: Outlook, done: Sequence[Probe]) -> I
         "more_probes",
         f"{count} more {'probe' if count == 1 else 'probes'}, about {rough_duration_text(wall_s)}"
         f" on {count_text(devices, 'CPU rank' if is_cpu else 'GPU')}, {gain},"
-        f" {grounds_text(outlook.grounds)}; the first would be {describe(proposed.settings)}.",
+        f" {grounds_text(expectation.grounds)}; the first would be {describe(proposed.settings)}.",
         count=count,
         wall_s=wall_s,
         devices=devices,
         is_cpu=is_cpu,
         mean=mean,
         most=most,
-        grounds=outlook.grounds,
+        grounds=expectation.grounds,
         next=proposed.settings,
     )
     if study.state not in OPEN and study.reason:

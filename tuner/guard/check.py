@@ -211,7 +211,7 @@ class GuardCheck(Plain):
 
     key: str  # of the replica in these versions (:meth:`tuner.guard.replica.Replica.key`)
     family: str  # of the model's structure and versions (:func:`tuner.guard.replica.family_of`)
-    ruling: CheckState  # the check
+    result: CheckState  # the check
     outcome: Outcome
     """Of the replica, as a probe has one: ``ok``, ``wrong_result``, ``knob_inactive``, ..."""
     model_type: str = ""  # the architecture, as transformers spells it
@@ -290,7 +290,7 @@ def deviations(found: Measurement, reference: Measurement) -> list[Deviation]:
 
 
 def check_state_of(outcome: Outcome) -> CheckState:
-    """Derives the ruling from an outcome; accidents say nothing."""
+    """Derives the result from an outcome; accidents say nothing."""
     if outcome is Outcome.OK:
         return CheckState.PASSED
     wrong = (Outcome.WRONG_RESULT, Outcome.KNOB_INACTIVE, Outcome.NON_FINITE)

@@ -137,7 +137,7 @@ def bears_on(question: Question, check: GuardCheck) -> bool:
 
 def check_of(check: GuardCheck, own_family: str) -> PathCheck:
     """A check that was kept, as evidence on a path."""
-    passed = check.ruling is CheckState.PASSED
+    passed = check.result is CheckState.PASSED
     replica = f"a small {check.model_type or 'model'} on {check.ranks} ranks"
     return PathCheck(
         path=path_of(Settings.from_dict(check.settings), check.ranks),
@@ -154,7 +154,7 @@ def checks_of(question: Question, checks: Iterable[GuardCheck]) -> Iterator[Path
     """The checks that bear on a question, and that were reached, as checks."""
     family = family_of(question)
     for check in checks:
-        if check.ruling is not CheckState.NOT_CHECKED and bears_on(question, check):
+        if check.result is not CheckState.NOT_CHECKED and bears_on(question, check):
             yield check_of(check, family)
 
 
@@ -345,7 +345,7 @@ def wrong_of(study: Study, settings: Iterable[Settings]) -> dict[Settings, Wrong
     return {one: wrong for one, wrong in found if wrong is not None}
 
 
-def known_verdicts(study: Study, settings: Settings) -> Iterator[GuardCheck]:
+def known_checks(study: Study, settings: Settings) -> Iterator[GuardCheck]:
     """The verdicts on the settings' replicas, as far as there are some."""
     versions = study.question.framework.versions
     try:

@@ -155,7 +155,7 @@ def _multiple(number: int, of: int) -> int:
 #
 # Checks of another are of no use. A test holds the digest of all these sources beside it, and
 # says when to raise it.
-GUARD_FORMAT = 4
+GUARD_FORMAT = 5
 # Of every replica: sequences of a step, micro-batches where there are several, tokens.
 GLOBAL_BATCH, ACCUMULATION, SEQUENCE = 24, 3, 32
 # Of documents that are packed: lengths, and how many have each.
@@ -304,8 +304,8 @@ def key_of_probe(study_id: str, program: str, settings: Settings, stack: Mapping
     """SHA-256, in hex, of what a study's probes of a class have in common, which is kept as the
     check of a replica is."""
     accumulates = settings.gradient_accumulation_steps > 1
-    settings_class = settings.settings_class.as_dict()
-    probed = [study_id, program, settings_class, accumulates, dict(stack)]
+    layout = settings.layout.as_dict()
+    probed = [study_id, program, layout, accumulates, dict(stack)]
     return _hash([GUARD_FORMAT, *probed])
 
 

@@ -7,12 +7,12 @@ from tuner.core.evaluation import NOT_CHECKED, UNCHECKED, Evaluation, Guard
 from tuner.core.framework import usual_loss_kernel
 from tuner.core.measurement import PROBED, Fidelity, Outcome
 from tuner.core.study import Study
-from tuner.guard.faults import NO_REPLICA_OF_A_SCRIPT, known_verdicts
+from tuner.guard.faults import NO_REPLICA_OF_A_SCRIPT, known_checks
 from tuner.model.shape import shown_workload
 from tuner.planner.dry_runs import leading
+from tuner.planner.expectation import Expectation
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, learned
-from tuner.planner.outlook import Outlook
 from tuner.planner.probes import outcomes
 from tuner.planner.ranking import Choice, choose, choose_predicted, guard_of, pareto
 from tuner.planner.search import ExpectedMemory
@@ -148,7 +148,7 @@ def _guard(study: Study, found: Evaluation) -> Guard:
     guard = guard_of(study, found.settings, versions, date)
     if found.basis is None or found.is_rehearsed or guard.verdict != NOT_CHECKED:
         return guard
-    was_tried = any(known_verdicts(study, found.settings))
+    was_tried = any(known_checks(study, found.settings))
     return guard if was_tried else replace(guard, verdict=UNCHECKED)
 
 
@@ -210,13 +210,13 @@ def _expected(found: Forecast, known: Knowledge) -> Forecast:
     """Without what is not expected to fit and run, after what the probes have shown."""
     if not (known.too_large or known.failed or known.slow):
         return found
-    outlook = Outlook(known)
+    expectation = Expectation(known)
     why = "the probes of others say that it does not fit, or does not run"
     return replace(
         found,
         estimates={
             s: e
-            if outlook.is_expected_to_fit(s) and outlook.runs(s) >= RUNS
+            if expectation.is_expected_to_fit(s) and expectation.runs(s) >= RUNS
             else replace(e, fits=False, why=why)
             for s, e in found.estimates.items()
         },

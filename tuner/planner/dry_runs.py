@@ -15,7 +15,7 @@ from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, last_failure, learned
 from tuner.planner.ranking import choose_predicted, complexity
-from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_asking, spent
+from tuner.planner.spending import TRAINS_WRONGLY, Stop, probes_of_request, spent
 
 
 def next_dry_run(study: Study) -> ProbeRequest | Stop:
@@ -73,7 +73,7 @@ def next_rehearsal(study: Study) -> ProbeRequest | Stop:
     candidates, order = frozenset(seen.candidates()), known.timed or known.untimed
     left = [e for e in order if e.settings in candidates]
     fitting = [e for e in order if e.is_rehearsed and e.fits]
-    layouts = {e.settings.settings_class for e in fitting}
+    layouts = {e.settings.layout for e in fitting}
     faster = left
     if fitting:
         least_s = fitting[0].seconds / (1 + study.limits.tolerance)
@@ -81,7 +81,7 @@ def next_rehearsal(study: Study) -> ProbeRequest | Stop:
     wanted = [e.settings for e in faster if e.fits]
     wanted += [e.settings for e in faster if (e.needed_bytes.low or 0.0) <= e.limit_bytes]
     if len(fitting) < FINALISTS:
-        wanted += [e.settings for e in left if e.fits and e.settings.settings_class not in layouts]
+        wanted += [e.settings for e in left if e.fits and e.settings.layout not in layouts]
     if not seen.tried:  # nothing may fit: what it would need is worth knowing
         wanted += [e.settings for e in sorted(left, key=lambda e: e.expected_bytes)[:1]]
     if study.question.script is not None or study.question.workload.is_traced:
@@ -113,14 +113,13 @@ def _by_belief(seen: Knowledge, fitting: Sequence[Settings]) -> list[Settings]:
     prior, belief = search.prior, search.belief
     log_s = dict(zip(prior.settings, prior.log_seconds.tolist(), strict=True))
     least = min((log_s[one] for one in fitting), default=inf) - log1p(seen.study.limits.tolerance)
-    layouts = {one.settings_class for one in fitting}
+    layouts = {one.layout for one in fitting}
     score = log_expected_speed(belief)
     left = [
         (-float(score[place]), settings)
         for place, settings in enumerate(prior.settings)
         if search.allowed[place] and belief.fits[place] >= HOPEFUL
-        if log_s[settings] < least
-        or (len(fitting) < FINALISTS and settings.settings_class not in layouts)
+        if log_s[settings] < least or (len(fitting) < FINALISTS and settings.layout not in layouts)
     ]
     return [settings for _, settings in sorted(left, key=lambda one: (one[0], str(one[1])))]
 
@@ -131,7 +130,7 @@ def _next_traced(known: Forecast) -> ProbeRequest | Stop:
     left = [
         settings
         for settings in known.space.legal
-        if settings.settings_class not in known.refused and not known.is_settled(settings)
+        if settings.layout not in known.refused and not known.is_settled(settings)
     ]
     if left and not (why := spent(known.study)):
         return _dry_run_of(known.study, min(left, key=partial(complexity, known.study.question)))
@@ -174,11 +173,11 @@ def too_many_dry_runs(known: Forecast, wanted: Evaluation) -> str:
 
 
 def _dry_runs_left(known: Forecast) -> int | None:
-    """Dry runs that this asking may still make; ``None`` where only its probes are counted."""
+    """Dry runs that this request may still make; ``None`` where only its probes are counted."""
     study = known.study
     if study.limits.max_dry_runs is None:
         return None
-    made = (known.dry_runs_of(probe.request.settings) for probe in probes_of_asking(study))
+    made = (known.dry_runs_of(probe.request.settings) for probe in probes_of_request(study))
     return max(0, study.limits.max_dry_runs - sum(made))
 
 
@@ -189,7 +188,7 @@ def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
     memory, whatever the dry run shows is likely to be an answer.
     """
     study, left = known.study, _dry_runs_left(known)
-    is_last = len(probes_of_asking(study)) == study.limits.max_probes - 1
+    is_last = len(probes_of_request(study)) == study.limits.max_probes - 1
     is_last |= left is not None and left <= known.dry_runs_of(leader.settings)
     if not is_last or any(e.is_dry_run for e in known.fitting):
         return None
@@ -203,8 +202,8 @@ def _safe(known: Forecast, leader: Evaluation) -> Evaluation | None:
 
 
 def _all_tried(known: Forecast) -> bool:
-    """Tells whether an asking has spent what it may on dry runs that were all refused."""
-    now = {probe.id for probe in probes_of_asking(known.study)}
+    """Tells whether a request has spent what it may on dry runs that were all refused."""
+    now = {probe.id for probe in probes_of_request(known.study)}
     refused_now = sum(probe.id in now for probe in known.refused.values())
     few = refused_now < known.study.limits.max_probes and len(known.refused) < MOST_CLASSES
     return not few or _dry_runs_left(known) == 0

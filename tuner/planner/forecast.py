@@ -20,7 +20,7 @@ from tuner.dryrun.plan import ALL_PACKAGES
 from tuner.guard.faults import Wrong, is_checked, wrong_of
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, learned, overheads
 from tuner.planner.ranking import complexity
-from tuner.planner.spending import probes_of_asking
+from tuner.planner.spending import probes_of_request
 from tuner.space import Space, enumerate_space
 from tuner.text import kept, size_text
 
@@ -54,12 +54,12 @@ def dry_runs_of(study: Study) -> DryRuns:
     profiles: dict[Settings, tuple[Profile, Probe]] = {}
     refused: dict[Settings, Probe] = {}
     accidents: dict[Settings, Probe] = {}
-    now = {probe.id for probe in probes_of_asking(study)}
+    now = {probe.id for probe in probes_of_request(study)}
     for probe in sorted(study.probes, key=lambda p: p.id):
         found = probe.measurement
         if probe.state is not ProbeState.DONE or found is None:
             continue
-        key = probe.request.settings.settings_class
+        key = probe.request.settings.layout
         if found.outcome is Outcome.OK:
             # A dry run that another version wrote is not there: its layout is dry-run anew.
             dry_run = study.dry_runs.get(found.dry_run)
@@ -97,7 +97,7 @@ class Corrections:
         for settings, seconds in taken.items():
             expected = predicted_s.get(settings, inf)
             if 0 < expected < inf:
-                ratios[settings.settings_class].append(seconds / expected)
+                ratios[settings.layout].append(seconds / expected)
         self.factors = {key: median(all_of_it) for key, all_of_it in ratios.items()}
         """Seconds taken over seconds predicted, by layout."""
         self.typical = median(self.factors.values()) if self.factors else 1.0
@@ -106,7 +106,7 @@ class Corrections:
 
     def applied(self, found: Evaluation) -> Evaluation:
         settings, outside = found.settings, self.overheads.of(found.settings)
-        factor = self.factors.get(settings.settings_class, self.typical)
+        factor = self.factors.get(settings.layout, self.typical)
         why = self.why_not(settings)
         unchanged = factor == 1.0 and not why and outside is None
         return found if unchanged else _corrected(found, factor, why, outside)
@@ -119,7 +119,7 @@ class Corrections:
                 return ""
             if known.is_infeasible(settings):
                 return f"did not fit when they, or smaller ones, were {fidelity}"
-            closed = known.closed_layouts.get(settings.settings_class)
+            closed = known.closed_layouts.get(settings.layout)
             if closed := closed or known.closed.get(settings):
                 return f"ended as {closed} when {fidelity}"
         return ""
@@ -226,7 +226,7 @@ class Forecast:
         question = self.study.question
         largest: dict[Settings, Evaluation] = {}
         for found in filter(self._is_promising, self.estimates.values()):
-            key, size = found.settings.settings_class, found.settings.micro_batch_size
+            key, size = found.settings.layout, found.settings.micro_batch_size
             if key not in largest or size > largest[key].settings.micro_batch_size:
                 largest[key] = found
         return tuple(sorted(largest.values(), key=lambda e: complexity(question, e.settings)))
@@ -280,26 +280,26 @@ class Forecast:
             return "nothing is predicted of the speed of a script whose model is not named"
         # A prediction says first that a configuration does not fit: bytes that nothing exceeds.
         settings = next(iter(self.estimates))
-        traced = self.profiles.get(settings.settings_class, ())
+        traced = self.profiles.get(settings.layout, ())
         found = estimate(self.asked, 2**62, settings, *traced)
         return "" if found.step_time_s.value is not None else found.why
 
     def is_settled(self, settings: Settings) -> bool:
         """True where a dry run can say no more about a configuration."""
-        return settings.settings_class in self.profiles or bool(self.why_no_dry_run(settings))
+        return settings.layout in self.profiles or bool(self.why_no_dry_run(settings))
 
     def why_no_dry_run(self, settings: Settings) -> str:
         """Says why the layout of a configuration cannot be dry-run now; empty if it can."""
-        if accident := self.accidents.get(settings.settings_class):
+        if accident := self.accidents.get(settings.layout):
             assert accident.measurement is not None
             detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
             return f"the dry run of their class ended as {accident.measurement.outcome}{detail}"
-        plan = _planned(self.asked, settings.settings_class)
+        plan = _planned(self.asked, settings.layout)
         return plan if isinstance(plan, str) else ""
 
     def dry_runs_of(self, settings: Settings) -> int:
         """How many dry runs show the layout of a configuration; none where it has none."""
-        plan = _planned(self.asked, settings.settings_class)
+        plan = _planned(self.asked, settings.layout)
         return 0 if isinstance(plan, str) else plan
 
     def why_no_dry_runs(self) -> str:
@@ -310,7 +310,7 @@ class Forecast:
 
     def notes(self, found: Evaluation) -> tuple[str, ...]:
         """What to know of the dry run of a configuration's layout, if there is one."""
-        profile = self.profiles.get(found.settings.settings_class)
+        profile = self.profiles.get(found.settings.layout)
         return told(profile[0].notes) if profile else ()
 
 
@@ -327,20 +327,20 @@ def forecast(study: Study) -> Forecast:
     wrong = wrong_of(whole, space.legal)
 
     def with_dry_run(found: Evaluation) -> Evaluation:
-        profile = known.profiles.get(found.settings.settings_class)
+        profile = known.profiles.get(found.settings.layout)
         return estimate(asked, limit, found.settings, *profile) if profile else found
 
     estimates: dict[Settings, Evaluation] = {}
     if study.question.workload.is_traced:  # which only dry runs know: layouts that were dry-run
         estimates = {
-            settings: estimate(asked, limit, settings, *known.profiles[settings.settings_class])
+            settings: estimate(asked, limit, settings, *known.profiles[settings.layout])
             for settings in space.legal
-            if settings.settings_class in known.profiles and settings not in wrong
+            if settings.layout in known.profiles and settings not in wrong
         }
     estimates |= {
         e.settings: with_dry_run(e)
         for e in every
-        if e.settings.settings_class not in known.refused and e.settings not in wrong
+        if e.settings.layout not in known.refused and e.settings not in wrong
     }
     is_corrected = False
     if whole is not study or whole.past:
@@ -378,7 +378,7 @@ def forecast(study: Study) -> Forecast:
         wrong=wrong,
         wrong_ones=tuple(with_dry_run(e) for e in every if e.settings in wrong),
         checked=lambda settings: is_checked(whole, settings),
-        left_out=tuple(e for e in every if e.settings.settings_class in known.refused),
+        left_out=tuple(e for e in every if e.settings.layout in known.refused),
         asked=asked,
     )
 

@@ -26,7 +26,7 @@ from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import communicator_count
 from tuner.guard.faults import Wrong, blamed_by_counts, wrong_of
 from tuner.planner.probes import repriced
-from tuner.planner.spending import probes_of_asking
+from tuner.planner.spending import probes_of_request
 from tuner.planner.timing import RunVariation, is_extrapolated, seen_variation, speed_of, step_time
 from tuner.space import Space, enumerate_space
 from tuner.text import kept
@@ -91,7 +91,7 @@ class Knowledge:
             finding.step_time_s.value is not None
             and settings not in self.too_large
             and settings not in self.closed
-            and settings.settings_class not in self.closed_layouts
+            and settings.layout not in self.closed_layouts
         )
 
     def is_infeasible(self, settings: Settings) -> bool:
@@ -137,7 +137,7 @@ class Knowledge:
         left = [settings for settings in self.space.legal if settings not in out]
         if not self.closed_layouts:
             return left
-        return [one for one in left if one.settings_class not in self.closed_layouts]
+        return [one for one in left if one.layout not in self.closed_layouts]
 
 
 # An answer, a plan, and what pages show are all made of it.
@@ -170,7 +170,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         settings = probe.request.settings
         repetitions[settings] = max(repetitions[settings], probe.request.repetition + 1)
     wrong = wrong_of(whole, space.legal)
-    now = {probe.id for probe in probes_of_asking(study)}
+    now = {probe.id for probe in probes_of_request(study)}
     closed = {one: str(found.outcome) for one, found in wrong.items()}
     closed_layouts: dict[Settings, str] = {}
     for probe in probes:
@@ -183,7 +183,7 @@ def learned(whole: Study, fidelity: Fidelity | None = None) -> Knowledge:
         # Where it is one knob's, `wrong` has it.
         ranks = question.cluster.world_size
         if outcome in CLOSES_CLASS and not blamed_by_counts(settings, ranks, found):
-            closed_layouts[settings.settings_class] = str(outcome)
+            closed_layouts[settings.layout] = str(outcome)
     return Knowledge(
         study=study,
         whole=whole,
@@ -362,7 +362,7 @@ def _is_broken(probe: Probe, now: Collection[int]) -> bool:
 
 
 def family(settings: Settings) -> Family:
-    return settings.settings_class, settings.gradient_accumulation_steps > 1
+    return settings.layout, settings.gradient_accumulation_steps > 1
 
 
 # A study is planned again after every probe, in the same space.

@@ -15,7 +15,7 @@ from tuner.planner.spending import (
     TRAINS_WRONGLY,
     Stop,
     Wait,
-    probes_of_asking,
+    probes_of_request,
     remaining_wall_s,
     spent,
 )
@@ -62,7 +62,7 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
     if why := same_accident(study):
         return Stop(reason=why)
     final_probes = finals(known, remaining_wall_s=remaining_wall_s(study))
-    remaining = study.limits.max_probes - len(probes_of_asking(study))
+    remaining = study.limits.max_probes - len(probes_of_request(study))
     if final_probes and remaining <= len(final_probes):
         return final_probes[0]
     proposed = Search(known, confirms=True).propose()
@@ -80,7 +80,7 @@ def next_run(study: Study, *, beside: bool = False) -> ProbeRequest | Stop | Wai
 def _company(known: Knowledge, pending: Sequence[Probe]) -> ProbeRequest | None:
     """A probe to be run beside those on their way, if one is worth it."""
     study = known.study
-    if study.limits.max_probes - len(probes_of_asking(study)) <= len(finals(known)):
+    if study.limits.max_probes - len(probes_of_request(study)) <= len(finals(known)):
         return None  # what is left is for the leaders
     proposed = Search(known, {probe.request.settings for probe in pending}, confirms=True).propose()
     if proposed is None or proposed.gain < study.limits.tolerance:
@@ -134,7 +134,7 @@ def same_accident(study: Study) -> str:
     do not.
     """
     hit: dict[Outcome, dict[Settings, str]] = defaultdict(dict)
-    for probe in probes_of_asking(study):
+    for probe in probes_of_request(study):
         outcome = outcome_of(probe)
         if outcome in RAN:
             return ""

@@ -148,7 +148,7 @@ def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profil
         return prior
     log_need, need_error = prior.log_need.copy(), prior.need_error.copy()
     for place, settings in enumerate(prior.settings):
-        if (profile := profiles.get(settings.settings_class)) is not None:
+        if (profile := profiles.get(settings.layout)) is not None:
             found = predict(
                 *question.job,
                 settings,

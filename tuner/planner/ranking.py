@@ -15,7 +15,7 @@ from tuner.core.evaluation import KNOBS_PASSED, Evaluation, Guard
 from tuner.core.measurement import PROBED, Outcome
 from tuner.core.study import ProbeRequest, Question, Study
 from tuner.guard.check import CheckState, GuardCheck
-from tuner.guard.faults import is_checked, known_verdicts, replicas_of
+from tuner.guard.faults import is_checked, known_checks, replicas_of
 from tuner.guard.replica import STACK, NoReplicaError, stack_of
 from tuner.planner.knowledge import Knowledge, outcome_of
 from tuner.planner.timing import alike
@@ -194,16 +194,16 @@ def guard_of(
     else:
         try:
             replicas = replicas_of(study.question, settings)
-            count, found = len(replicas), list(known_verdicts(study, settings))
+            count, found = len(replicas), list(known_checks(study, settings))
             # A check may be of another study's equal replica; what it leaves out is of this one's.
             notes = dict.fromkeys(note for replica in replicas for note in replica.notes)
         except NoReplicaError as error:
             why = str(error)
-    is_wrong = any(one.ruling is CheckState.FAILED for one in found)
+    is_wrong = any(one.result is CheckState.FAILED for one in found)
     if not why and len(found) < count and not is_wrong:
         why = "no small replica of these settings was trained with these versions yet"
     if why and is_checked(study, settings):
-        passed = [v.date for v in study.guards.values() if v.ruling is CheckState.PASSED and v.date]
+        passed = [v.date for v in study.guards.values() if v.result is CheckState.PASSED and v.date]
         return Guard(
             verdict=KNOBS_PASSED,
             versions=stack_of(stated, study.question.workload),
@@ -214,11 +214,11 @@ def guard_of(
     if why:
         return Guard(versions=dict(versions), date=date, why=why)
     order = (CheckState.PASSED, CheckState.NOT_CHECKED, CheckState.FAILED)
-    worst = max(found, key=lambda one: order.index(one.ruling))
-    if worst.ruling is CheckState.NOT_CHECKED:
+    worst = max(found, key=lambda one: order.index(one.result))
+    if worst.result is CheckState.NOT_CHECKED:
         return Guard(versions=dict(versions), date=date, why=worst.detail)
     why = "; ".join(filter(None, (worst.detail, *notes)))
-    return Guard(verdict=str(worst.ruling), versions=dict(worst.versions), date=worst.date, why=why)
+    return Guard(verdict=str(worst.result), versions=dict(worst.versions), date=worst.date, why=why)
 
 
 def to_guard(known: Knowledge) -> list[Settings]:
@@ -244,8 +244,8 @@ def to_guard(known: Knowledge) -> list[Settings]:
     wanted = []
     for settings in dict.fromkeys(f.settings for f in finalists):
         with suppress(NoReplicaError):
-            checks = known_verdicts(study, settings)
-            decided = [one for one in checks if one.ruling is not CheckState.NOT_CHECKED]
+            checks = known_checks(study, settings)
+            decided = [one for one in checks if one.result is not CheckState.NOT_CHECKED]
             if len(decided) < len(replicas_of(study.question, settings)):
                 wanted.append(settings)
     return wanted

@@ -57,7 +57,7 @@ class ExpectedMemory:
 
     def bytes_of(self, settings: Settings) -> float:
         """The estimate, scaled by the layout's probes, or else by what is typical so far."""
-        factor = self._factors.get(settings.settings_class, self._typical)
+        factor = self._factors.get(settings.layout, self._typical)
         return factor * self._bound(settings).total_bytes
 
     def cannot_fit(self, settings: Settings) -> bool:
@@ -112,7 +112,7 @@ class ExpectedMemory:
         for settings, one in needed.items():
             if settings in known.space.places:
                 ratio = one.most_bytes / max(self._bound(settings).total_bytes, 1)
-                key = settings.settings_class
+                key = settings.layout
                 found[key] = max(ratio, found.get(key, 0.0))
         return found
 
@@ -139,7 +139,7 @@ def _by_layout(
 ) -> Mapping[Settings, tuple[Rows, Array]]:
     places = defaultdict[Settings, list[int]](list)
     for place, settings in enumerate(space.legal):
-        places[settings.settings_class].append(place)
+        places[settings.layout].append(place)
     return {
         layout: (
             np.array(rows, dtype=np.intp),
@@ -244,13 +244,13 @@ def informed(prior: Prior, known: Knowledge) -> Prior:
     profiles = {key: profile for key, (profile, _) in found.items()}
     prior = with_dry_runs(prior, Asked(study.question, study.calibration), profiles)
     refused = {
-        probe.request.settings.settings_class
+        probe.request.settings.layout
         for probe in whole.probes
         if probe.request.fidelity is not study.limits.fidelity and outcome_of(probe) in CLOSES_CLASS
     }
     if not refused:
         return prior
-    hit = np.array([one.settings_class in refused for one in prior.settings])
+    hit = np.array([one.layout in refused for one in prior.settings])
     return replace(prior, runs=np.where(hit, REFUSED * prior.runs, prior.runs))
 
 

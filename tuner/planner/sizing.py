@@ -256,7 +256,7 @@ class _Guards:
 
     def __init__(self, guards: Mapping[str, GuardCheck]) -> None:
         self.guards = guards
-        self._key = tuple(sorted((key, str(check.ruling)) for key, check in guards.items()))
+        self._key = tuple(sorted((key, str(check.result)) for key, check in guards.items()))
 
     def __hash__(self) -> int:
         return hash(self._key)

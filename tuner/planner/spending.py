@@ -30,17 +30,17 @@ def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
     finalists' replicas.
     """
-    fruitless_s = study.fruitless_s + study.fruitless_before_s
-    return _cost(study, study.probes, fruitless_s, study.guard_s + study.guard_before_s)
+    wasted_s = study.wasted_s + study.wasted_before_s
+    return _cost(study, study.probes, wasted_s, study.guard_s + study.guard_before_s)
 
 
-def cost_of_asking(study: Study) -> Cost:
-    """The same of the latest asking alone: what its budget is for."""
-    return _cost(study, probes_of_asking(study), study.fruitless_s, study.guard_s)
+def cost_of_request(study: Study) -> Cost:
+    """The same of the latest request alone: what its budget is for."""
+    return _cost(study, probes_of_request(study), study.wasted_s, study.guard_s)
 
 
-def probes_of_asking(study: Study) -> tuple[Probe, ...]:
-    """The probes that the latest asking has spent, the one done first first."""
+def probes_of_request(study: Study) -> tuple[Probe, ...]:
+    """The probes that the latest request has spent, the one done first first."""
     return study.in_order[study.probes_before :]
 
 
@@ -51,11 +51,11 @@ def devices_held(study: Study) -> int:
     return int(study.limits.fidelity is Fidelity.EMULATED)
 
 
-def _cost(study: Study, probes: Iterable[Probe], fruitless_s: float, guard_s: float) -> Cost:
+def _cost(study: Study, probes: Iterable[Probe], wasted_s: float, guard_s: float) -> Cost:
     wall_s, device_s = total_measured(probes)
     guard_s = guard_s if study.limits.fidelity in PROBED else 0.0
-    device_s += fruitless_s * devices_held(study)
-    return Cost(wall_s=wall_s + fruitless_s + guard_s, device_s=device_s)
+    device_s += wasted_s * devices_held(study)
+    return Cost(wall_s=wall_s + wasted_s + guard_s, device_s=device_s)
 
 
 def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
@@ -80,13 +80,13 @@ def total_measured(probes: Iterable[Probe]) -> tuple[float, float]:
 
 def spent(study: Study) -> str:
     """Names the part of the budget that is spent; empty when some of all is left."""
-    probes, limits = probes_of_asking(study), study.limits
+    probes, limits = probes_of_request(study), study.limits
     if len(probes) >= limits.max_probes:
         asked = count_text(limits.max_probes, probe_word(limits.fidelity))
         return f"the budget of {asked} is spent"
-    if limits.wall_s is not None and cost_of_asking(study).wall_s >= limits.wall_s:
+    if limits.wall_s is not None and cost_of_request(study).wall_s >= limits.wall_s:
         return wall_is_spent(limits.wall_s)
-    if limits.device_s is not None and cost_of_asking(study).device_s >= limits.device_s:
+    if limits.device_s is not None and cost_of_request(study).device_s >= limits.device_s:
         return device_time_is_spent(limits.device_s)
     return ""
 
@@ -102,7 +102,7 @@ def device_time_is_spent(budget_s: float) -> str:
 def remaining_wall_s(study: Study) -> float | None:
     """Seconds left; the tighter of the two budgets of time."""
     wall_s, device_time_s = study.limits.wall_s, remaining_device_time_s(study)
-    left = [inf if wall_s is None else wall_s - cost_of_asking(study).wall_s, device_time_s]
+    left = [inf if wall_s is None else wall_s - cost_of_request(study).wall_s, device_time_s]
     return None if min(left) == inf else min(left)
 
 
@@ -111,7 +111,7 @@ def remaining_device_time_s(study: Study) -> float:
     budget = study.limits.device_s
     if budget is None or not devices_held(study):
         return inf
-    return (budget - cost_of_asking(study).device_s) / devices_held(study)
+    return (budget - cost_of_request(study).device_s) / devices_held(study)
 
 
 # Reason of a stop where memory suffices for settings, and all of them are known to be wrong.

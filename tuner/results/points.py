@@ -27,9 +27,9 @@ from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, by_settings
 from tuner.core.words import speed_text
 from tuner.guard.faults import blamed_by_counts, wrong_of
+from tuner.planner.expectation import Expectation
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import TEACHES_NOTHING, Knowledge, exactly, learned, measurements_of
-from tuner.planner.outlook import Outlook
 from tuner.planner.probes import fits, repriced, step_time_of
 from tuner.planner.step_times import fair
 from tuner.planner.timing import speed_of, step_time
@@ -77,7 +77,7 @@ class Evidence:
         return {p.id: step_time_of(self.study, p, found) for p, found in ended if found}
 
     @cached_property
-    def outlook(self) -> Outlook | None:
+    def expectation(self) -> Expectation | None:
         """Expected times of configurations that were not probed, where the cost model knows no
         rates; ``None`` where it does, or no step was timed.
         """
@@ -85,7 +85,7 @@ class Evidence:
         if known is None or not self.forecast.unknown:
             return None
         timed = any(found.step_time_s.value is not None for found in known.findings.values())
-        return Outlook(known) if timed else None
+        return Expectation(known) if timed else None
 
     def seen(self, settings: Settings) -> tuple[Evaluation, ...]:
         """Measured and emulated results of a configuration, in the order of :attr:`probed`."""
@@ -95,10 +95,10 @@ class Evidence:
         return self.forecast.estimates.get(settings)
 
     def with_speed(self, found: Evaluation) -> Evaluation:
-        """An estimate, with the speed of the :attr:`outlook` where its own is unknown."""
-        if self.outlook is None or found.step_time_s.value is not None:
+        """An estimate, with the speed of the :attr:`expectation` where its own is unknown."""
+        if self.expectation is None or found.step_time_s.value is not None:
             return found
-        step = self.outlook.seconds(found.settings)
+        step = self.expectation.seconds(found.settings)
         speed = speed_of(step, self.study.question)
         why = "" if found.fits else found.why
         return replace(found, step_time_s=step, tokens_per_s_per_gpu=speed, why=why)
@@ -154,7 +154,7 @@ def failed(probe: Probe) -> Evaluation:
 
 def why_closed(known: Knowledge, settings: Settings) -> str:
     """Says what other than memory speaks against a configuration; empty where nothing does."""
-    if closed := known.closed_layouts.get(settings.settings_class):
+    if closed := known.closed_layouts.get(settings.layout):
         return f"settings of its class ended as {closed}"
     if wrong := known.wrong.get(settings):
         return wrong.why
@@ -263,7 +263,7 @@ class _Fastest:
             self._wrong = frozenset(wrong_of(known, tried))
         ranks = self.study.question.cluster.world_size
         if found.outcome in CLOSES_CLASS and not blamed_by_counts(settings, ranks, found):
-            self._closed_layouts.add(settings.settings_class)
+            self._closed_layouts.add(settings.layout)
         elif found.outcome in BROKEN:
             self._closed.add(settings)
         self._speeds.pop(settings, None)
@@ -277,7 +277,7 @@ class _Fastest:
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong
-        return closed or settings.settings_class in self._closed_layouts
+        return closed or settings.layout in self._closed_layouts
 
     def _speed_of(self, settings: Settings, own: Quantity) -> float | None:
         """Speed from all probes of a configuration together, as the answer has it; ``None`` of what

@@ -31,7 +31,7 @@ from tuner.text import json_text, show, show_all, size_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Headline(Plain):
+class AnswerSummary(Plain):
     """The answer in one line, as lists of studies show it; of none, quantities are unknown."""
 
     study_id: str
@@ -67,14 +67,14 @@ class Headline(Plain):
         return None if needed is None else needed / self.limit_gib
 
 
-def headline(study: Study, suggestion: Suggestion | None) -> Headline:
+def summary_of(study: Study, suggestion: Suggestion | None) -> AnswerSummary:
     best = suggestion and suggestion.best
     same = study.at(study.limits.fidelity)
     spent = cost(same)
     why = None
     if suggestion and is_unanswered(study, suggestion):
         why = why_none(study, suggestion, shown=True)
-    return Headline(
+    return AnswerSummary(
         study_id=study.id,
         state=str(study.state),
         settings=best.settings if best else None,
@@ -188,7 +188,7 @@ def differences(studies: Sequence[Compared]) -> tuple[Difference, ...]:
     # A GPU, too, is a rank beside CPU processes.
     words = {rank_word(one.study.question) for one in studies}
     per = words.pop() if len(words) == 1 else "rank"
-    told = [(one, headline(one.study, one.suggestion)) for one in studies]
+    told = [(one, summary_of(one.study, one.suggestion)) for one in studies]
     figures = [dict(_leaves(_figures(one.study))) for one in studies]
     lines = [
         *_lines(Part.QUESTION, [_question(one.study) for one in studies]),
@@ -264,7 +264,7 @@ def _limits(study: Study) -> dict[str, str]:
     }
 
 
-def _answer(compared: tuple[Compared, Headline], per: str) -> dict[str, Cell | str]:
+def _answer(compared: tuple[Compared, AnswerSummary], per: str) -> dict[str, Cell | str]:
     one, line = compared
     best = one.best
     cells: dict[str, Cell | str] = {
@@ -294,7 +294,7 @@ def _answer(compared: tuple[Compared, Headline], per: str) -> dict[str, Cell | s
     }
 
 
-def _cost(compared: tuple[Compared, Headline], per: str) -> dict[str, str]:
+def _cost(compared: tuple[Compared, AnswerSummary], per: str) -> dict[str, str]:
     line, asked = compared[1], compared[0].study.asked_at
     return {
         "probes": str(line.probes),

@@ -50,7 +50,7 @@ class Option:
     shown: str
     settings: Settings | None
     """What it leads to: the others stay as they are, accumulation makes up the global batch, and
-    knobs that are dead there have their canonical value. ``None`` when it is not legal."""
+    knobs that are inactive there have their canonical value. ``None`` when it is not legal."""
     is_current: bool
     why_not: str
     """Why it is not legal, or does not act there; empty of what does."""
@@ -82,8 +82,8 @@ class Choices:
     def nearest(self, values: Mapping[str, object], keep: str = "") -> Settings:
         """The legal settings that are nearest to these values.
 
-        They are these values, where that is legal but for knobs that are dead there. Else as many
-        knobs as possible are as wanted, the batch sizes giving way before the others.
+        They are these values, where that is legal but for knobs that are inactive there. Else
+        as many knobs as possible are as wanted, the batch sizes giving way before the others.
 
         Args:
             values: of knobs; those that are left out are wanted at their defaults. Accumulation
@@ -202,7 +202,7 @@ class Predictor:
         if (found := known.estimates.get(checked)) is not None:
             notes, found = _notes(evidence, found), evidence.with_speed(found)
         else:
-            if refused := known.refused.get(checked.settings_class):
+            if refused := known.refused.get(checked.layout):
                 why = f"their dry run failed: {failure_text(refused)}"
             elif wrong := known.wrong.get(checked):
                 why = wrong.why
@@ -231,8 +231,8 @@ def _notes(evidence: Evidence, found: Evaluation) -> Iterator[str]:
     yield f"The memory is {basis_text(found)}{f': {why}' if why else ''}."
     rates = " at assumed rates" if known.at_assumed_rates else ""
     if found.step_time_s.value is None:
-        if evidence.outlook:
-            yield f"The step time is {grounds_text(evidence.outlook.grounds)}."
+        if evidence.expectation:
+            yield f"The step time is {grounds_text(evidence.expectation.grounds)}."
     elif found.factor == 1.0 and not found.near:
         yield f"The step time is by arithmetic{rates}."
     else:

@@ -61,7 +61,7 @@ class Fixed:
 def fixed_by_framework(question: Question, knob: str) -> Fixed | None:
     """Finds what the framework, or the user's script, does with a knob in all configurations."""
     effect = knob_effect(question.framework, knob)
-    if effect.effect is not Effect.DEAD:
+    if effect.effect is not Effect.INACTIVE:
         return None if knob == "sync_each_batch" else fixed_by_script(question, knob)
     return Fixed(knob=knob, value=effect.values[0], why=effect.why, by_versions=True)
 

@@ -220,7 +220,7 @@ def keep_failure(
     check = GuardCheck(
         key=key_of_probe(study_id, question.program, settings, versions),
         family="",
-        ruling=CheckState.FAILED,
+        result=CheckState.FAILED,
         outcome=found.outcome,
         model_type=question.workload.model.model_type,
         detail=found.detail,
@@ -265,13 +265,13 @@ def _warn_once(name: str) -> None:
 
 def _keep_check(session: Session, check: "GuardCheck") -> None:
     row = session.get(CheckRow, check.key, with_for_update=True)
-    if row is not None and check.ruling is CheckState.NOT_CHECKED is not row.result:
+    if row is not None and check.result is CheckState.NOT_CHECKED is not row.result:
         return
     now, record = clock(session), check.as_dict()
     if row is not None:
-        row.result, row.record, row.created_at = check.ruling, record, now
+        row.result, row.record, row.created_at = check.result, record, now
         return
-    made = {"result": check.ruling, "record": record, "created_at": now}
+    made = {"result": check.result, "record": record, "created_at": now}
     _add_first(session, CheckRow(key=check.key, family=check.family, **made))
 
 
@@ -310,7 +310,7 @@ def _good_probes(session: Session, checks: "Iterable[GuardCheck]") -> "Iterator[
         yield replace(
             failed[study_id],
             key=f"{study_id} {text}",
-            ruling=CheckState.PASSED,
+            result=CheckState.PASSED,
             outcome=Outcome.OK,
             detail="",
             knob="",

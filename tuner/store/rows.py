@@ -99,8 +99,8 @@ def read_study(session: Session, row: StudyRow) -> Study:
         wasted_s, wasted_before_s = _wasted_s(session, row)
         study = replace(
             study,
-            fruitless_s=wasted_s,
-            fruitless_before_s=wasted_before_s,
+            wasted_s=wasted_s,
+            wasted_before_s=wasted_before_s,
             guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )

@@ -64,7 +64,7 @@ def judged(question, environment):
                     GuardCheck(
                         key=replica.key(versions),
                         family=family_of(question),
-                        ruling=CheckState.PASSED,
+                        result=CheckState.PASSED,
                         outcome=Outcome.OK,
                         versions=versions,
                     )
@@ -109,7 +109,7 @@ def test_suggest_probes_answers_and_is_continued(command, environment, tmp_path)
 
     with open_store() as store:
         study = store.study(found["study_id"])
-    assert {verdict.ruling for verdict in study.guards.values()} == {CheckState.PASSED}
+    assert {verdict.result for verdict in study.guards.values()} == {CheckState.PASSED}
     assert str(answer(study).best.settings.sharding) == found["best"]["settings"]["sharding"]
     assert yaml.safe_load(path.read_text())["num_processes"] == 2
     assert found["launch"]["files"] == {str(path): path.read_text()}

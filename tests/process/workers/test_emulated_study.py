@@ -1,4 +1,4 @@
-"""Emulated studies from asking to answer: one process plays rank 0 of a cluster."""
+"""Emulated studies from question to answer: one process plays rank 0 of a cluster."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -77,7 +77,7 @@ def test_the_stack_as_it_is_passes(check):
     checkpoints = f"{SYNC}=true,activation_checkpointing=full"
     verdicts = check("", f"{SYNC}=true", f"{SYNC}=false", f"{TENSOR}=true", checkpoints)
     # without a detail: the collectives are those of the cost model's list, to the last one
-    assert [(v.ruling, v.outcome, v.detail) for v in verdicts] == [
+    assert [(v.result, v.outcome, v.detail) for v in verdicts] == [
         (CheckState.PASSED, Outcome.OK, "")
     ] * 4
     assert all(v.worst is not None and v.worst < TOLERANCE[Precision.FP32] / 10 for v in verdicts)
@@ -88,7 +88,7 @@ def test_the_stack_as_it_is_passes(check):
 def test_bf16_passes_within_its_own_tolerance(check):
     for precision in (Precision.BF16, Precision.BF16_MIXED):
         (verdict,) = check("", f"{SYNC}=false", precision=precision)
-        assert verdict.ruling is CheckState.PASSED
+        assert verdict.result is CheckState.PASSED
         assert verdict.worst is not None
         assert TOLERANCE[Precision.FP32] < verdict.worst < TOLERANCE[precision]
 
@@ -96,18 +96,18 @@ def test_bf16_passes_within_its_own_tolerance(check):
 @pytest.mark.long
 def test_an_optimizer_that_steps_on_every_micro_batch(check):
     each, last = check("steps_on_every_micro_batch", f"{SYNC}=true", f"{SYNC}=false")
-    assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
+    assert (each.result, each.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
     assert "the optimizer stepped 18 times instead of 6" in each.detail
-    assert last.ruling is CheckState.PASSED
+    assert last.result is CheckState.PASSED
 
 
 @pytest.mark.long
 def test_a_knob_that_is_ignored(check):
     each, last = check("ignores_sync_each_batch", f"{SYNC}=true", f"{SYNC}=false")
-    assert (each.ruling, each.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
+    assert (each.result, each.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert each.detail.startswith("sync_each_batch acts as false: ")
     assert each.detail.endswith(": 1 of 3 micro-batches reduced gradients")
-    assert last.ruling is CheckState.PASSED
+    assert last.result is CheckState.PASSED
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check):
     verdicts = check("reuses_buffers", *texts)
     assert [bool(v.settings["tp_recompute_allgather"]) for v in verdicts] == [True, False]
     for verdict in verdicts:
-        assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
+        assert (verdict.result, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
         assert "of optimizer step" in verdict.detail
         assert "is off by" in verdict.detail
         assert verdict.worst is not None
@@ -131,14 +131,14 @@ def test_buffers_that_are_used_again_before_backward_reads_them(check):
 def test_each_fault_of_buffers_is_one_settings_own(check, fault, recomputes):
     off, on = check(fault, *(f"{TENSOR}={value}" for value in (False, True)))
     wrong, right = (on, off) if recomputes else (off, on)
-    assert (wrong.ruling, wrong.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
-    assert right.ruling is CheckState.PASSED
+    assert (wrong.result, wrong.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
+    assert right.result is CheckState.PASSED
 
 
 @pytest.mark.long
 def test_checkpointing_that_does_not_act(check):
     texts = (f"{SYNC}=false,activation_checkpointing={value}" for value in ("full", "none"))
     full, none = check("ignores_checkpointing", *texts)
-    assert (full.ruling, full.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
+    assert (full.result, full.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert full.detail.startswith("activation_checkpointing acts as none: backward computed 0 of ")
-    assert none.ruling is CheckState.PASSED
+    assert none.result is CheckState.PASSED

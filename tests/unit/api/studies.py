@@ -35,7 +35,7 @@ def classes_of(question):
         limits=Limits(fidelity=Fidelity.PREDICTED),
         state=StudyState.QUEUED,
     )
-    return {settings.settings_class for settings in forecast(study).space.legal}
+    return {settings.layout for settings in forecast(study).space.legal}
 
 
 def ok(seconds, count, size=3 * 10**8):

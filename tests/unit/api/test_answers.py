@@ -22,7 +22,7 @@ def study_id(store):
     return store.ask(question_of(MEASURED), Limits(max_probes=4)).id
 
 
-def standing(store, study_id):
+def status(store, study_id):
     found = store.status(study_id)
     assert found is not None
     return found
@@ -30,17 +30,17 @@ def standing(store, study_id):
 
 def test_nobody_waits_for_what_is_only_old(store, answers, clock, study_id):
     """While another thread computes, what is a little old is good enough."""
-    first = answers.of(standing(store, study_id))
+    first = answers.of(status(store, study_id))
 
     def found_while_another_computes(within_s: float) -> list[Body]:
         found: list[Body] = []
-        asking = threading.Thread(target=lambda: found.append(answers.of(first.standing)))
+        caller = threading.Thread(target=lambda: found.append(answers.of(first.status)))
         with answers.computing() as mine:
             assert mine
-            asking.start()
-            asking.join(timeout=within_s)
+            caller.start()
+            caller.join(timeout=within_s)
             seen = list(found)
-        asking.join(timeout=60)
+        caller.join(timeout=60)
         assert len(found) == 1
         return seen
 
@@ -52,7 +52,7 @@ def test_nobody_waits_for_what_is_only_old(store, answers, clock, study_id):
 
 def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
     """All of theirs are taken, and hundreds are woken."""
-    here = standing(store, study_id)
+    here = status(store, study_id)
     held = threading.Event()
 
     async def wake() -> None:
@@ -84,7 +84,7 @@ def test_who_waits_takes_no_thread_of_those_who_ask(store, answers, study_id):
 
 
 def test_what_is_made_is_kept_before_the_next_thread_has_its_turn(store, clock, study_id):
-    here = standing(store, study_id)
+    here = status(store, study_id)
     seen: list[str | None] = []
 
     class Turn:
@@ -100,11 +100,11 @@ def test_what_is_made_is_kept_before_the_next_thread_has_its_turn(store, clock, 
 
 
 def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeypatch):
-    """Probes, answers and exports of one standing are made of one reading, and once."""
+    """Probes, answers and exports of one status are made of one reading, and once."""
     reads: list[str] = []
     whole = store.study
     monkeypatch.setattr(store, "study", lambda id_: reads.append(id_) or whole(id_))
-    here = standing(store, study_id)
+    here = status(store, study_id)
     for _ in range(3):
         answers.of(here)
         assert json.loads(answers.probes(here))["study_id"] == study_id
@@ -116,8 +116,8 @@ def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeyp
     assert again is not first
     assert again.etag == first.etag
     probe(store, study_id)
-    assert len(json.loads(answers.probes(standing(store, study_id)))["probes"]) == 1
-    second = answers.of(standing(store, study_id))
+    assert len(json.loads(answers.probes(status(store, study_id)))["probes"]) == 1
+    second = answers.of(status(store, study_id))
     assert second.etag != first.etag
     assert answers.of(here) is second  # one who saw it earlier gets no older one
     assert json.loads(second.with_notes(['b "quoted"']))["notes"] == ['b "quoted"']
@@ -125,7 +125,7 @@ def test_what_is_kept_is_not_read_again(store, answers, clock, study_id, monkeyp
 
 def test_of_studies_those_asked_for_last_are_kept(store, clock, study_id):
     made: list[str] = []
-    turn, here = threading.RLock(), standing(store, study_id)
+    turn, here = threading.RLock(), status(store, study_id)
     kept = Kept(lambda one: made.append(one.id) or one.id, turn, most=2, clock=clock)
     one, two, three = (replace(here, id=f"st-{n}") for n in (1, 2, 3))
     for wanted in (one, two, one, three, one, two):

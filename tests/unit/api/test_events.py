@@ -88,7 +88,7 @@ def test_one_reads_on_where_one_stopped_page_by_page(store, study_id, monkeypatc
 
 
 def test_a_study_that_is_asked_again_goes_on(store, study_id, new_looks):
-    """The end and the asking are read at one look."""
+    """The end and the request are read at one look."""
     poller, looks, seen = Poller(store, 60.0), new_looks(), list[int]()
 
     async def work() -> None:

@@ -1,4 +1,4 @@
-"""Asking, seeing, listing and cancelling over HTTP."""
+"""BaseRequest, seeing, listing and cancelling over HTTP."""
 
 import asyncio
 import threading

@@ -37,7 +37,7 @@ def submit(submissions, body, key=None, owner=""):
 
 def test_who_asks_is_noted_and_who_joins_once(submissions, store):
     first, noted = submit(submissions, MEASURED)
-    study_id, where = first.body.standing.id, {"address": "192.0.2.1"}
+    study_id, where = first.body.status.id, {"address": "192.0.2.1"}
     assert noted == [("local", "tune.submit", study_id, where)]
     again, noted = submit(submissions, MEASURED)
     assert again.body == first.body
@@ -55,11 +55,11 @@ def test_one_key_has_its_share_of_open_studies(store, clock):
     submissions = Submissions(store, Answers(store, clock), 4, clock)
     bodies = [{**PREDICTED, "cluster": f"{2**n}xa100-80gb"} for n in range(5)]
     for body in bodies[:2]:
-        mine = submit(submissions, body, owner="a")[0].body.standing.id
+        mine = submit(submissions, body, owner="a")[0].body.status.id
     with pytest.raises(ProblemError, match="2 studies of this key are open") as caught:
         submit(submissions, bodies[2], owner="a")
     assert (caught.value.status, caught.value.headers) == (429, {"Retry-After": "60"})
-    theirs = submit(submissions, bodies[2], owner="b")[0].body.standing.id
+    theirs = submit(submissions, bodies[2], owner="b")[0].body.status.id
     submit(submissions, bodies[2], owner="a")  # which is open already
     store.move(theirs, StudyState.CANCELLED)
     with pytest.raises(ProblemError):
@@ -73,7 +73,7 @@ def test_one_key_has_its_share_of_open_studies(store, clock):
 def test_a_worker_that_came_is_seen_soon(store, submissions, clock):
     body = {**MEASURED, "cluster": "2xa100-80gb", "fidelity": "auto"}
     first, _ = submit(submissions, body)
-    assert first.body.standing.limits["fidelity"] == "predicted"
+    assert first.body.status.limits["fidelity"] == "predicted"
     identity, gpu = WorkerIdentity.of_this_process("w"), gpu_kind("a100-80gb")
     seen = ReportedGpu(name=gpu.driver_names[0], memory_mib=gpu.memory_bytes // 2**20)
     machine = replace(this_machine(), gpus=(seen, seen)).as_dict()
@@ -86,9 +86,9 @@ def test_a_worker_that_came_is_seen_soon(store, submissions, clock):
     assert said == [
         "fidelity predicted: the study is open on it; asked again at its end it is chosen anew"
     ]
-    finish(store, first.body.standing.id)
+    finish(store, first.body.status.id)
     second, _ = submit(submissions, body)
-    assert second.body.standing.limits["fidelity"] == "measured"
+    assert second.body.status.limits["fidelity"] == "measured"
     assert any("of worker w: " in note for note in second.notes)
 
 

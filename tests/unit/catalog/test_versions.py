@@ -34,6 +34,9 @@ def test_rules_never_contradict_each_other():
             for family in families:
                 dead: dict[str, set[bool | int]] = {}
                 for rule in holding:
-                    if rule.effect is Effect.DEAD and rule.when <= {family, Condition.CPU_OFFLOAD}:
+                    if rule.effect is Effect.INACTIVE and rule.when <= {
+                        family,
+                        Condition.CPU_OFFLOAD,
+                    }:
                         dead.setdefault(rule.knob, set()).add(rule.value)
                 assert all(len(values) == 1 for values in dead.values()), (versions, family)

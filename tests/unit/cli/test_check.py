@@ -102,7 +102,7 @@ def test_an_option_of_checkpointing_that_loses_the_random_state_is_told(cli, fla
 def test_what_trains_something_else_has_an_exit_code_of_its_own(cli, zero3, database):
     versions = installed_versions()
     verdict = GuardCheck(
-        key="planted", family="another", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
+        key="planted", family="another", result=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
         detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
         settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
         ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,

@@ -13,12 +13,12 @@ from tuner.guard.replica import family_of, replica_of, usual_cases
 from tuner.store import open_store
 
 
-def keep(database, ruling, outcome):
+def keep(database, result, outcome):
     """Keep a verdict on the first of the usual cases."""
     question, settings = next(usual_cases())
     replica, versions = replica_of(question, settings), installed_versions()
     verdict = GuardCheck(
-        key=replica.key(versions), family=family_of(question), ruling=ruling, outcome=outcome,
+        key=replica.key(versions), family=family_of(question), result=result, outcome=outcome,
         model_type="llama", detail="as planted", settings=replica.settings.as_dict(),
         ranks=replica.cluster.world_size, versions=versions, structure="a replica of ddp",
     )  # fmt: skip

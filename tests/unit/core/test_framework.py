@@ -16,7 +16,11 @@ from tuner.errors import UnknownNameError, UsageError
 NEWEST = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0", "nanotron": "0.4.0"}
 DDP, FSDP1, FSDP2 = Condition.DDP, Condition.FSDP1, Condition.FSDP2
 OFFLOAD = Condition.CPU_OFFLOAD
-LIVE, FIXED_ON, FIXED_OFF = (Effect.LIVE, ()), (Effect.DEAD, (True,)), (Effect.DEAD, (False,))
+LIVE, FIXED_ON, FIXED_OFF = (
+    (Effect.LIVE, ()),
+    (Effect.INACTIVE, (True,)),
+    (Effect.INACTIVE, (False,)),
+)
 MUST_BE_OFF = (Effect.REFUSED, (True,))
 
 

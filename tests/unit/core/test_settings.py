@@ -20,7 +20,7 @@ def asked(**knobs):
     """Settings that have told their hash and their class."""
     settings = Settings(**knobs)  # type: ignore[arg-type]
     assert hash(settings) == hash(settings)
-    assert settings.settings_class.micro_batch_size == 1
+    assert settings.layout.micro_batch_size == 1
     return settings
 
 
@@ -28,7 +28,7 @@ def test_copies_know_what_they_are():
     settings = asked(micro_batch_size=4, tp_size=2)
     larger = replace(settings, micro_batch_size=8, tp_size=4)
     assert hash(larger) == hash(Settings(micro_batch_size=8, tp_size=4))
-    assert larger.settings_class == Settings(tp_size=4)
+    assert larger.layout == Settings(tp_size=4)
     assert hash(copy.deepcopy(settings)) == hash(settings)
 
 

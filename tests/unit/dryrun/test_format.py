@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "6c94900e9cf2b3d39487aead748a5a4184146755a1b67cb0c0dbe717e1d3d04d"),
-    "verdict": (4, "d8babd88481ddddf75db463ffa465f2c4f3010f8f44062bbcec6eb296d4b3ec5"),
+    "dry run": (5, "7215b3e7801dcb2714920bf2b3af581a07903ed0b7abe728af78ce02bb5abd05"),
+    "verdict": (5, "8e0008f2b27b8325be9c788ae610e3d953f7459212995905bd14689e988b9e15"),
     "rates": (3, "2128506b146f6119652fee9a70ae7e2b9b21f4626a26727b7340d51e0a7d4f26"),
 }
 """The format, and the digest of the sources that it stands for."""

@@ -130,8 +130,8 @@ class FakeProfile:
 
 
 def test_both_figures_are_of_one_basis():
-    sync = parse_settings(CODELLAMA).settings_class
-    no_sync = parse_settings(f"{CODELLAMA},sync_each_batch=false").settings_class
+    sync = parse_settings(CODELLAMA).layout
+    no_sync = parse_settings(f"{CODELLAMA},sync_each_batch=false").layout
     profiles = {sync: FakeProfile(40), no_sync: FakeProfile(95)}
     found = changes(CODELLAMA, question(), profiles)
     both = one(found, "sync_each_batch", "false")

@@ -9,8 +9,8 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.explain.knobs import only_knob
 from tuner.explain.known import answer
 from tuner.explain.probed import rule_of_thumb
+from tuner.planner.expectation import Expectation
 from tuner.planner.knowledge import learned
-from tuner.planner.outlook import Outlook
 from tuner.planner.ranking import complexity
 
 GIB = 2**30
@@ -226,9 +226,9 @@ def test_what_tuning_cost_and_against_what(lab):
 def test_the_rule_keeps_to_defaults_and_to_what_fits(lab):
     study = study_of(lab, (BEST, lab.ok(2.0, GIB)), (RULE, lab.oom(5 * GIB, 4 * GIB)))
     known = learned(study)
-    outlook = Outlook(known)
-    found = rule_of_thumb(study.question, outlook)
-    fitting = [s for s in known.space.legal if outlook.is_expected_to_fit(s) and s.tp_size == 1]
+    expectation = Expectation(known)
+    found = rule_of_thumb(study.question, expectation)
+    fitting = [s for s in known.space.legal if expectation.is_expected_to_fit(s) and s.tp_size == 1]
     assert found.tp_size == 1
     assert found.micro_batch_size < 4
     assert found.micro_batch_size < max(s.micro_batch_size for s in fitting)

@@ -90,7 +90,7 @@ def test_a_collective_that_no_knob_explains_is_told():
 
 def test_a_verdict_survives_json():
     verdict = GuardCheck(
-        key="k", family="f", ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="why",
+        key="k", family="f", result=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="why",
         structure="s", settings=replica().settings.as_dict(), worst=0.1, versions={"torch": "2"},
         notes=("n",), model_type="llama",
     )  # fmt: skip

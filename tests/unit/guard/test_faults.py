@@ -33,7 +33,7 @@ def verdict(text, *, wrong=False, ranks=2, **more):
     values = {
         "key": f"{text} {ranks} {more}",
         "family": "another",
-        "ruling": CheckState.FAILED if wrong else CheckState.PASSED,
+        "result": CheckState.FAILED if wrong else CheckState.PASSED,
         "outcome": outcome,
         "detail": "as planted" if wrong else "",
         "settings": parse_settings(text).as_dict(),

@@ -20,7 +20,7 @@ def verdicts():
         replica = replica_of(question, settings)
         found.append(
             GuardCheck(
-                key=str(number), family="f", ruling=CheckState.PASSED, outcome=Outcome.OK,
+                key=str(number), family="f", result=CheckState.PASSED, outcome=Outcome.OK,
                 model_type="llama", structure=replica.structure,
                 settings=replica.settings.as_dict(),
                 ranks=replica.cluster.world_size,
@@ -63,7 +63,7 @@ def test_the_usual_cases_check_every_knob():
 def test_a_failure_is_serious_and_comes_first():
     given = verdicts()
     given[1] = replace(
-        given[1], ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="loss is off"
+        given[1], result=CheckState.FAILED, outcome=Outcome.WRONG_RESULT, detail="loss is off"
     )
     found = look(given)
     assert not found.is_sound
@@ -76,7 +76,7 @@ def test_a_failure_is_serious_and_comes_first():
 
 def test_a_failure_that_blames_no_knob_names_the_settings():
     (first, *_) = verdicts()
-    found = look([replace(first, ruling=CheckState.FAILED, outcome=Outcome.WRONG_RESULT)])
+    found = look([replace(first, result=CheckState.FAILED, outcome=Outcome.WRONG_RESULT)])
     assert not any(check.verdict is CheckState.FAILED for check in found.guard)
     assert not found.is_sound
     assert found.problems[0].what.startswith(f"{first.structure} trains wrongly here")

@@ -95,7 +95,7 @@ def study(asked, found, state=StudyState.DONE, reason="the budget is spent", **m
 def whole(made):
     found = best_known(made)
     return Whole(
-        standing=_standing(made),
+        status=_status(made),
         study=made,
         suggestion=found and with_launch(found, made.question),
         evidence=Evidence(made),
@@ -120,7 +120,7 @@ def _event(made, kind, at_s, **data):
     return Event(id=1, study_id=made.id, kind=kind, at=_moment(at_s), data=data)
 
 
-def _standing(made):
+def _status(made):
     return StudyStatus(
         id=made.id,
         identity=made.question.identity,

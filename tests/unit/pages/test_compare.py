@@ -27,8 +27,8 @@ def test_ids_are_given_in_either_way():
 
 
 def compared(store, *ids):
-    answers, standings = Answers(store), store.statuses(ids)
-    return comparison_of([answers.whole(standings[one]) for one in ids])
+    answers, statuses = Answers(store), store.statuses(ids)
+    return comparison_of([answers.whole(statuses[one]) for one in ids])
 
 
 def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store):

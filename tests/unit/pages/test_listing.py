@@ -96,7 +96,7 @@ def test_a_study_is_one_line_with_its_answer(store, answers, page, monkeypatch):
     finish(store, study.id)
     store.label(study.id, {"name": "the first", "job": "7", "urgent": ""})
     (line,) = list_studies(store, answers, Wanted(), STILL).lines
-    assert line.headline.provenance is Provenance.MEASURED
+    assert line.answer.provenance is Provenance.MEASURED
     assert (line.state, line.is_open, line.is_old) == ("done", False, False)
     assert line.speed is not None
     assert line.share is not None
@@ -114,15 +114,15 @@ def test_answers_are_computed_only_while_there_is_time(store, answers):
     for number in range(3):
         probe(store, ask(store, number).id)
     slow = list_studies(store, answers, Wanted(), Ticking(0.06))
-    assert [line.headline is not None for line in slow.lines] == [True, True, True]
+    assert [line.answer is not None for line in slow.lines] == [True, True, True]
     for number in range(3):
         ask(store, 10 + number)
     late = list_studies(store, Answers(store), Wanted(), Ticking(0.15))
     # What was kept is shown all the same.
-    assert [line.headline is not None for line in late.lines] == [True, False, False, *[True] * 3]
+    assert [line.answer is not None for line in late.lines] == [True, False, False, *[True] * 3]
     probe(store, late.lines[-1].summary.id)
     old = list_studies(store, answers, Wanted(), Ticking(1.0)).lines[-1]
-    assert old.headline is not None
+    assert old.answer is not None
     assert old.is_old
 
 

@@ -61,10 +61,10 @@ def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
         await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED, "enough")
 
     run(lambda: watch(context, study_id, seen), happen)
-    standing = store.status(study_id)
-    page = context.pages.of(standing)
+    status = store.status(study_id)
+    page = context.pages.of(status)
     assert (seen[0]["is_open"], seen[-1]["is_open"]) == (True, False)
     assert seen[-1]["body"] == page.body
     assert seen[-1]["said"] == page.status.said
-    assert seen[-1]["id"] == str(standing.newest_event)
+    assert seen[-1]["id"] == str(status.newest_event)
     assert "enough" in seen[-1]["body"]

@@ -16,7 +16,7 @@ from tuner.core.measurement import Fidelity
 from tuner.core.packing import Packing
 from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
-from tuner.results.summary import headline
+from tuner.results.summary import summary_of
 from tuner.space import enumerate_space
 
 MOST_BYTES = 300_000
@@ -95,7 +95,7 @@ def test_an_adapter_is_named_and_its_code_is_beside_the_file_of_its_framework():
     assert "get_peft_model" in code
     assert "accelerate" in [tab.id for tab in others]
     assert "get_peft_model" in words(part(shown(made), "answer"))
-    assert headline(made, best_known(made)).trains == ("qlora of rank 16", "packing varlen")
+    assert summary_of(made, best_known(made)).trains == ("qlora of rank 16", "packing varlen")
 
 
 def test_what_is_not_sure_is_not_dressed_as_measured():

@@ -130,7 +130,7 @@ def ruled_out(probes, asked, limit_bytes):
     """
     for probe in probes:
         had, found = probe.request.settings, probe.measurement
-        if found.outcome in CLOSES_CLASS and had.settings_class == asked.settings_class:
+        if found.outcome in CLOSES_CLASS and had.layout == asked.layout:
             return f"its class is {found.outcome}"
         if had == asked and found.outcome in ENDS:
             return f"it ended as {found.outcome}"
@@ -143,7 +143,7 @@ def needs_no_less(one, other):
     """Whether settings need no less memory than others that differ in four knobs only."""
     accumulates = [s.gradient_accumulation_steps > 1 for s in (one, other)]
     same = replace(
-        one.settings_class,
+        one.layout,
         sync_each_batch=other.sync_each_batch,
         tp_recompute_allgather=other.tp_recompute_allgather,
         activation_checkpointing=other.activation_checkpointing,
@@ -151,7 +151,7 @@ def needs_no_less(one, other):
     full = other.activation_checkpointing is Checkpointing.FULL
     kept = tuple(Checkpointing) if full else (Checkpointing.NONE, other.activation_checkpointing)
     return (
-        same == other.settings_class
+        same == other.layout
         and accumulates[0] == accumulates[1]
         and one.micro_batch_size >= other.micro_batch_size
         and one.sync_each_batch <= other.sync_each_batch

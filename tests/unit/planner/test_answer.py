@@ -173,7 +173,7 @@ def test_what_ran_out_of_memory_is_not_suggested(lab, question):
     for one in (after.best, *after.alternatives):
         same = replace(one.settings, micro_batch_size=before.settings.micro_batch_size)
         assert not (
-            same.settings_class == before.settings.settings_class
+            same.layout == before.settings.layout
             and one.settings.micro_batch_size >= before.settings.micro_batch_size
         )
 

@@ -88,7 +88,7 @@ def test_a_device_that_stands_in_says_nothing_of_time(lab):
 def seconds(lab, probes, settings):
     predicted = {DDP: 1.0, FULL: 2.0, HALF: 3.0}
     found = Corrections(study_of(lab, *probes), predicted)
-    return found.factors.get(settings.settings_class, found.typical) * predicted[settings]
+    return found.factors.get(settings.layout, found.typical) * predicted[settings]
 
 
 def test_what_was_seen_corrects_the_prediction_of_settings_like_it(lab):

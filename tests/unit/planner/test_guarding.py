@@ -22,14 +22,14 @@ def question(lab):
     return replace(lab.question(), framework=framework("torch", VERSIONS, {}))
 
 
-def verdicts(asked, settings, ruling):
+def verdicts(asked, settings, result):
     outcome = {CheckState.PASSED: Outcome.OK, CheckState.FAILED: Outcome.WRONG_RESULT}
     found = {}
     for replica in replicas_of(asked, settings):
         key = replica.key(VERSIONS)
         found[key] = GuardCheck(
-            key=key, family="f", ruling=ruling, outcome=outcome.get(ruling, Outcome.TIMEOUT),
-            detail="" if ruling is CheckState.PASSED else "as planted", versions=VERSIONS,
+            key=key, family="f", result=result, outcome=outcome.get(result, Outcome.TIMEOUT),
+            detail="" if result is CheckState.PASSED else "as planted", versions=VERSIONS,
             date="2026-02-02T00:00:00.000Z", settings=replica.settings.as_dict(),
             ranks=replica.cluster.world_size, precision=str(replica.workload.precision),
         )  # fmt: skip
@@ -67,8 +67,8 @@ def test_what_failed_is_not_suggested_anywhere(lab):
 def test_one_failure_closes_all_sizes(lab):
     known = learned(study(lab, verdicts(question(lab), MANY, CheckState.FAILED)))
     closed = wrong_of(known.study, known.space.legal)
-    kinds = {(s.settings_class, s.gradient_accumulation_steps > 1) for s in closed}
-    assert kinds == {(MANY.settings_class, True)}
+    kinds = {(s.layout, s.gradient_accumulation_steps > 1) for s in closed}
+    assert kinds == {(MANY.layout, True)}
     assert len(closed) > 1
     assert not set(closed) & set(known.candidates())
 

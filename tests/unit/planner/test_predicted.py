@@ -78,7 +78,7 @@ def play(dry_run_of):
             plan = next_probe(study)
             if isinstance(plan, Stop):
                 return study, plan
-            study = after(study, plan, says(plan.settings.settings_class), dry_run_of)
+            study = after(study, plan, says(plan.settings.layout), dry_run_of)
         raise AssertionError("the planner does not stop")
 
     return run
@@ -107,9 +107,7 @@ def test_the_class_of_the_winner_is_dry_run(predicted, play):
     assert stop.reason == "the layout of the best settings was dry-run"
     found = answer(study)
     assert found.best.basis is Basis.DRY_RUN
-    assert found.best.settings.settings_class in {
-        p.request.settings.settings_class for p in study.probes
-    }
+    assert found.best.settings.layout in {p.request.settings.layout for p in study.probes}
     size = found.best.settings.micro_batch_size
     beside = 2 * HOPPER_WORKSPACE_BYTES / 2**30
     expected = 20 + 10 * (size - 1) + beside
@@ -210,13 +208,13 @@ def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, pl
     question = ask_of_a_traced_model()
     study, stop = play(predicted(question, max_probes=4), lambda settings: 20.0)
     assert "budget" in stop.reason
-    tried = {probe.request.settings.settings_class for probe in study.probes}
+    tried = {probe.request.settings.layout for probe in study.probes}
     assert len(tried) == 4
     known = forecast(study)
-    assert {one.settings_class for one in known.estimates} == tried
+    assert {one.layout for one in known.estimates} == tried
     assert all(found.basis is Basis.DRY_RUN for found in known.estimates.values())
     found = answer(study)
-    assert {one.settings.settings_class for one in (found.best, *found.alternatives)} <= tried
+    assert {one.settings.layout for one in (found.best, *found.alternatives)} <= tried
     # what is computed again counts, and so do rates: 3e12 FLOPs in each of 24 layers
     assert found.best.settings.activation_checkpointing is Checkpointing.NONE
     rate = question.cluster.gpu.dense_bf16_flops_per_s * matmul_share("h100-80gb")
@@ -278,7 +276,7 @@ def test_each_fidelity_mentions_the_other(lab, predicted, play):
 
 def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(predicted):
     request = next_probe(predicted())
-    key = request.settings.settings_class
+    key = request.settings.layout
     accidents = (Outcome.WORKER_LOST, Outcome.CRASHED, Outcome.TIMEOUT)
     for outcome, closed in ((Outcome.INVALID, True), *((one, False) for one in accidents)):
         study = replace(predicted(), probes=(ended(request, outcome),))

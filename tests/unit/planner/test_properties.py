@@ -305,7 +305,7 @@ def check_forecast(study, suggestion, limit):
         assert not known.is_infeasible(one.settings)
         assert one.settings not in known.findings
         assert one.settings not in known.closed
-        assert one.settings.settings_class not in known.closed_layouts
+        assert one.settings.layout not in known.closed_layouts
 
 
 def check_candidate(study, one, limit):

@@ -111,7 +111,7 @@ def test_the_fastest_is_rehearsed_first_and_then_others_of_other_layouts(asked, 
     study = play(asked(), as_predicted(asked()))
     tried = [probe.request.settings for probe in study.probes]
     assert tried[0] == answer(study).best.settings
-    assert len(tried) == len({one.settings_class for one in tried}) == FINALISTS
+    assert len(tried) == len({one.layout for one in tried}) == FINALISTS
     assert "nothing that may fit is predicted to be faster" in study.reason
     assert cost(study).device_s == 0
     shown = points(study, answer(study))

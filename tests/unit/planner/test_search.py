@@ -156,7 +156,7 @@ def test_a_dry_run_takes_the_place_of_arithmetic(lab, dry_run_of):
     assert fits_of(shown, first) < 0.1
     assert next_probe(shown).settings != first
     before, after = search_of(study), search_of(shown)
-    same = [s.settings_class == first.settings_class for s in after.prior.settings]
+    same = [s.layout == first.layout for s in after.prior.settings]
     changed = after.prior.log_need != before.prior.log_need
     assert changed.tolist() == same
     assert after.prior.log_seconds.tolist() == before.prior.log_seconds.tolist()

@@ -2,8 +2,8 @@ import pytest
 
 from tuner.core.answer import Grounds
 from tuner.core.configuration import parse_settings
+from tuner.planner.expectation import Expectation
 from tuner.planner.knowledge import learned
-from tuner.planner.outlook import Outlook
 
 GIB = 2**30
 DDP = "sharding=ddp,micro_batch_size=4"
@@ -11,7 +11,7 @@ SHARDED = "sharding=full_shard,micro_batch_size=4"
 
 
 def outlook_of(study):
-    return Outlook(learned(study))
+    return Expectation(learned(study))
 
 
 def study_of(lab, factor=1.0):
@@ -32,8 +32,8 @@ def test_what_was_not_timed_scales_with_what_was(lab):
 
 def test_effects_are_means_over_pairs_that_differ_in_one_knob(lab):
     study = study_of(lab)
-    outlook, best = outlook_of(study), parse_settings(DDP)
-    ((_, change, pairs),) = outlook.effects(best, "activation_checkpointing", ["full"])
+    expectation, best = outlook_of(study), parse_settings(DDP)
+    ((_, change, pairs),) = expectation.effects(best, "activation_checkpointing", ["full"])
     assert pairs == 23  # of 46 legal settings, each with and without
     assert change.low < change.ratio < change.high
     assert change.ratio > 1.05  # computing forward again is predicted, and was measured

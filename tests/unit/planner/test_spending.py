@@ -13,8 +13,8 @@ from tuner.explain.known import answer
 from tuner.planner.spending import (
     Cost,
     cost,
-    cost_of_asking,
-    probes_of_asking,
+    cost_of_request,
+    probes_of_request,
     remaining_device_time_s,
     remaining_wall_s,
     spent,
@@ -54,7 +54,7 @@ def test_time_that_several_share_counts_once(rows, expected_s):
 
 @pytest.fixture
 def study(lab):
-    """Two askings of two probes each, on two devices."""
+    """Two requests of two probes each, on two devices."""
     probes = [
         lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, 1, wall_s=10.0, device_s=20.0))
         for n in (1, 2, 3, 4)
@@ -62,8 +62,8 @@ def study(lab):
     return replace(
         lab.study(probes=probes),
         probes_before=2,
-        fruitless_s=3.0,
-        fruitless_before_s=5.0,
+        wasted_s=3.0,
+        wasted_before_s=5.0,
         guard_s=0.5,
         guard_before_s=0.25,
     )
@@ -71,7 +71,7 @@ def study(lab):
 
 def test_all_that_was_spent_counts(study):
     assert cost(study) == Cost(wall_s=40 + 8 + 0.75, device_s=80 + 2 * 8)
-    assert cost_of_asking(study) == Cost(wall_s=20 + 3 + 0.5, device_s=40 + 2 * 3)
+    assert cost_of_request(study) == Cost(wall_s=20 + 3 + 0.5, device_s=40 + 2 * 3)
 
 
 def test_budget_answer_and_break_even_say_the_same(study):
@@ -100,11 +100,11 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(study):
     first, *others = study.probes
     late = replace(first, finished_at="2026-02-01T00:00:00.000Z")
     found = replace(study, probes=(late, *others), probes_before=3)
-    assert [p.id for p in probes_of_asking(found)] == [1]
+    assert [p.id for p in probes_of_request(found)] == [1]
     running = replace(first, state=ProbeState.RUNNING, measurement=None, finished_at=None)
     found = replace(study, probes=(running, *others), probes_before=3)
-    assert [p.id for p in probes_of_asking(found)] == [1]
-    assert cost_of_asking(found).wall_s == 3.5
+    assert [p.id for p in probes_of_request(found)] == [1]
+    assert cost_of_request(found).wall_s == 3.5
 
 
 def on(study, **limits):

@@ -182,9 +182,9 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
 
 def verdict(text, *, wrong, ranks=2, **more):
     outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
-    ruling = CheckState.FAILED if wrong else CheckState.PASSED
+    result = CheckState.FAILED if wrong else CheckState.PASSED
     values = {
-        "key": f"{text} {ranks}", "family": "another", "ruling": ruling, "outcome": outcome,
+        "key": f"{text} {ranks}", "family": "another", "result": result, "outcome": outcome,
         "detail": DETAIL if wrong else "", "settings": parse_settings(text).as_dict(),
         "ranks": ranks, "precision": "fp32", "versions": VERSIONS, **more,
     }  # fmt: skip

@@ -14,13 +14,13 @@ FOUR = Settings(micro_batch_size=4)
 
 def test_there_is_no_outlook_where_rates_are_known():
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))], gpu_question())
-    assert Evidence(study).outlook is None
+    assert Evidence(study).expectation is None
 
 
 def test_there_is_no_outlook_before_a_step_was_timed():
     crashed = Measurement(outcome=Outcome.CRASHED)
-    assert Evidence(measured_study([])).outlook is None
-    assert Evidence(measured_study([(FOUR, crashed)])).outlook is None
+    assert Evidence(measured_study([])).expectation is None
+    assert Evidence(measured_study([(FOUR, crashed)])).expectation is None
 
 
 def test_the_outlook_adds_speeds_and_leaves_memory():

@@ -97,7 +97,7 @@ def test_what_lies_outside_the_allocator_counts_against_the_limit():
 
 
 def test_a_smaller_limit_of_before_says_nothing_of_today():
-    """It may fit now: the next asking tries it."""
+    """It may fit now: the next request tries it."""
     study = measured_study([(FOUR, make_oom(650 * MIB, 600 * MIB))], limit_mib=600)
     study = replace(study, limits=replace(study.limits, memory_limit_bytes=2000 * MIB))
     (point,) = points(study, None)

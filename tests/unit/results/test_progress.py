@@ -65,7 +65,7 @@ def test_what_trains_something_else_takes_its_class_with_it():
 
 def test_what_crashed_once_is_closed_alone():
     one = Settings(micro_batch_size=1, gradient_accumulation_steps=4)
-    assert one.settings_class == replace(one, gradient_accumulation_steps=1)
+    assert one.layout == replace(one, gradient_accumulation_steps=1)
     crashed = Measurement(outcome=Outcome.CRASHED)
     told = [(FOUR, make_ok(1.0, 500 * MIB)), (one, make_ok(0.5, 400 * MIB, count=4)),
             (one, crashed)]  # fmt: skip

@@ -16,8 +16,8 @@ VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 @pytest.fixture
-def asking(tmp_path):
-    """``asking(arguments, cluster=..., name=..., launch=..., knobs=...)``: a question."""
+def ask(tmp_path):
+    """``ask(arguments, cluster=..., name=..., launch=..., knobs=...)``: a question."""
     (tmp_path / "train.py").write_text("print('steps')\n")
 
     def ask(

@@ -10,9 +10,9 @@ from tuner.core.study import Question
 from tuner.errors import UsageError
 
 
-def test_a_question_comes_back_from_json(asking, tmp_path):
+def test_a_question_comes_back_from_json(ask, tmp_path):
     (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
-    question = asking(
+    question = ask(
         ("--config", "{template}"), environment=["STEPS={gradient_accumulation_steps}"],
         template="config.yaml",
     )  # fmt: skip
@@ -22,20 +22,20 @@ def test_a_question_comes_back_from_json(asking, tmp_path):
     assert question.script.knobs == {"micro_batch_size", "gradient_accumulation_steps"}
 
 
-def test_a_question_without_a_script_is_the_same_as_ever(asking):
-    plain = replace(asking(), script=None)
+def test_a_question_without_a_script_is_the_same_as_ever(ask):
+    plain = replace(ask(), script=None)
     assert "script" not in plain.as_dict()
-    assert plain.identity != asking().identity
-    assert plain.kind != asking().kind
+    assert plain.identity != ask().identity
+    assert plain.kind != ask().kind
     assert Question.from_dict(plain.as_dict()).script is None
 
 
-def test_an_edited_script_is_another_question(asking, tmp_path):
-    before = asking()
+def test_an_edited_script_is_another_question(ask, tmp_path):
+    before = ask()
     assert before.script.why_other == ""
     (tmp_path / "train.py").write_text("print('other steps')\n")
     assert "was edited since it was asked about" in before.script.why_other
-    assert asking().identity != before.identity
+    assert ask().identity != before.identity
     (tmp_path / "train.py").unlink()
     assert "cannot be read" in before.script.why_other
 

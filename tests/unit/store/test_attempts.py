@@ -1,4 +1,4 @@
-"""What attempts that left no result have cost an asking."""
+"""What attempts that left no result have cost a request."""
 
 from datetime import timedelta
 
@@ -39,22 +39,22 @@ def long_ago(store, study):
 
 
 def test_what_was_given_back_is_charged(store, study, begin):
-    assert store.study(study.id).fruitless_s == 0
+    assert store.study(study.id).wasted_s == 0
     store.give_back(begin(200), "the study's time is spent")
-    assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
+    assert store.study(study.id).wasted_s == pytest.approx(200, abs=60)
     begin(1000)  # is running, and may come to something
-    assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
+    assert store.study(study.id).wasted_s == pytest.approx(200, abs=60)
 
 
 def test_an_accident_is_charged_and_what_has_a_result_is_not(store, study, begin):
     """The last attempt's time is its measurement's."""
     crashed = Measurement(outcome=Outcome.CRASHED, wall_s=200.0)
     store.record(begin(200), crashed)
-    assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
+    assert store.study(study.id).wasted_s == pytest.approx(200, abs=60)
     store.record(begin(1000), crashed)
     (probe,) = store.study(study.id).probes
     assert probe.measurement == crashed
-    assert store.study(study.id).fruitless_s == pytest.approx(200, abs=60)
+    assert store.study(study.id).wasted_s == pytest.approx(200, abs=60)
 
 
 def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, study, begin):
@@ -63,12 +63,12 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, stud
         row = session.get_one(AttemptRow, lost.attempt_id)
         row.lease_until = row.started_at + timedelta(seconds=30 + lease.LEASE_S)
     assert store.reap() == 1
-    assert store.study(study.id).fruitless_s == pytest.approx(30)
+    assert store.study(study.id).wasted_s == pytest.approx(30)
 
 
 def test_an_earlier_asking_is_not_charged(store, study, question, begin):
     store.give_back(begin(200), "Ctrl-C")
     store.ask(question, Limits(max_probes=3))
     again = store.study(study.id)
-    assert again.fruitless_s == 0
-    assert again.fruitless_before_s == pytest.approx(200, abs=60)  # which the answer's cost holds
+    assert again.wasted_s == 0
+    assert again.wasted_before_s == pytest.approx(200, abs=60)  # which the answer's cost holds

@@ -20,7 +20,7 @@ def verdict(question):
     return GuardCheck(
         key=replica.key(question.framework.versions),
         family=family_of(question),
-        ruling=CheckState.FAILED,
+        result=CheckState.FAILED,
         outcome=Outcome.WRONG_RESULT,
         detail="loss of optimizer step 1 is off",
         structure=replica.structure,
@@ -45,8 +45,8 @@ def test_a_verdict_is_kept_with_its_date(store, verdict):
 
 
 def test_a_later_verdict_takes_the_place_unless_nothing_was_checked(store, verdict):
-    undecided = replace(verdict, ruling=CheckState.NOT_CHECKED, outcome=Outcome.TIMEOUT)
-    passed = replace(verdict, ruling=CheckState.PASSED, outcome=Outcome.OK, detail="")
+    undecided = replace(verdict, result=CheckState.NOT_CHECKED, outcome=Outcome.TIMEOUT)
+    passed = replace(verdict, result=CheckState.PASSED, outcome=Outcome.OK, detail="")
     for given, kept in ((undecided, undecided), (verdict, verdict), (undecided, verdict),
                         (passed, passed)):  # fmt: skip
         store.keep_check(given)
@@ -84,10 +84,10 @@ def miscounted(store, question):
 def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question):
     study_id = miscounted(store, question)
     (kept,) = store.checks().values()
-    assert (kept.study, kept.knob, kept.ruling) == (study_id, "sync_each_batch", CheckState.FAILED)
+    assert (kept.study, kept.knob, kept.result) == (study_id, "sync_each_batch", CheckState.FAILED)
     workload = replace(question.workload, sequence_length=question.workload.sequence_length * 2)
     other = store.ask(replace(question, workload=workload), Limits())
-    found = {v.settings["sharding"]: v.ruling for v in other.guards.values()}
+    found = {v.settings["sharding"]: v.result for v in other.guards.values()}
     assert found == {"ddp": CheckState.FAILED, "full_shard": CheckState.PASSED}
     ddp, full = (
         parse_settings(f"sharding={one},gradient_accumulation_steps=2")
@@ -99,7 +99,7 @@ def test_what_a_probe_found_wrong_is_kept_for_other_studies(store, question):
 def test_a_verdict_on_another_model_that_failed_is_read_too(store, question, verdict):
     settings = Settings(sharding=Sharding.FULL_SHARD, gradient_accumulation_steps=3).as_dict()
     failed = replace(verdict, key="theirs", family="another", settings=settings, ranks=2)
-    beside = replace(failed, key="beside", ruling=CheckState.PASSED, outcome=Outcome.OK)
+    beside = replace(failed, key="beside", result=CheckState.PASSED, outcome=Outcome.OK)
     elsewhere = replace(failed, key="elsewhere", versions={**failed.versions, "torch": "1.0.0"})
     for one in (failed, beside, elsewhere):
         store.keep_check(one)

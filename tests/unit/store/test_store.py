@@ -15,7 +15,7 @@ from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import STUDY_TRANSITIONS, Limits, ProbeRequest, ProbeState, StudyState
 from tuner.errors import StoreError
-from tuner.planner.spending import probes_of_asking
+from tuner.planner.spending import probes_of_request
 from tuner.store import EventKind, open_store, study_id
 from tuner.store.access import Action, Audit, AuditNote
 from tuner.store.tables import AttemptRow, EventRow, MeasurementRow, ProbeRow, StudyRow, clock
@@ -84,7 +84,7 @@ def test_asking_again_closes_what_was_tried_and_is_not_done(
     assert probe.state is ProbeState.DONE
     assert probe.measurement.outcome is Outcome.CANCELLED
     assert again.probes_before == 1
-    assert probes_of_asking(again) == ()
+    assert probes_of_request(again) == ()
     assert store.claim(study.id, worker) is None
     told = [e.data for e in store.events(study.id) if e.kind is EventKind.PROBE][-2:]
     assert {data.get("outcome", data["state"]) for data in told} == {"cancelled", "withdrawn"}
@@ -101,9 +101,9 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(
     assert store.record(second, Measurement(outcome=Outcome.OK, wall_s=1.0))
     again = store.ask(question, Limits())
     assert [p.state for p in again.probes] == [ProbeState.RUNNING, ProbeState.DONE]
-    assert [p.id for p in probes_of_asking(again)] == [first.probe.id]
+    assert [p.id for p in probes_of_request(again)] == [first.probe.id]
     assert store.record(first, Measurement(outcome=Outcome.OK, wall_s=1.0))
-    assert [p.id for p in probes_of_asking(store.study(study.id))] == [first.probe.id]
+    assert [p.id for p in probes_of_request(store.study(study.id))] == [first.probe.id]
 
 
 def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(store, study, question):

@@ -70,7 +70,7 @@ def test_a_refused_class_is_closed_with_its_operator(store, question, work):
     assert "aten::odd" in study.probes[0].measurement.detail
     assert Outcome.OK in outcomes(study)
     found = answer(study)
-    assert found.best.settings.settings_class != study.probes[0].request.settings.settings_class
+    assert found.best.settings.layout != study.probes[0].request.settings.layout
     assert any("aten::odd" in sentence for sentence in found.explanation)
 
 

@@ -39,11 +39,11 @@ class FakeGuard:
     def _verdict(self, one):
         self.stop.move(5.0)
         outcome = self.outcomes.get(one.settings.sharding, Outcome.OK)
-        rulings = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
+        results = {Outcome.OK: CheckState.PASSED, Outcome.WRONG_RESULT: CheckState.FAILED}
         return GuardCheck(
             key=one.key(installed_versions()),
             family=one.family,
-            ruling=rulings.get(outcome, CheckState.NOT_CHECKED),
+            result=results.get(outcome, CheckState.NOT_CHECKED),
             outcome=outcome,
             detail="" if outcome is Outcome.OK else f"as planted: {outcome}",
             settings=one.settings.as_dict(),
@@ -107,5 +107,5 @@ def test_replicas_that_cannot_be_run_here_fail_no_study(guarded, store, most):
         "its small replica could not be trained: there is no place for the ranks' files"
     )
     assert len({one.key for one in guard.asked}) == len(guard.asked)  # none was asked for again
-    kept = [verdict.ruling for verdict in store.checks().values()]
+    kept = [verdict.result for verdict in store.checks().values()]
     assert kept.count(CheckState.PASSED) == most

@@ -80,7 +80,7 @@ def guard(tmp_path):
 def test_a_reference_is_trained_once_for_all(guard, tmp_path):
     checks, launcher = guard(good)
     first = list(checks.train(asked("true", "false")))
-    assert [verdict.ruling for verdict in first] == [CheckState.PASSED] * 2
+    assert [verdict.result for verdict in first] == [CheckState.PASSED] * 2
     assert launched(launcher) == [[1, 1], [2, 2]]
     assert first[0].key == replica("true").key(installed_versions())
     assert first[0].worst == 0.0
@@ -95,8 +95,8 @@ def test_those_after_one_that_failed_are_trained_in_new_processes(guard):
 
     checks, launcher = guard(does)
     each, last = checks.train(asked("true", "false"))
-    assert (each.ruling, each.outcome) == (CheckState.NOT_CHECKED, Outcome.CRASHED)
-    assert last.ruling is CheckState.PASSED
+    assert (each.result, each.outcome) == (CheckState.NOT_CHECKED, Outcome.CRASHED)
+    assert last.result is CheckState.PASSED
     assert launched(launcher) == [[1, 1], [2, 1], [2, 1]]
 
 
@@ -106,7 +106,7 @@ def test_what_one_process_cannot_train_says_nothing(guard):
 
     checks, launcher = guard(does)
     (verdict,) = checks.train(asked("true"))
-    assert verdict.ruling is CheckState.NOT_CHECKED
+    assert verdict.result is CheckState.NOT_CHECKED
     assert verdict.detail.startswith("one process could not train it: non_finite")
     list(checks.train(asked("true")))
     assert launched(launcher) == [[1, 1], [2, 1]] * 2  # a bad reference is not remembered
@@ -119,21 +119,21 @@ def test_optimizer_steps_count_without_a_reference(guard):
         return good(spec) | {"optimizer_steps": 18}
 
     (verdict,) = guard(does)[0].train(asked("true"))
-    assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
+    assert (verdict.result, verdict.outcome) == (CheckState.FAILED, Outcome.WRONG_RESULT)
 
 
 def test_a_request_to_stop_starts_nothing_more(guard):
     checks, launcher = guard(good, "stop")
     verdicts = list(checks.train(asked("true", "false")))
     assert [verdict.outcome for verdict in verdicts] == [Outcome.CANCELLED] * 2
-    assert [verdict.ruling for verdict in verdicts] == [CheckState.NOT_CHECKED] * 2
+    assert [verdict.result for verdict in verdicts] == [CheckState.NOT_CHECKED] * 2
     assert launched(launcher) == []
 
 
 def test_checkpointing_that_was_not_seen_is_a_dead_knob(guard):
     full = replica_of(question(), parse_settings(f"{FULL}=false,activation_checkpointing=full"))
     (verdict,) = guard(good)[0].train([full])
-    assert (verdict.ruling, verdict.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
+    assert (verdict.result, verdict.outcome) == (CheckState.FAILED, Outcome.KNOB_INACTIVE)
     assert verdict.detail.startswith("activation_checkpointing acts as none: ")
 
 
@@ -175,9 +175,9 @@ def test_what_the_doctor_found_is_kept_when_it_is_killed(knobs_here, store):
     with pytest.raises(KilledError):
         knobs_here(does, store)
     (kept,) = store.checks().values()
-    assert (kept.ruling, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
+    assert (kept.result, kept.settings["sync_each_batch"]) == (CheckState.PASSED, True)
 
 
 def test_the_doctor_comes_to_its_end(knobs_here, store):
     assert knobs_here(good, store)
-    assert [verdict.ruling for verdict in store.checks().values()] == [CheckState.PASSED] * 2
+    assert [verdict.result for verdict in store.checks().values()] == [CheckState.PASSED] * 2

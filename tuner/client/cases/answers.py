@@ -25,7 +25,7 @@ class Prediction:
     """Prediction of one configuration, on the rank that needs most."""
 
     settings: Settings | None = None
-    """The settings with dead knobs collapsed; ``None`` of what is not covered."""
+    """The settings with inactive knobs collapsed; ``None`` of what is not covered."""
     fits: bool | None = None
     """Whether they are expected to run; ``None`` where nothing is known."""
     needed_gib: Quantity = UNKNOWN

@@ -220,7 +220,7 @@ class DryRuns:
 
     def _plan_of(self, case: Case) -> DryRunPlan | str:
         """The plan of a case's class, made once; or the reason why there is none."""
-        question, settings = case.question, case.settings.settings_class
+        question, settings = case.question, case.settings.layout
         workload, cluster, framework = question.workload, question.cluster, question.framework
         key = (
             (workload.model.fingerprint, workload.sequence_length),

@@ -165,8 +165,8 @@ def _no_kernel(
 def canonical(
     question: Question, written: Settings, given: Collection[str]
 ) -> tuple[Settings, tuple[str, ...]]:
-    """Legal settings with dead knobs collapsed, and a sentence for each that was written otherwise
-    or whose default is refused.
+    """Legal settings with inactive knobs collapsed, and a sentence for each that was written
+    otherwise or whose default is refused.
     """
     try:
         settings = check_settings(question, written, given=given)

@@ -173,7 +173,7 @@ def unsplit_bytes(
     """
     if cluster.gpu.device is not Device.CUDA or settings.cpu_offload:
         return {}
-    found = _of_class(workload, settings.settings_class, cluster)
+    found = _of_class(workload, settings.layout, cluster)
     held, backward, _ = found.unsplit(by_phase)
     return {
         Phase.FORWARD: held,
@@ -213,8 +213,8 @@ class _Kept(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) -> _Kept:
-    sizes = axis_sizes(settings_class, cluster)
+def _of_class(workload: Workload, layout: Settings, cluster: Cluster) -> _Kept:
+    sizes = axis_sizes(layout, cluster)
     tp, ranks = sizes.tp, sizes.shard
     narrow = COMPUTE_BYTES[workload.precision]  # of what is frozen
     tensors = model_tensors(workload.model, workload.adapter, narrow)
@@ -241,7 +241,7 @@ def _of_class(workload: Workload, settings_class: Settings, cluster: Cluster) ->
         copies_more=copies * own_more,
     )
     least = replace(
-        settings_class,
+        layout,
         activation_checkpointing=Checkpointing.FULL,
         tp_recompute_allgather=tp > 1,
         sync_each_batch=True,

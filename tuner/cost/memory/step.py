@@ -94,7 +94,7 @@ def followed(
     """The memory of a step of some kind, which takes an option beside what all take."""
     accumulates, size = settings.gradient_accumulation_steps > 1, settings.micro_batch_size
     highest: dict[Phase, Moment] = {}
-    for moment in _moments(kind, workload, settings.settings_class, accumulates, cluster, option):
+    for moment in _moments(kind, workload, settings.layout, accumulates, cluster, option):
         known = highest.get(moment.phase)
         if known is None or moment.total(size) > known.total(size):
             highest[moment.phase] = moment

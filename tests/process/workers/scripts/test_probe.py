@@ -19,8 +19,8 @@ from workers.scripts.probe import ScriptRun
 
 
 @pytest.fixture
-def asking(question, tmp_path):
-    """``asking(step, whole=..., arguments=...)``: about a script that does ``step`` in each."""
+def ask(question, tmp_path):
+    """``ask(step, whole=..., arguments=...)``: about a script that does ``step`` in each."""
 
     def ask(step: str = "pass", *, whole: str = "", **more: Any) -> Question:
         return asking_script(question, tmp_path, step, whole=whole, **more)
@@ -50,8 +50,8 @@ def run(tmp_path):
     return measure
 
 
-def test_steps_of_a_script_are_measured(asking, run):
-    found = run(asking("time.sleep(0.01)"))
+def test_steps_of_a_script_are_measured(ask, run):
+    found = run(ask("time.sleep(0.01)"))
     assert found.outcome is Outcome.OK, found
     assert len(found.step_times_s[1]) == 10
     assert min(found.step_times_s[1]) >= 0.01
@@ -64,7 +64,7 @@ NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # torch's words
 WITHHELD = {"TUNER_DB", "PET_NNODES", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "PGHOST", "MY_PASSWORD"}
 
 
-def test_what_a_script_is_told(asking, run, tmp_path):
+def test_what_a_script_is_told(ask, run, tmp_path):
     (tmp_path / "config.yaml").write_text(
         "batch: {micro_batch_size}\nglobal: {global_batch_size}\n"
     )
@@ -80,7 +80,7 @@ def test_what_a_script_is_told(asking, run, tmp_path):
         while True:
             report_step()
         """
-    question = asking(
+    question = ask(
         whole=look, arguments=("{template}",), template="config.yaml",
         environment=["SIZE={micro_batch_size}"],
     )  # fmt: skip
@@ -112,38 +112,38 @@ def test_what_a_script_is_told(asking, run, tmp_path):
         ("sys.modules['x'] = None; report_step(loss=float('nan'))", "non_finite", ""),
     ],
 )
-def test_how_a_script_may_end(asking, run, step, outcome, detail):
+def test_how_a_script_may_end(ask, run, step, outcome, detail):
     wait = "if rank == 0: time.sleep(1000)"  # the peers of a failure hang
     hangs = step.startswith("if rank == 1")
-    found = run(asking(f"{step}\n        {wait}" if hangs else step))
+    found = run(ask(f"{step}\n        {wait}" if hangs else step))
     assert found.outcome == outcome, found
     assert detail in found.detail
     assert bool(found.log_tails) is (outcome != "wrong_result")
 
 
-def test_a_script_that_knows_of_nothing(asking, run):
+def test_a_script_that_knows_of_nothing(ask, run):
     with pytest.raises(ProbeError) as error:
-        run(asking(whole="print('trained')"))
+        run(ask(whole="print('trained')"))
     assert "reported no step before its end: add `from tuner.integrations import" in str(
         error.value
     )
 
 
-def test_a_script_that_takes_too_long(asking, run):
+def test_a_script_that_takes_too_long(ask, run):
     for deadline_s in (1.5, 15.0, 60.0):  # until it leaves the time for a step
         with suppress(ProbeError):
-            found = run(asking("time.sleep(1000 if step else 0)"), deadline_s=deadline_s)
+            found = run(ask("time.sleep(1000 if step else 0)"), deadline_s=deadline_s)
             break
     assert found.outcome is Outcome.TIMEOUT, found
 
 
-def test_a_probe_that_is_given_up(asking, run):
-    found = run(asking("time.sleep(1000)"), pause=lambda seconds: "somebody asked for it")
+def test_a_probe_that_is_given_up(ask, run):
+    found = run(ask("time.sleep(1000)"), pause=lambda seconds: "somebody asked for it")
     assert found.outcome is Outcome.CANCELLED
 
 
-def test_an_edited_script_is_not_run(asking, run, tmp_path):
-    question = asking()
+def test_an_edited_script_is_not_run(ask, run, tmp_path):
+    question = ask()
     (tmp_path / "train.py").write_text("print('other')")
     (tmp_path / "probes").mkdir()
     with pytest.raises(ProbeError, match="was edited since it was asked about"):
@@ -151,8 +151,8 @@ def test_an_edited_script_is_not_run(asking, run, tmp_path):
 
 
 @pytest.mark.parametrize("killed", ["worker", "all but the ranks"])
-def test_nothing_is_left_when_the_worker_is_killed(asking, tmp_path, eventually, killed):
-    asking("time.sleep(1000 if step else 0)")
+def test_nothing_is_left_when_the_worker_is_killed(ask, tmp_path, eventually, killed):
+    ask("time.sleep(1000 if step else 0)")
     worker = subprocess.Popen([sys.executable, "-P", "-c", WORKER, str(tmp_path)])
     try:
         eventually(lambda: len(left(tmp_path)) >= 3)  # two ranks and what starts them

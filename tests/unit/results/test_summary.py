@@ -11,7 +11,7 @@ from tuner.core.quantity import UNKNOWN, Provenance
 from tuner.core.study import StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer, best_known
-from tuner.results.summary import Headline, headline
+from tuner.results.summary import AnswerSummary, summary_of
 
 FOUR = Settings(micro_batch_size=4)
 
@@ -23,7 +23,7 @@ def measured():
 def test_it_is_what_the_answer_says():
     study = measured()
     said = answer(study)
-    found = headline(study, said)
+    found = summary_of(study, said)
     assert found.settings == FOUR
     assert found.words == "sharding=ddp,micro_batch_size=4,gradient_accumulation_steps=1"
     assert found.tokens_per_s_per_gpu == said.best.tokens_per_s_per_gpu
@@ -38,18 +38,18 @@ def test_it_is_what_the_answer_says():
 
 def test_a_prediction_of_what_is_to_be_measured_says_so():
     study = measured_study([], gpu_question())
-    found = headline(study, answer(study))
+    found = summary_of(study, answer(study))
     assert found.is_forecast
     assert found.provenance is Provenance.PREDICTED
     assert found.why_none == ""  # it goes on
     assert found.per == "GPU"
     done = replace(study, state=StudyState.DONE, reason="the budget is spent")
-    assert "has no measured answer" in headline(done, answer(done)).why_none
+    assert "has no measured answer" in summary_of(done, answer(done)).why_none
 
 
 def test_nothing_is_known_yet():
     study = replace(predicted_study(), state=StudyState.QUEUED)
-    found = headline(study, best_known(study))
+    found = summary_of(study, best_known(study))
     assert found.is_pending
     assert found.settings is None
     assert found.words == found.why_none == ""
@@ -69,6 +69,6 @@ def test_nothing_is_known_yet():
 )
 def test_what_another_version_wrote_is_not_read(changed):
     study = measured()
-    values = {**headline(study, answer(study)).as_dict(), **changed}
+    values = {**summary_of(study, answer(study)).as_dict(), **changed}
     with pytest.raises((KeyError, TypeError, ValueError, UsageError)):
-        Headline.from_dict(values)
+        AnswerSummary.from_dict(values)

@@ -36,7 +36,7 @@ def _pairs(space: Space, knob: str, one: Any, other: Any) -> Rows:
     return np.array(found, dtype=np.intp).reshape(-1, 2)
 
 
-class Outlook:
+class Expectation:
     """The belief of a study's search, looked up by configuration."""
 
     def __init__(self, known: Knowledge) -> None:
@@ -91,7 +91,7 @@ class Outlook:
         if known.closed_layouts:
             legal = self.search.prior.settings
             for n in np.flatnonzero(expected).tolist():
-                expected[n] = legal[n].settings_class not in known.closed_layouts
+                expected[n] = legal[n].layout not in known.closed_layouts
         for settings, found in known.findings.items():
             if known.fits(found):
                 expected[place_of[settings]] = True
