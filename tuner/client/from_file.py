@@ -31,6 +31,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
+from tuner.core.script import checkpoints_in_script
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
@@ -279,6 +280,10 @@ def put_into(
     if "\r\n" in opened.text:
         text = text.replace("\n", "\r\n")
     again = read_text(text, path, opened.found.format_name).found.knobs
+    checkpoints, default = "activation_checkpointing", Settings().activation_checkpointing
+    moved = best.activation_checkpointing is not present.activation_checkpointing
+    if checkpoints in opened.found.free and moved and not checkpoints_in_script(asked, best):
+        again = {checkpoints: str(default), **again}  # where it is not said it is off
     for name in again.keys() - kept:  # what is not sharded has no offload to say either
         if knob_value(name, again[name]) != getattr(best, name):
             said = f"{name}={show(getattr(best, name))}"

@@ -257,6 +257,60 @@ def test_a_file_of_fsdp1_is_written_as_one_of_fsdp2(
         assert made.removeprefix(text) == expected.format(kind, whole)
 
 
+NOT_SHARDED = """\
+distributed_type: FSDP
+num_machines: {0}
+num_processes: {1}
+mixed_precision: bf16
+fsdp_config:
+  fsdp_sharding_strategy: {2}
+  fsdp_activation_checkpointing: false
+"""
+OF_ACCELERATE = {
+    "model": "stories15m", "sequence_length": 128, "global_batch_size": 16,
+    "framework": "accelerate", "fidelity": "predicted",
+}  # fmt: skip
+
+
+def put(path: str, cluster: str, **knobs: Any) -> Any:
+    """What an answer of these knobs makes of accelerate's file."""
+    question = read_question(path, None, {**OF_ACCELERATE, "cluster": cluster})
+    present = {"micro_batch_size": 1, "sync_each_batch": True, **question.asked.knobs}
+    asked = question.request.question(installed_versions())
+    return yaml.safe_load(patched(question, asked, Settings.from_dict({**present, **knobs}))[0])
+
+
+def test_what_no_shard_leaves_unsaid_is_written_where_an_answer_shards(written: Any) -> None:
+    file = written(NOT_SHARDED.format(1, 8, "NO_SHARD"))
+    made = put(file, "8xa100-80gb", sharding="full_shard", activation_checkpointing="full")
+    options = made["fsdp_config"]
+    assert options["fsdp_activation_checkpointing"] is True
+    assert options["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
+    assert (options["fsdp_version"], options["fsdp_reshard_after_forward"]) == (2, True)
+    assert "fsdp_sharding_strategy" not in options
+
+
+def test_what_is_written_must_checkpoint_as_the_answer(
+    written: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*_: object) -> dict[str, Any]:
+        return {"fsdp_config": {"fsdp_version": 2, "fsdp_sharding_strategy": None}}
+
+    file = written(NOT_SHARDED.format(1, 8, "FULL_SHARD"))
+    monkeypatch.setattr("tuner.client.from_file.changes", lost)
+    with pytest.raises(UsageError, match="activation_checkpointing=full cannot be put into it"):
+        put(file, "8xa100-80gb", activation_checkpointing="full")
+
+
+def test_hybrid_shard_is_put_back_with_the_groups_that_shard(written: Any) -> None:
+    for strategy in ("HYBRID_SHARD", 4):
+        made = put(written(NOT_SHARDED.format(2, 16, strategy)), "2x8xa100-80gb")
+        sizes = made["parallelism_config"]
+        assert sizes["parallelism_config_dp_replicate_size"] == 2
+        assert sizes["parallelism_config_dp_shard_size"] == 8
+        assert made["fsdp_config"]["fsdp_reshard_after_forward"] is True
+
+
 def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:
     question = read_question(written(AXOLOTL), None, {**PLACE, "fidelity": "predicted"})
     present = Settings.from_dict(question.asked.knobs)
