@@ -23,7 +23,13 @@ from tuner.core.configuration import (
     knob_value,
     model_parallel_size,
 )
-from tuner.core.framework import FrameworkName, flag_differs, installed_versions, usual_precision
+from tuner.core.framework import (
+    FrameworkName,
+    flag_differs,
+    framework,
+    installed_versions,
+    usual_precision,
+)
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
 from tuner.core.workload import Precision
@@ -31,7 +37,7 @@ from tuner.errors import UsageError
 from tuner.launchfiles import axolotl, trainer
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.files import is_text
-from tuner.launchfiles.fsdp import ON_HOST, layer_class, weights
+from tuner.launchfiles.fsdp import NOT_SAID, ON_HOST, layer_class, weights
 from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import attention_names, linears
@@ -103,7 +109,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     if usual is Precision.FP32 and not beside.get("precision"):
         # a file that only says that nothing is mixed leaves weights to the script
         precision = usual if usual in found.may.get("precision", ()) else precision
-    uncounted = [*found.uncounted]
+    uncounted = _uncounted(found, stack, stated)
     if not found.strict:
         model = _longer(model, length, uncounted)
         adapter = _fitting_adapter(adapter, model, uncounted, found.format_name)
@@ -179,7 +185,9 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
     )
     passed_over = trainer.no_fsdp2(case.question) if found.format_name == trainer.NAME else ""
     if passed_over and knobs.get("sharding") != Sharding.DDP:
-        raise UsageError("fsdp_config.version", 2, f"{passed_over}, which is not predicted here")
+        said = 2 if found.fsdp1 is None else found.fsdp1.value
+        said = None if said == NOT_SAID else said
+        raise UsageError("fsdp_config.version", said, f"{passed_over}, which is not predicted here")
     own = case.question.framework.name is FrameworkName.DEEPSPEED
     counted = found.uncounted if found.zero and own else ()  # by which the case is counted
     lines = (str(one) for one in asked.uncounted if one not in counted)
@@ -290,6 +298,16 @@ def with_liger(
     newest = version_table().packages["liger-kernel"].newest
     note = f"liger-kernel is neither installed nor stated: it is taken to be {newest}"
     return {**(stated or {}), "liger-kernel": newest}, [note]
+
+
+def _uncounted(found: Found, stack: str, stated: Mapping[str, str] | None) -> list[Uncounted]:
+    """What no figure takes into account: FSDP1 is none of it in versions that shard by it."""
+    lines = [*found.uncounted]
+    if found.fsdp1 is not None and found.knobs["sharding"] != Sharding.DDP:
+        newest = {name: package.newest for name, package in version_table().packages.items()}
+        if framework(stack, stated, {**newest, **installed_versions()}).fsdp_version == 1:
+            lines.remove(found.fsdp1)
+    return lines
 
 
 def _on_host(

@@ -31,7 +31,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.configuration import Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
-from tuner.core.script import checkpoints_in_script
+from tuner.core.script import checkpoints_in_script, is_sharded
 from tuner.core.study import Question
 from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
@@ -271,7 +271,12 @@ def put_into(
         best = replace(best, sync_each_batch=present.sync_each_batch)
     before = reader.tuned(asked, present, opened.values)
     after = reader.tuned(asked, best, opened.values)
-    if opened.found.is_fsdp1:
+    by_fsdp1, shards = asked.framework.fsdp_version == 1, is_sharded(asked, best)
+    if by_fsdp1 and shards and best.sharding is not present.sharding:
+        allowed = "these versions shard by FSDP1, and what is put into it would be FSDP2's, which"
+        newer = "needs accelerate 1.6, with torch 2.6, or newer: ask again with these stated"
+        raise UsageError("file", path, f"{allowed} {newer}")
+    if opened.found.fsdp1 is not None and not (by_fsdp1 and shards):
         before = of_fsdp1(before, after, opened.values)
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:

@@ -14,7 +14,7 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import FSDP1, fsdp1_sharding, layer_class, reshards
+from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
 from tuner.launchfiles.trained import (
     UNCOUNTED,
     adapter,
@@ -191,8 +191,8 @@ def _read_sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:
               "version")}  # fmt: skip
     version = fields.whole("fsdp_version") or options.whole(named["version"]) or 1
     if version == 1:
-        fields.pass_over("fsdp_version", FSDP1, 1)
         kind = fsdp1_sharding(options, words, nodes=None)
+        fields.pass_over("fsdp_version", NO_SHARD if kind is Sharding.DDP else FSDP1, 1)
         fields.uncounted += options.uncounted
     else:
         whole = options.flag(named["reshard_after_forward"], default="shard_grad_op" not in words)

@@ -205,6 +205,8 @@ class Found:
     """What a file that was exported says that it was written for, where its fields do not."""
 
     @property
-    def is_fsdp1(self) -> bool:
-        """Tells whether it is FSDP1's, of which figures, and what is put into it, are FSDP2's."""
-        return any(one.key in ("fsdp_version", "version") for one in self.uncounted)
+    def fsdp1(self) -> Uncounted | None:
+        """What is told of a file of FSDP1, of which figures, and what is put into it, are
+        FSDP2's."""
+        lines = (one for one in self.uncounted if one.key in ("fsdp_version", "version"))
+        return next(lines, None)

@@ -262,6 +262,8 @@ def reshards(settings: Settings) -> bool:
 
 FIGURES = "the figures are of FSDP2's"
 FSDP1 = f"FSDP1 keeps flat parameters and rate-limits otherwise: {FIGURES}"
+NO_SHARD = "FSDP1's NO_SHARD keeps flat parameters: the figures are of DDP's"
+NOT_SAID = "not said"
 # Options that FSDP2 has not, which accelerate's ``to-fsdp2`` takes away (``commands/to_fsdp2.py``,
 # 1.15), or has other words for.
 _OF_FSDP1 = (
@@ -305,8 +307,8 @@ def fsdp1_sharding(fields: Fields, words: Collection[str], nodes: int | None) ->
     usual = next((word for word in words if word in _STRATEGIES), "full_shard")
     kind, in_groups = fields.choice(name, _SPELLED, usual)
     if reshards == name and name in fields and kind is not Sharding.FULL_SHARD:
-        effect = "accelerate 1.15 passes over it in FSDP1, and shards as sharding_strategy says, or"
-        fields.pass_over(name, f"{effect} wholly: counted as it says")
+        effect = "where FSDP1 shards, accelerate 1.15 passes over it, and does as sharding_strategy"
+        fields.pass_over(name, f"{effect} says, or shards wholly: counted as it says")
     if in_groups and nodes is None:
         effect = "of several nodes each shards by itself: counted as if all did together"
         fields.pass_over(name, effect, str(fields.values.get(name, usual)))
@@ -373,8 +375,9 @@ def read_fsdp(
     else:
         unsaid = f"older releases of transformers take FSDP1 then: {FIGURES}"
         effect = unsaid if by_release and version is None else FSDP1
-        fields.pass_over(names["version"], effect, version or "not said")
         sharding = fsdp1_sharding(fields, words, nodes)
+        effect = NO_SHARD if sharding is Sharding.DDP else effect
+        fields.pass_over(names["version"], effect, version or NOT_SAID)
         offloads.append("offload" in words)
     knobs: dict[str, Any] = {"sharding": str(sharding), "cpu_offload": any(offloads)}
     on_host = fields.flag(names["activation_checkpointing_offload"])

@@ -545,7 +545,9 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     if given - known:
         raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
     options = fields.part("fsdp_config")
-    found, classes = read_fsdp(options, given, by_release=True)
+    flat = options.any_of("fsdp_min_num_params", "min_num_params")
+    options.refuse(flat, REFUSED["fsdp_min_num_params"], but=(0, "0"))
+    found, classes = read_fsdp(options, given, nodes=None, by_release=True)
     fields.uncounted += options.uncounted
     sharding = "shard_grad_op" if "shard_grad_op" in given else "full_shard"
     if told and (sharding, "offload" in given) != (found["sharding"], found["cpu_offload"]):

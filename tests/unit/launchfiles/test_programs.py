@@ -272,9 +272,11 @@ OF_ACCELERATE = {
 }  # fmt: skip
 
 
-def put(path: str, cluster: str, **knobs: Any) -> Any:
+def put(path: str, cluster: str, release: str | None = None, **knobs: Any) -> Any:
     """What an answer of these knobs makes of accelerate's file."""
-    question = read_question(path, None, {**OF_ACCELERATE, "cluster": cluster})
+    stated = None if release is None else {"accelerate": release}
+    beside = {**OF_ACCELERATE, "cluster": cluster, "framework_versions": stated}
+    question = read_question(path, None, beside)
     present = {"micro_batch_size": 1, "sync_each_batch": True, **question.asked.knobs}
     asked = question.request.question(installed_versions())
     return yaml.safe_load(patched(question, asked, Settings.from_dict({**present, **knobs}))[0])
@@ -309,6 +311,18 @@ def test_hybrid_shard_is_put_back_with_the_groups_that_shard(written: Any) -> No
         assert sizes["parallelism_config_dp_replicate_size"] == 2
         assert sizes["parallelism_config_dp_shard_size"] == 8
         assert made["fsdp_config"]["fsdp_reshard_after_forward"] is True
+
+
+def test_nothing_of_fsdp2_is_put_into_a_file_for_releases_without_it(written: Any) -> None:
+    file = written(NOT_SHARDED.format(1, 8, "SHARD_GRAD_OP"))
+    with pytest.raises(UsageError, match=r"shard by FSDP1.*needs accelerate 1\.6"):
+        put(file, "8xa100-80gb", "1.4.0", sharding="full_shard")
+    made = put(file, "8xa100-80gb", "1.4.0", activation_checkpointing="full")
+    assert made["fsdp_config"] == {
+        "fsdp_sharding_strategy": "SHARD_GRAD_OP",
+        "fsdp_activation_checkpointing": True,
+    }
+    assert put(file, "8xa100-80gb", "1.4.0", sharding="ddp")["distributed_type"] == "MULTI_GPU"
 
 
 def test_an_answer_that_the_file_has_changes_nothing(written: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tuner.client.files import case_of
+from tuner.client.files import asked_of, case_of
 from tuner.cost.prediction import predict
 from tuner.errors import UsageError
 from tuner.launchfiles.files import open_file
@@ -213,6 +213,8 @@ REFUSED: list[tuple[dict[str, Any], str, object, str]] = [
     ),
     (TRAINER, "optim", "lion_8bit", "optim: got 'lion_8bit'"),
     (TRAINER, "accelerator_config.split_batches", True, "split_batches: got true"),
+    ({**TRAINER, "fsdp": True}, "fsdp_config.min_num_params", "1e8", "min_num_params: got '1e8'"),
+    ({**TRAINER, "fsdp": True}, "fsdp_config.fsdp_min_num_params", 1, "must be 0: figures are of"),
     ({**TRAINER, "fsdp_config": {"reshard_after_forward": True}}, "fsdp", "shard_grad_op",
      "fsdp: got 'shard_grad_op'; does not say what fsdp_config says"),
     (DEEPSPEED, "zero_optimization.stage", 4, "zero_optimization.stage: got 4"),
@@ -258,9 +260,9 @@ def test_fsdp1_is_read_as_the_fsdp2_that_corresponds(
     file = {**FSDP, "num_machines": nodes, "num_processes": 8 * nodes}
     found = open_file(written({**file, "fsdp_config": {**kept, **strategy}})).found
     assert (found.knobs["sharding"], found.knobs["cpu_offload"]) == (sharding, False)
-    version, *more = map(str, found.uncounted)
+    *more, version = map(str, found.uncounted)
     assert version.startswith("fsdp_version: ")
-    assert version.endswith(FSDP1)
+    assert version.endswith("figures are of DDP's" if sharding == "ddp" else FSDP1)
     assert [told in one for one in more] == [True] * bool(told)
     cluster = {"cluster": "8xh100-80gb" if nodes == 1 else "2x8xh100-80gb"}
     case = case_of(found, {**HERE, **cluster, "global_batch_size": 16,
@@ -280,6 +282,43 @@ def test_the_trainers_words_are_fsdp1s_where_no_version_is_said(written: Any) ->
         assert [str(one) for one in found.uncounted] == [
             f"fsdp_version: not said: older releases of transformers take FSDP1 then: the {FSDP1}"
         ]
+
+
+def test_nodes_that_shard_by_themselves_are_told_of_the_trainers_file(written: Any) -> None:
+    options = {"version": 1, "sharding_strategy": "hybrid_shard"}
+    found = open_file(written({**TRAINER, "fsdp": True, "fsdp_config": options})).found
+    assert found.knobs["sharding"] == "full_shard"
+    assert "each shards by itself" in str(found.uncounted[0])
+
+
+def test_what_no_version_says_is_told_of_fsdp1_alone(written: Any) -> None:
+    file = {**TRAINER, "fsdp": True, "fsdp_config": {"reshard_after_forward": False}}
+    passed_over, _ = map(str, open_file(written(file)).found.uncounted)
+    assert "where FSDP1 shards, accelerate 1.15 passes over it" in passed_over
+
+
+@pytest.mark.parametrize(
+    ("options", "got"), [({"version": 1}, "1"), ({}, "nothing"), ({"version": 2}, "2")]
+)
+def test_an_older_trainer_is_refused_by_what_the_file_says(
+    written: Any, options: dict[str, Any], got: str
+) -> None:
+    found = open_file(written({**TRAINER, "fsdp": True, "fsdp_config": options})).found
+    stated = {"transformers": "4.57.6", "accelerate": "1.15.0", "torch": "2.13.0"}
+    beside = {**HERE, "framework": "trainer", "framework_versions": stated}
+    with pytest.raises(UsageError, match=rf"fsdp_config\.version: got {got}; transformers 4\.57"):
+        case_of(found, beside)
+
+
+def test_figures_of_versions_with_fsdp1_are_its_own(written: Any) -> None:
+    options = {"fsdp_sharding_strategy": "SHARD_GRAD_OP"}
+    found = open_file(written({**FSDP, "fsdp_config": options})).found
+    for release, told in (("1.4.0", False), ("1.6.0", True)):
+        stated = {"accelerate": release, "torch": "2.6.0", "transformers": "4.57.6"}
+        beside = {**HERE, "framework": "accelerate", "framework_versions": stated,
+                  "global_batch_size": 8}  # fmt: skip
+        lines = asked_of(found, beside).uncounted
+        assert [FSDP1 in str(one) for one in lines] == [True] * told
 
 
 def test_ligers_kernels_fuse_the_loss_of_a_file(written: Any) -> None:
