@@ -107,7 +107,7 @@ class Submissions:
         named = self._place(request, asked)
         status = self._store.status(named.study_id)
         if status is not None and status.identity != named.identity:
-            status = None  # which to ask refuses
+            status = None  # which the store refuses
         placed = _joining(request, named.placed, status)
         if status is not None and (body := self._as_it_stands(status, placed, request.replace)):
             if request.labels:

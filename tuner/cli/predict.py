@@ -28,7 +28,7 @@ from tuner.errors import (
     UsageError,
     why_unreadable,
 )
-from tuner.explain.memory import compared_classes
+from tuner.explain.memory import compared_layouts
 from tuner.text import count_text
 
 # Exit code when nobody reads stdout any more, as of other programs in a pipe.
@@ -102,7 +102,7 @@ def _run_one(asked: PredictAsked, policy: Policy) -> int:
     with watch_of(as_json=asked.json) as watch, dry_runs_of(asked.db, policy, watch) as dry_runs:
         dry_runs.prepare([case])
         finding = dry_runs.of(case)
-        classes = () if asked.json else compared_classes(case.question, case.settings)
+        classes = () if asked.json else compared_layouts(case.question, case.settings)
         profiles = dry_runs.kept(case, classes)
     answer = answer_of(case, finding)
     if asked.json:

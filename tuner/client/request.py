@@ -67,9 +67,9 @@ from tuner.core.packing import Packing
 from tuner.core.script import Script
 from tuner.core.study import (
     HEADROOM,
-    MOST_CLASSES,
     MOST_DRY_RUNS,
     MOST_LABELS,
+    MOST_LAYOUTS,
     MOST_PROBES,
     MOST_TRACED,
     Headroom,
@@ -281,14 +281,14 @@ class TuneRequest(BaseRequest):
         """The limits, with a fidelity's defaults."""
         budget, limit_gib = self.budget, self.memory_limit_gib
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
-        most = MOST_TRACED if self.workload.is_traced else MOST_CLASSES
+        most = MOST_TRACED if self.workload.is_traced else MOST_LAYOUTS
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
             memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
             tolerance=self.tolerance,
             max_probes=budget.max_probes or (most if few else MOST_PROBES[fidelity]),
-            max_dry_runs=MOST_DRY_RUNS if few and most == MOST_CLASSES else None,
+            max_dry_runs=MOST_DRY_RUNS if few and most == MOST_LAYOUTS else None,
             wall_s=budget.wall_s,
             device_s=budget.gpu_s,
             pool=self.pool,

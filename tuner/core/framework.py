@@ -308,9 +308,9 @@ def knob_effect(
     """
     rules = [r for r in knob_rules(framework) if r.knob == knob and r.when <= conditions]
     refused = [rule for rule in rules if rule.effect is Effect.REFUSED]
-    dead = [rule for rule in rules if rule.effect is Effect.INACTIVE]
-    if dead and all(rule.value != dead[0].value for rule in refused):
-        refused = dead[:1]
+    inactive = [rule for rule in rules if rule.effect is Effect.INACTIVE]
+    if inactive and all(rule.value != inactive[0].value for rule in refused):
+        refused = inactive[:1]
     if not refused:
         return KnobEffect(effect=Effect.LIVE)
     first, values = refused[0], tuple(dict.fromkeys(rule.value for rule in refused))

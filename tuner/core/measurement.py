@@ -131,9 +131,8 @@ class Emulation:
 class Memory:
     """Peaks over the steps, of the rank that needed most."""
 
-    allocated_bytes: (
-        Count  # peak of allocated tensors (CUDA: the allocator's; CPU: tracked storages)
-    )
+    allocated_bytes: Count
+    """Peak of allocated tensors: on CUDA the allocator's, on CPU of tracked storages."""
     allocated_low_bytes: Count
     """The smallest peak that one of the tracked steps reached in steady state."""
     reserved_bytes: Count

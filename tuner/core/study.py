@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 HEADROOM = 0.05
 
 # Classes that a request dry-runs unless it says otherwise.
-MOST_CLASSES = 3
+MOST_LAYOUTS = 3
 # Of a model that only dry runs know, of which nothing is ranked before.
 MOST_TRACED = 24
 # Dry runs that it makes for them: of each class two, at two depths, and with tensor parallelism
@@ -50,7 +50,7 @@ MOST_PROBES: Mapping[Fidelity, int] = {
     Fidelity.MEASURED: 20,
     Fidelity.EMULATED: 20,
     Fidelity.REHEARSED: 12,
-    Fidelity.PREDICTED: MOST_CLASSES,
+    Fidelity.PREDICTED: MOST_LAYOUTS,
 }
 
 POOL_SPELLING = "must be up to 64 letters, digits, dots, underscores and hyphens"

@@ -329,8 +329,7 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
         low, high = (share_text(abs(step.value / end - 1)) for end in (step.high, step.low))
         yield f"Trust the ranking; absolute speed may be off (-{low} to +{high})."
     if fact := facts.get("nothing_measured"):
-        how = f"use --fidelity measured on {fact['cluster']}, or start a tuner worker there"
-        yield f"Not measured: {how}."
+        yield f"Not measured: {fact['how']}."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))

@@ -11,7 +11,7 @@ from operator import attrgetter
 
 from tuner.catalog.gpus import gpu_kinds
 from tuner.core.answer import Suggestion
-from tuner.core.cluster import Device
+from tuner.core.cluster import Cluster, Device
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED, FrameworkName, same_release
 from tuner.core.measurement import PROBED, Basis, Fidelity, Outcome
@@ -262,6 +262,16 @@ def _smallest_need(least: Evaluation, limit_bytes: int) -> Fact:
 # -- the best ---------------------------------------------------------------------------------
 
 
+def how_to_measure(cluster: Cluster) -> str:
+    """How a question about a cluster is asked so that it is measured."""
+    if cluster.nodes > 1:
+        return (
+            "measuring needs all nodes: tuner worker --launcher slurm or ray on the cluster, and"
+            " tuner suggest --server URL --fidelity measured"
+        )
+    return f"use --fidelity measured on {cluster.name}, or start a tuner worker there"
+
+
 def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     best, fastest, limit = choice.best, choice.fastest, known.limit_bytes
     question, tolerance = known.study.question, known.study.limits.tolerance
@@ -272,10 +282,8 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
     by_choice = known.study.limits.fidelity is Fidelity.PREDICTED
     probed = any(one.request.fidelity in PROBED for one in known.study.probes)
     if could_be and by_choice and not probed:
-        name = question.cluster.name
-        text = f"Nothing was measured: ask with the fidelity measured on {name} itself, or of a"
-        text += " service that has a worker there (tuner worker)."
-        yield fact("nothing_measured", text, cluster=name)
+        how = how_to_measure(question.cluster)
+        yield fact("nothing_measured", f"Nothing was measured: {how}.", how=how)
     if question.script is None:
         yield from of_workload(question.workload, best)
     if is_transferred:

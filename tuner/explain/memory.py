@@ -293,7 +293,7 @@ def memory_changes(
     )
 
 
-def compared_classes(question: Question, settings: Settings) -> tuple[Settings, ...]:
+def compared_layouts(question: Question, settings: Settings) -> tuple[Settings, ...]:
     """The layouts whose dry runs :func:`memory_facts` can use, each once."""
     others = [settings, *(other for _, other in _others(question, settings))]
     return tuple(dict.fromkeys(one.layout for one in others))

@@ -10,7 +10,7 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.framework import NOT_PROBED
 from tuner.core.measurement import Fidelity
-from tuner.core.study import MOST_CLASSES, MOST_DRY_RUNS, ProbeRequest, Study
+from tuner.core.study import MOST_DRY_RUNS, MOST_LAYOUTS, ProbeRequest, Study
 from tuner.core.words import need_text
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, last_failure, learned
@@ -205,7 +205,7 @@ def _all_tried(known: Forecast) -> bool:
     """Tells whether a request has spent what it may on dry runs that were all refused."""
     now = {probe.id for probe in probes_of_request(known.study)}
     refused_now = sum(probe.id in now for probe in known.refused.values())
-    few = refused_now < known.study.limits.max_probes and len(known.refused) < MOST_CLASSES
+    few = refused_now < known.study.limits.max_probes and len(known.refused) < MOST_LAYOUTS
     return not few or _dry_runs_left(known) == 0
 
 
@@ -237,7 +237,7 @@ def as_predicted(study: Study) -> Study:
     limits = replace(
         study.limits,
         fidelity=Fidelity.PREDICTED,
-        max_probes=MOST_CLASSES,
+        max_probes=MOST_LAYOUTS,
         max_dry_runs=MOST_DRY_RUNS,
     )
     return replace(study, limits=limits)

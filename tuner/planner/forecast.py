@@ -293,7 +293,7 @@ class Forecast:
         if accident := self.accidents.get(settings.layout):
             assert accident.measurement is not None
             detail = f" ({accident.measurement.detail})" if accident.measurement.detail else ""
-            return f"the dry run of their class ended as {accident.measurement.outcome}{detail}"
+            return f"the dry run of their layout ended as {accident.measurement.outcome}{detail}"
         plan = _planned(self.asked, settings.layout)
         return plan if isinstance(plan, str) else ""
 

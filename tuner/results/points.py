@@ -155,7 +155,7 @@ def failed(probe: Probe) -> Evaluation:
 def why_closed(known: Knowledge, settings: Settings) -> str:
     """Says what other than memory speaks against a configuration; empty where nothing does."""
     if closed := known.closed_layouts.get(settings.layout):
-        return f"settings of its class ended as {closed}"
+        return f"settings of its layout ended as {closed}"
     if wrong := known.wrong.get(settings):
         return wrong.why
     closed = known.closed.get(settings)

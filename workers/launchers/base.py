@@ -258,7 +258,7 @@ class RankProcess:
 
     def poll(self) -> RankEnd | None:
         """How the rank ended; ``None`` while it runs. Nothing of it is left afterwards. Raises
-        ProbeError: a process of its cannot be killed."""
+        ProbeError: it ended, and what it left behind cannot be killed."""
         if self._end is None and self._process is not None:
             # unreaped: its number is the group's, and must not become another process's before the
             # group is signalled
@@ -272,7 +272,7 @@ class RankProcess:
         """Asks the rank to end, if it runs."""
         if self.poll() is None:
             self._is_stopped = True
-            self._signal(signal.SIGTERM)
+            self.send(signal.SIGTERM)
 
     def kill(self) -> RankEnd:
         """Ends the rank, and what it has left behind; how it ended."""
@@ -280,7 +280,7 @@ class RankProcess:
             return self._end
         code = NOT_STARTED
         if self._process is not None:
-            self._signal(signal.SIGKILL)
+            self.send(signal.SIGKILL)
             try:
                 code = self._process.wait(REAP_S)
             except subprocess.TimeoutExpired:
@@ -298,10 +298,11 @@ class RankProcess:
         )
         return self._end
 
-    def _signal(self, number: signal.Signals) -> None:
-        assert self._process is not None, "it was not started"
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+    def send(self, number: signal.Signals) -> None:
+        """Sends a signal to the rank and to all that it started, unless it has ended."""
+        if self._end is None and self._process is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
 
 
 def end_ranks(ranks: Sequence[RankProcess]) -> list[RankEnd]:
@@ -311,6 +312,8 @@ def end_ranks(ranks: Sequence[RankProcess]) -> list[RankEnd]:
     until = time.monotonic() + max((rank.job.term_grace_s for rank in ranks), default=0.0)
     while any(rank.poll() is None for rank in ranks) and time.monotonic() < until:
         time.sleep(0.02)
+    for rank in ranks:  # all of them, before one is waited for that may not die
+        rank.send(signal.SIGKILL)
     return [rank.kill() for rank in ranks]
 
 

@@ -1,4 +1,4 @@
-"""BaseRequest, seeing, listing and cancelling over HTTP."""
+"""Requests, and studies seen, listed and cancelled over HTTP."""
 
 import asyncio
 import threading

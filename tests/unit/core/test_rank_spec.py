@@ -19,7 +19,7 @@ ASKED = Question(
 )
 
 
-def test_the_probe_program_reads_the_specs_of_twins_and_dry_runs():
+def test_the_probe_program_reads_the_specs_of_replicas_and_dry_runs():
     replica = parse_spec(replica_of(ASKED, SETTINGS).spec())
     assert (replica.replicate_size, replica.shard_size, replica.is_alone) == (2, 2, False)
     plan = plan_dry_runs(ASKED.workload, ASKED.cluster, ASKED.framework, SETTINGS, VERSIONS)

@@ -17,6 +17,7 @@ from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
 from tuner.explain import facts
 from tuner.explain.brief import brief, scale
+from tuner.explain.known import how_to_measure
 from tuner.explain.ways_out import ways_out
 from tuner.model import published_model
 from tuner.planner.sizing import Goal, size_cluster
@@ -134,12 +135,13 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
         tokens_per_s_per_gpu=between(9000.0, 4500.0, 11_250.0),
         limit_bytes=4.0 * GIB,
     )
-    how = facts.fact("nothing_measured", "", cluster="8xh100-80gb")
+    how = facts.fact("nothing_measured", "", how=how_to_measure(parse_cluster("8xh100-80gb")))
     found = told(how, best=best, fidelity=Fidelity.PREDICTED)
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Trust the ranking; absolute speed may be off (-50% to +25%)."
     assert found.sure[1].startswith("Not measured: use --fidelity measured on 8xh100-80gb")
+    assert "--launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
     assert told(best=best).title == "Predicted, not measured"
     assert told(fidelity=Fidelity.PREDICTED).title == "Answer"  # also of what was measured
     assert told(state=StudyState.RUNNING).title == "Best so far"

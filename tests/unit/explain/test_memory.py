@@ -43,7 +43,7 @@ def sentences(text, of, profiles=None):
     return list(map(str, memory_facts(of, parse_settings(text), profiles or {})))
 
 
-def test_the_headline_knob():
+def test_the_main_knob():
     change = one(changes(CODELLAMA, question()), "sync_each_batch", "false")
     # whole gradients of 34 billion parameters in bf16, less what the peak of the optimizer hides
     assert change.told.memory_bytes / GIB == pytest.approx(92.0 - 39.3, rel=0.03)

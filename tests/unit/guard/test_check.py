@@ -45,7 +45,7 @@ def measured(seen=None, *, off=0.0, step=2):
 REFERENCE = measured()
 
 
-def test_a_twin_that_agrees_passes():
+def test_a_replica_that_agrees_passes():
     assert judge(replica(), measured(counts(replica()), off=1e-7), REFERENCE) == (
         Outcome.OK,
         "",

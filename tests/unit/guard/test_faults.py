@@ -67,7 +67,7 @@ def test_steps_that_were_miscounted_are_put_down_to_synchronization():
     assert blamed_by_counts(parse_settings(ACC), 1, found) == "sync_each_batch"  # it is told it
 
 
-def test_losses_blame_the_knob_in_which_alone_a_good_twin_differs():
+def test_losses_blame_the_knob_in_which_alone_a_good_replica_differs():
     tensor = "tp_size=2,tp_recompute_allgather"
     found = faults(
         verdict(f"{tensor}=false", wrong=True), verdict(f"{tensor}=true"), verdict("sharding=ddp")
@@ -98,7 +98,7 @@ def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is
     assert on(found, "sharding=ddp,micro_batch_size=4") is None  # the knob does not act
 
 
-def test_the_own_models_twin_says_more_than_anothers():
+def test_the_own_models_replica_says_more_than_anothers():
     own = family_of(question())
     for sharding in ("ddp", "full_shard"):
         failed = [sync("ddp", wrong=True), sync("full_shard", wrong=True)]
@@ -108,7 +108,7 @@ def test_the_own_models_twin_says_more_than_anothers():
     assert on(found, f"sharding=ddp,{ACC}") is not None
 
 
-def test_no_twin_clears_what_a_probe_has_counted():
+def test_no_replica_clears_what_a_probe_has_counted():
     """It was seen on the devices themselves, and what a probe counts is no model's own."""
     for blamed in ["sync_each_batch", ""]:
         probe = sync("ddp", wrong=True, study="st-1", family="")

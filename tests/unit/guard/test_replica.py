@@ -72,7 +72,7 @@ def with_optimizer(optimizer):
     return replace(asked, workload=replace(asked.workload, optimizer=optimizer))
 
 
-def test_a_twin_is_trained_with_the_workloads_optimizer():
+def test_a_replica_is_trained_with_the_workloads_optimizer():
     replicas = {kind: replica_of(with_optimizer(kind), settings(FULL)) for kind in Optimizer}
     used = {kind: replica.spec()["optimizer"] for kind, replica in replicas.items()}
     assert used == {
@@ -113,7 +113,7 @@ def test_one_process_is_the_reference_of_all():
     assert alone.workload == replicas[0].workload
 
 
-def test_what_has_no_twin():
+def test_what_has_no_replica():
     with pytest.raises(NoReplicaError, match="nanotron"):
         replica_of(question(name="nanotron"), settings(FULL))
     hybrid = "sharding=hybrid_shard,tp_size=3"
@@ -126,30 +126,34 @@ def with_adapter(**fields):
     return replace(asked, workload=replace(asked.workload, adapter=Adapter(**fields)))
 
 
-def test_a_twins_rows_are_of_several_documents():
+def test_a_replicas_rows_are_of_several_documents():
     """Kept apart as the workload's are, but for windows, which are shorter in the small model."""
     for model, wanted in (("llama-3.1-8b", "varlen"), ("mistral-7b-v0.1", "position_ids")):
         asked = question()
         work = replace(asked.workload, model=load_model(model), sequence_length=2048)
         packed = replace(asked, workload=replace(work, packing=Packing()))
-        twin = replica_of(packed, settings(FULL))
-        assert twin.workload.packing.variant == wanted
-        assert len(twin.workload.row) == 3
-        assert any("FlashAttention" in one for one in twin.notes) == (wanted == "varlen")
+        replica = replica_of(packed, settings(FULL))
+        assert replica.workload.packing.variant == wanted
+        assert len(replica.workload.row) == 3
+        assert any("FlashAttention" in one for one in replica.notes) == (wanted == "varlen")
         assert family_of(packed) != family_of(replace(asked, workload=work))
 
 
-def test_a_twins_adapter_is_scaled_as_usual():
+def test_a_replicas_adapter_is_scaled_as_usual():
     """Whatever the workload's alpha: cut with the rank alone it would scale updates by hundreds."""
     asked = [
         with_adapter(), with_adapter(rank=256, alpha=512), with_adapter(alpha=2**16, dropout=0),
     ]  # fmt: skip
-    twins = [replica_of(one, settings(FULL)) for one in asked]
-    assert {(one.workload.adapter.rank, one.workload.adapter.alpha) for one in twins} == {(4, 8.0)}
-    assert len({one.key(VERSIONS) for one in twins}) == len({family_of(one) for one in asked}) == 1
+    replicas = [replica_of(one, settings(FULL)) for one in asked]
+    assert {(one.workload.adapter.rank, one.workload.adapter.alpha) for one in replicas} == {
+        (4, 8.0)
+    }
+    assert (
+        len({one.key(VERSIONS) for one in replicas}) == len({family_of(one) for one in asked}) == 1
+    )
     newer, other = VERSIONS | {"peft": "0.21.0"}, VERSIONS | {"peft": "0.22.0"}
-    twin = twins[0]
-    assert len({twin.key(VERSIONS), twin.key(newer), twin.key(other)}) == 3
+    replica = replicas[0]
+    assert len({replica.key(VERSIONS), replica.key(newer), replica.key(other)}) == 3
     whole = replica_of(question(), settings(FULL))
     assert whole.key(newer) == whole.key(VERSIONS)  # which needs no library of adapters
     with pytest.raises(UsageError, match=r"alpha.*above 0"):

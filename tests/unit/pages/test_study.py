@@ -115,7 +115,7 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     limits = Limits(fidelity=Fidelity.PREDICTED)
     calm = study(question(), [], limits=limits)
     note = answer(calm).note
-    assert note.count("Nothing was measured: ask with the fidelity measured on 8x") == 1
+    assert note.count("Nothing was measured: use --fidelity measured on 8x") == 1
     page = shown(calm)
     counts = [words(part(page, name)).count("Nothing was measured") for name in ("answer", "why")]
     assert counts == [1, 0]

@@ -44,7 +44,7 @@ def test_a_small_budget_is_spent_to_the_last_probe(lab, most):
     assert stop.nothing_fits == ""
 
 
-def test_earlier_askings_do_not_count(lab):
+def test_earlier_requests_do_not_count(lab):
     machine = lab.Machine(lab.question())
     study, _ = machine.play(lab.study(max_probes=4, tolerance=0.0))
     more, _ = machine.play(replace(study, probes_before=4))

@@ -16,8 +16,8 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import (
-    MOST_CLASSES,
     MOST_DRY_RUNS,
+    MOST_LAYOUTS,
     Limits,
     Probe,
     ProbeRequest,
@@ -102,7 +102,7 @@ def after(study, request, said, dry_run_of):
     return replace(study, probes=(*study.probes, probe), dry_runs=kept)
 
 
-def test_the_class_of_the_winner_is_dry_run(predicted, play):
+def test_the_layout_of_the_winner_is_dry_run(predicted, play):
     study, stop = play(predicted(), lambda settings: 20.0)
     assert stop.reason == "the layout of the best settings was dry-run"
     found = answer(study)
@@ -117,7 +117,7 @@ def test_the_class_of_the_winner_is_dry_run(predicted, play):
     assert found.best.guard.versions["torch"] == "2.13.0"
     assert "dry run (probe #" in found.explanation[0]
     (measures,) = (text for text in found.explanation if "was measured" in text)
-    assert "ask with the fidelity measured on 8xh100-80gb itself" in measures
+    assert "use --fidelity measured on 8xh100-80gb, or start" in measures
     other = answer(play(predicted(ask(name="nanotron")), lambda settings: 20.0)[0])
     assert not any("was measured" in text for text in other.explanation)  # it is not probed
 
@@ -136,7 +136,7 @@ def test_what_a_dry_run_shows_too_large_is_not_the_answer(predicted, play):
 
 def test_three_failed_classes_are_the_end(predicted, play):
     study, stop = play(predicted(max_probes=20), lambda settings: FAILURE)
-    assert len(study.probes) == MOST_CLASSES
+    assert len(study.probes) == MOST_LAYOUTS
     assert not stop.nothing_fits
     found = answer(study)
     assert found.best is None
@@ -231,7 +231,7 @@ def test_a_model_without_arithmetic_is_known_by_its_dry_runs_alone(predicted, pl
     assert answer(study).best is None
 
 
-def test_a_later_asking_dry_runs_a_layout_of_such_a_model_again_after_a_timeout(predicted):
+def test_a_later_request_dry_runs_a_layout_of_such_a_model_again_after_a_timeout(predicted):
     study = predicted(ask_of_a_traced_model())
     request = next_probe(study)
     late = ended(request, Outcome.TIMEOUT, detail="TimeLimit", dry_run="key")
@@ -274,7 +274,7 @@ def test_each_fidelity_mentions_the_other(lab, predicted, play):
     assert any("a dry run predicts" in sentence for sentence in found.explanation)
 
 
-def test_a_failed_dry_run_of_another_asking_stays_closed_but_an_accident_does_not(predicted):
+def test_a_failed_dry_run_of_another_request_stays_closed_but_an_accident_does_not(predicted):
     request = next_probe(predicted())
     key = request.settings.layout
     accidents = (Outcome.WORKER_LOST, Outcome.CRASHED, Outcome.TIMEOUT)
@@ -300,7 +300,7 @@ def test_too_much_cpu_time_that_is_kept_is_no_accident(predicted):
     assert next_probe(replace(study, probes_before=1)) != next_probe(study)
 
 
-def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(predicted, play):
+def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_request(predicted, play):
     busy = {"type": "Crashed", "message": "ended by signal 9"}
     study, stop = play(predicted(), lambda settings: busy)
     (probe,) = study.probes
@@ -309,7 +309,7 @@ def test_an_accident_leaves_arithmetic_and_is_tried_again_by_the_next_asking(pre
         "ended by signal 9",
     )
     assert stop.reason == (
-        "the best settings cannot be dry-run: the dry run of their class ended as crashed"
+        "the best settings cannot be dry-run: the dry run of their layout ended as crashed"
         " (ended by signal 9)"
     )
     found = answer(study)
@@ -362,7 +362,7 @@ def test_ties_in_all_go_to_what_the_framework_does_by_itself(name, cluster, each
         assert best.settings.sync_each_batch is each
 
 
-def test_probes_of_one_fidelity_keep_their_place_in_the_askings(lab, predicted):
+def test_probes_of_one_fidelity_keep_their_place_in_the_requests(lab, predicted):
     dry = ProbeRequest(settings=Settings(), fidelity=Fidelity.PREDICTED)
     probes = [lab.probe(n, Settings(micro_batch_size=n), lab.ok(1.0, GIB)) for n in (1, 2, 4)]
     probes[1] = replace(probes[1], request=dry)

@@ -95,7 +95,7 @@ def test_an_emulated_probe_holds_one_device_and_a_dry_run_none(study):
     assert alone(Fidelity.PREDICTED) == Cost(wall_s=8.0, device_s=0.0)
 
 
-def test_what_another_worker_runs_meanwhile_is_the_new_askings(study):
+def test_what_another_worker_runs_meanwhile_is_the_new_requests(study):
     """It was asked for first, and is done last."""
     first, *others = study.probes
     late = replace(first, finished_at="2026-02-01T00:00:00.000Z")

@@ -266,7 +266,7 @@ def test_a_checked_one_goes_first_within_the_tolerance(lab):
     assert tight.best.guard.verdict == "unchecked"
 
 
-def test_a_failure_that_losses_show_is_confirmed_by_a_twin(lab):
+def test_a_failure_that_losses_show_is_confirmed_by_a_replica(lab):
     """Probes compare no losses, so that one that runs confirms nothing."""
     fast = parse_settings("sharding=full_shard,micro_batch_size=4,activation_checkpointing=full")
     slow = parse_settings("sharding=full_shard,micro_batch_size=4")

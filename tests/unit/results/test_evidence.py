@@ -12,18 +12,18 @@ from tuner.results.points import Evidence, failed
 FOUR = Settings(micro_batch_size=4)
 
 
-def test_there_is_no_outlook_where_rates_are_known():
+def test_there_is_no_expectation_where_rates_are_known():
     study = measured_study([(FOUR, make_ok(1.0, 500 * MIB))], gpu_question())
     assert Evidence(study).expectation is None
 
 
-def test_there_is_no_outlook_before_a_step_was_timed():
+def test_there_is_no_expectation_before_a_step_was_timed():
     crashed = Measurement(outcome=Outcome.CRASHED)
     assert Evidence(measured_study([])).expectation is None
     assert Evidence(measured_study([(FOUR, crashed)])).expectation is None
 
 
-def test_the_outlook_adds_speeds_and_leaves_memory():
+def test_the_expectation_adds_speeds_and_leaves_memory():
     study, _ = Machine(make_question()).play(make_study(max_probes=5))
     evidence = Evidence(study)
     for found in evidence.forecast.estimates.values():
@@ -66,7 +66,7 @@ def test_what_closes_a_class_speaks_against_its_other_settings():
     wrong = Measurement(outcome=Outcome.KNOB_INACTIVE, detail="nothing was reduced")
     study = measured_study([(SHARDED, make_ok(1.0, 500 * MIB)), (SHARDED_TWO, wrong)])
     assert seen(study, SHARDED).fits is False
-    assert seen(study, SHARDED).why == "settings of its class ended as knob_inactive"
+    assert seen(study, SHARDED).why == "settings of its layout ended as knob_inactive"
     assert seen(study, SHARDED_TWO).why == "nothing was reduced"
 
 

@@ -66,7 +66,7 @@ def test_a_lost_attempt_is_charged_until_the_last_sign_of_its_worker(store, stud
     assert store.study(study.id).wasted_s == pytest.approx(30)
 
 
-def test_an_earlier_asking_is_not_charged(store, study, question, begin):
+def test_an_earlier_request_is_not_charged(store, study, question, begin):
     store.give_back(begin(200), "Ctrl-C")
     store.ask(question, Limits(max_probes=3))
     again = store.study(study.id)

@@ -93,7 +93,7 @@ def test_asking_again_closes_what_was_tried_and_is_not_done(
     assert claimed(store, study, worker).probe.request.repetition == 1
 
 
-def test_what_another_worker_runs_meanwhile_is_the_new_askings(
+def test_what_another_worker_runs_meanwhile_is_the_new_requests(
     store, study, question, requests, worker
 ):
     enter(store, study, requests(2))
@@ -106,7 +106,7 @@ def test_what_another_worker_runs_meanwhile_is_the_new_askings(
     assert [p.id for p in probes_of_request(store.study(study.id))] == [first.probe.id]
 
 
-def test_time_of_small_twins_is_kept_for_the_asking_and_in_all(store, study, question):
+def test_time_of_small_replicas_is_kept_for_the_request_and_in_all(store, study, question):
     store.add_guard_time(study.id, 2.0)
     store.add_guard_time(study.id, 0.5)
     assert (store.study(study.id).guard_s, store.study(study.id).guard_before_s) == (2.5, 0.0)

@@ -31,7 +31,7 @@ from tuner.guard.faults import Faults, checks_of, path_of
 if TYPE_CHECKING:
     from tuner.store import Store
 
-# Dry runs that :attr:`Policy.AUTO` makes for one model: of three classes at two depths each, or of
+# Dry runs that :attr:`Policy.AUTO` makes for one model: of three layouts at two depths each, or of
 # fewer with tensor parallelism, where a class has two at each depth.
 MOST_OF_A_MODEL = 6
 # Dry runs that :attr:`Policy.AUTO` makes for all models together; a minute or two.
@@ -43,7 +43,7 @@ KEYS_AT_ONCE = 500
 class Policy(StrEnum):
     """Decides which layouts are dry-run when no dry run of theirs is kept."""
 
-    AUTO = "auto"  # of a model without any: the classes that most cases ask for
+    AUTO = "auto"  # of a model without any: the layouts that most cases ask for
     ALL = "all"  # every class, also those whose dry run failed before
     NONE = "none"  # no class
 
@@ -155,9 +155,9 @@ class DryRuns:
             return found
         return replace(found, calibration=rates, wrong=wrong.why if wrong else "")
 
-    def kept(self, case: Case, classes: Iterable[Settings]) -> dict[Settings, Profile]:
-        """Profiles of other classes of a case's question, as far as they are kept; none is made."""
-        plans = {one: self._plan_of(replace(case, settings=one)) for one in classes}
+    def kept(self, case: Case, layouts: Iterable[Settings]) -> dict[Settings, Profile]:
+        """Profiles of other layouts of a case's question, as far as they are kept; none is made."""
+        plans = {one: self._plan_of(replace(case, settings=one)) for one in layouts}
         keys = {one: plan.key for one, plan in plans.items() if isinstance(plan, DryRunPlan)}
         model = case.question.workload.model.fingerprint
         self._look_up(dict.fromkeys(keys.values(), model))
@@ -203,7 +203,7 @@ class DryRuns:
                 self._making = self._runner.made(tuple(self._chosen.values()))
             while key in self._chosen:
                 left = len(self._chosen)
-                self._watch.waiting(f"dry runs: {left} class{'es' * (left > 1)} of settings to go")
+                self._watch.waiting(f"dry runs: {left} layout{'s' * (left > 1)} to go")
                 dry_run = next(self._making)
                 if dry_run.is_kept:
                     self._store.keep_dry_run(dry_run)

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 import pytest
 
+from tuner.errors import ProbeError
 from workers.launchers.base import NOT_STARTED, Job, end_ranks
 from workers.launchers.task import ALIVE, STOP, RankTask, first_visible, read_end
 
@@ -98,6 +99,25 @@ def test_a_program_that_is_not_there(make_job, tmp_path):
     assert not end.stopped
     assert "/nonexistent/program" in (tmp_path / "rank-00000.log").read_text()
     assert end_ranks([task]) == [end]
+
+
+def test_one_that_cannot_be_killed_spares_no_other(make_job, tmp_path, eventually, monkeypatch):
+    job = make_job({"*": ["deaf", "ready", "hang"]}, nodes=2, term_grace_s=0.1)
+    tasks = [RankTask(job, rank) for rank in (0, 1)]
+    for task in tasks:
+        task.start()
+    eventually(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in (0, 1)))
+
+    def never(timeout):
+        raise subprocess.TimeoutExpired("rank", timeout)
+
+    monkeypatch.setattr(tasks[0]._process, "wait", never)
+    with pytest.raises(ProbeError, match="cannot be killed"):
+        end_ranks(tasks)
+    monkeypatch.undo()
+    eventually(lambda: tasks[1].poll() is not None)
+    assert tasks[1].poll().code == -signal.SIGKILL
+    assert tasks[0].kill().code == -signal.SIGKILL
 
 
 def test_a_job_is_the_same_after_json(make_job):
