@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from api.pages.charts import OUTSIDE, memory_bar
 from api.pages.render import spaced
+from tuner.core.cluster import Device
 from tuner.core.measurement import RAN, Measurement, Memory, OutOfMemory
 from tuner.core.study import Probe, Study
 from tuner.core.words import describe, probe_word, rank_word
@@ -130,7 +131,10 @@ def _memory_facts(study: Study, memory: Memory) -> Iterator[Fact]:
     yield "limit", f"{'fits in' if memory.needed_bytes <= limit else 'exceeds'} {size_text(limit)}"
     yield "reserved", size_text(memory.reserved_bytes)
     shown = size_text(memory.device_bytes)
-    yield "on the device", f"nvidia-smi may show {shown}; the rest is cache"
+    if study.question.cluster.gpu.device is Device.CPU:
+        yield "its process", f"{shown}, with Python, torch and their threads"
+    else:
+        yield "on the device", f"nvidia-smi may show {shown}; the rest is cache"
     if memory.allocation_retries:
         yield "near misses", f"{memory.allocation_retries} allocations needed a second try"
 

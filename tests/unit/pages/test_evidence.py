@@ -45,6 +45,16 @@ def test_what_went_well():
     assert found.logs == ()
 
 
+@pytest.mark.parametrize(
+    ("cluster", "name"), [("8xa100-80gb", "on the device"), ("cpu:2", "its process")]
+)
+def test_what_tells_of_memory_on_the_machine(cluster, name):
+    made = study(question(cluster), [ok(2.0, 1, GIB // 8)])
+    facts = dict(evidence_of(made, made.probes[0]).facts)
+    assert name in facts
+    assert any("nvidia-smi" in text for text in facts.values()) == (name == "on the device")
+
+
 def test_where_memory_ran_out():
     made = study(question(), [oom(phase="optimizer")])
     (probe,) = made.probes
