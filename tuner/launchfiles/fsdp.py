@@ -327,9 +327,11 @@ def of_fsdp1(
     All in which the two differ is then a change, also where ``after`` is the same configuration.
     """
     written = Fields(values).part("fsdp_config").values
-    options = before.get("fsdp_config") or {}  # none of NO_SHARD: then all of ``after`` is new
-    names = options or after.get("fsdp_config") or {}
-    prefix = "fsdp_" if any(name.startswith("fsdp_") for name in names) else ""
+    options = before.get("fsdp_config") or after.get("fsdp_config") or {}
+    prefix = "fsdp_" if any(name.startswith("fsdp_") for name in options) else ""
+    if not before.get("fsdp_config"):  # NO_SHARD's: all is new but how it is saved
+        saved = {"fsdp_state_dict_type", "state_dict_type"} & written.keys()
+        options = {n: one for n, one in options.items() if saved and n.endswith("state_dict_type")}
     kept = {name: one for name, one in options.items() if name[len(prefix) :] not in _OF_FSDP1}
     for name in _OF_FSDP1:
         own = next((one for one in (f"fsdp_{name}", name) if one in written), None)

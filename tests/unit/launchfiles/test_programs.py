@@ -283,10 +283,12 @@ def put(path: str, cluster: str, release: str | None = None, **knobs: Any) -> An
 
 
 def test_what_no_shard_leaves_unsaid_is_written_where_an_answer_shards(written: Any) -> None:
-    file = written(NOT_SHARDED.format(1, 8, "NO_SHARD"))
+    kept = "  fsdp_state_dict_type: FULL_STATE_DICT\n"
+    file = written(NOT_SHARDED.format(1, 8, "NO_SHARD") + kept)
     made = put(file, "8xa100-80gb", sharding="full_shard", activation_checkpointing="full")
     options = made["fsdp_config"]
     assert options["fsdp_activation_checkpointing"] is True
+    assert options["fsdp_state_dict_type"] == "FULL_STATE_DICT"
     assert options["fsdp_auto_wrap_policy"] == "TRANSFORMER_BASED_WRAP"
     assert (options["fsdp_version"], options["fsdp_reshard_after_forward"]) == (2, True)
     assert "fsdp_sharding_strategy" not in options
