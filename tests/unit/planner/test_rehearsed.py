@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-import optuna
 import pytest
 
+from tests.unit.opened import opened_by_optuna
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing
 from tuner.core.framework import framework
@@ -251,7 +251,8 @@ def test_no_rule_of_thumb_is_exported_as_seconds(scripted, play, named, tmp_path
     study = play(scripted(named=named), of_script)
     path = tmp_path / "optuna.db"
     write_storage(study, path)
-    trials = optuna.load_study(study_name=study.id, storage=f"sqlite:///{path}").trials
+    with opened_by_optuna(study.id, path) as found:
+        trials = found.trials
     ran = [one for one in trials if one.user_attrs["outcome"] == "ok"]
     assert len(ran) > 1
     assert all((one.value is not None) is named for one in ran)
