@@ -20,7 +20,6 @@ import socket
 import socketserver
 import struct
 import sys
-import traceback
 from contextlib import suppress
 from fcntl import F_DUPFD, LOCK_EX, LOCK_NB, fcntl, flock
 from pathlib import Path
@@ -104,7 +103,7 @@ def become(asked: dict[str, Any], fds: list[int]) -> NoReturn:
         if isinstance(end.code, str):
             print(end.code, file=sys.stderr)
     except BaseException:  # noqa: BLE001
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # a program's own, where it has one, as Python does
     finally:
         atexit._run_exitfuncs()
         sys.stdout.flush()
