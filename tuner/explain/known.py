@@ -266,8 +266,8 @@ def how_to_measure(cluster: Cluster) -> str:
     """How a question about a cluster is asked so that it is measured."""
     if cluster.nodes > 1:
         return (
-            "measuring needs all nodes: tuner worker --launcher slurm or ray on the cluster, and"
-            " tuner suggest --server URL --fidelity measured"
+            f"use --fidelity measured with --launcher slurm or ray on {cluster.name}, or start a"
+            " tuner worker with one of these there"
         )
     return f"use --fidelity measured on {cluster.name}, or start a tuner worker there"
 

@@ -2,7 +2,7 @@
 
 import random
 from math import exp, log
-from statistics import mean
+from statistics import NormalDist, mean
 
 import pytest
 
@@ -10,7 +10,15 @@ from tuner.core.configuration import Settings
 from tuner.core.evaluation import Evaluation
 from tuner.core.quantity import QUANTILE, Provenance, Quantity
 from tuner.planner.knowledge import learned
-from tuner.planner.step_times import REACH, Seen, change_between, change_of, fair, joint_ends
+from tuner.planner.step_times import (
+    REACH,
+    Seen,
+    _quantile,
+    change_between,
+    change_of,
+    fair,
+    joint_ends,
+)
 from tuner.planner.timing import RunVariation
 from tuner.space import enumerate_space
 
@@ -104,6 +112,15 @@ def test_what_is_clearly_faster_keeps_its_interval():
     low, high = ends(0.0, *(0.08 + 0.005 * n for n in range(8)))[0]
     assert low == pytest.approx(-HALF, abs=0.0015)
     assert high == pytest.approx(HALF, abs=0.0015)
+
+
+def test_a_quantile_is_where_that_much_of_a_mixture_lies():
+    mixture = [(0.7, 0.0, 0.001), (0.2, 0.05, 0.03), (0.1, -0.2, 0.0005)]
+    whole = NormalDist()
+    for part in (0.05, 0.1, 0.5, 0.9, 0.999):
+        end = _quantile(part, mixture)
+        below = sum(weight * whole.cdf((end - mean) / error) for weight, mean, error in mixture)
+        assert below == pytest.approx(part, abs=2e-7)
 
 
 def test_contenders_that_agree_support_each_other():
