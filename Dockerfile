@@ -4,8 +4,8 @@
 #   docker build --tag tuner --build-arg TORCH_INDEX=URL .     without CUDA's libraries, a tenth of
 #                       the size: URL is the index of torch's builds for CPUs, which its site names
 #
-# requirements/torch-cpu.txt has the hash of torch's CPU build for this Python; another one needs
-# `make lock ARGS="--torch-index URL"` before.
+# requirements/torch-cpu.txt has the hashes of torch's CPU builds for x86-64 and Python 3.11 to 3.13;
+# another processor needs `make lock ARGS="--torch-index URL"` before.
 
 ARG PYTHON=3.11.14
 
