@@ -83,7 +83,7 @@ def unknown_study(session: Session, given: str) -> UsageError:
     # Ids are made of chance: only one with a letter or two wrong is like the one that was meant.
     if get_close_matches(given, ids, n=1, cutoff=LIKE_AN_ID):
         return UnknownNameError("study", given, ids)
-    return UsageError("study", given, "no such study; tuner studies list names those of this database")
+    return UsageError("study", given, "no such study; tuner studies list has those that are there")
 
 
 def read_study(session: Session, row: StudyRow) -> Study:

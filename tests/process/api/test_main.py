@@ -152,7 +152,7 @@ def test_what_cannot_be_served_is_one_line(environment, tmp_path):
                 ("--port", port),
                 {},
                 2,
-                f"tuner: error: host: got '127.0.0.1:{port}'; is in use, perhaps by another service",
+                f"tuner: error: host: got '127.0.0.1:{port}'; is in use, perhaps by",
             ),
             ((), {"TUNER_PORT": "http"}, 2, "tuner: error: TUNER_PORT: got "),
         ):
