@@ -38,7 +38,7 @@ from tuner.explain.english import (
     effect_cells,
     spared_text,
 )
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from tuner.text import count_text, show, size_text, time_text
 
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
