@@ -53,7 +53,7 @@ def answer(made, needed_gib=None):
 def test_a_knob_at_its_default_is_shown_where_another_value_was_weighed():
     made = study(question(tp_size=[1]), FOUND)
     found = best_known(made)
-    weighed = {"knob": "sync_each_batch", "of_answer": True, "probes": (), "step": None}
+    weighed = {"knob": "sync_each_batch", "of_answer": True, "probes": (1, 2), "step": None}
     told = replace(found, facts=(*found.facts, {"kind": "knob_predicted", "changes": [weighed]}))
     assert dict(answer_of(made, told, None).chosen)["sync_each_batch"] == "true"
 
