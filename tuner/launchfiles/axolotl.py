@@ -14,13 +14,13 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
-from tuner.launchfiles.trained import (
+from tuner.launchfiles.fine_tuning import (
     UNCOUNTED,
     adapter,
     deepspeed,
     optimizer_of,
 )
+from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
 from tuner.launchfiles.trainer import OPTIMIZERS
 
 NAME = "axolotl"

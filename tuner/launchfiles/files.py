@@ -30,7 +30,7 @@ from tuner.launchfiles import (
     deepspeed,
     llama_factory,
     nanotron,
-    plain,
+    settings_json,
     torch_module,
     torchtitan,
     trainer,
@@ -210,7 +210,7 @@ _PROGRAMS = (axolotl, llama_factory, trl)
 # The reader of each format.
 READERS: Mapping[str, ModuleType] = {
     module.NAME: module
-    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, plain)
+    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, settings_json)
 }
 # Of a file; configurations have some kilobytes.
 LARGEST_BYTES = 2**20

@@ -142,7 +142,12 @@ def test_what_cannot_be_served_is_one_line(environment, tmp_path):
         for options, more, code, said in (
             (("--db", f"sqlite:///{tmp_path}"), {}, 2, "tuner: error: db: "),
             (("--db", "postgresql://user:secret@127.0.0.1:1/tuner"), {}, 1, "tuner: error: "),
-            (("--port", port), {}, 2, "tuner: error: host: got"),
+            (
+                ("--port", port),
+                {},
+                2,
+                f"tuner: error: host: got '127.0.0.1:{port}'; is in use, perhaps by",
+            ),
             ((), {"TUNER_PORT": "http"}, 2, "tuner: error: TUNER_PORT: got "),
         ):
             done = run({**environment, **more}, *options)

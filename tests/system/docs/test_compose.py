@@ -28,6 +28,15 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 PORT = Settings.model_fields["port"].default
 IS_SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|KEY")
 HARDENED = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+CONFINED = {
+    "User": "tuner",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "RestrictNamespaces": "yes",
+    "UMask": "0077",
+}
 
 
 def instructions():
@@ -153,8 +162,11 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert published.startswith("127.0.0.1:")
     assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
     assert options["require_keys"] is True
-    for name in (one for one, service in SERVICES.items() if "build" in service):
+    for name in SERVICES.keys() - {"postgres"}:
         assert SERVICES[name]["image"] == f"tuner:{PROJECT['project']['version']}"
+        # One builds it for all, and nobody asks a registry for it.
+        assert ("build" in SERVICES[name]) is (name == "migrate")
+        assert SERVICES[name].get("pull_policy") == (None if name == "migrate" else "never")
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user
         assert set(SERVICES[name]["environment"]) <= known_variables()
@@ -169,4 +181,7 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
         assert arguments == [name]
         parsed(arguments)
         assert unit(name).keys() >= {"LimitNOFILE", "MemoryMax", "TasksMax"}
+        assert {key: unit(name)[key] for key in CONFINED} == CONFINED
     assert unit("worker")["OOMPolicy"] == "continue"
+    # Each of them would hide the GPUs.
+    assert not unit("worker").keys() & {"PrivateDevices", "ProtectClock", "DeviceAllow"}

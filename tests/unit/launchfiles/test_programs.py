@@ -14,7 +14,7 @@ from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Fields
 from tuner.launchfiles.files import open_file
-from tuner.launchfiles.trained import _targets
+from tuner.launchfiles.fine_tuning import _targets
 
 AXOLOTL = """\
 base_model: NousResearch/Meta-Llama-3.1-8B  # the model
