@@ -15,6 +15,7 @@ from tuner.cli.render import show_asked
 from tuner.cli.values import Texts, request_arguments
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
+from tuner.client.cases.reading import said_knobs
 from tuner.client.check import Checked
 from tuner.client.from_file import (
     FileQuestion,
@@ -43,6 +44,7 @@ def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
     """Read the question out of a file and what is given beside it."""
     texts = Texts()
     given = request_arguments(texts, asked)
+    given["settings"] = texts.made(lambda: said_knobs(asked.settings or ""))
     if texts.wrong:
         raise all_of(texts.wrong)
     return read_question(path, asked.format_name, given, asked.db)
@@ -129,6 +131,8 @@ def _facts(
         if script:
             yield "beside it", f"the answer needs {script}, which no field of it says"
             yield "", _figures(best, per)
+        if script and (said := _difference(now, best)):
+            yield "difference", said
         return
     said = describe(best.settings)
     if isinstance(now, Checked):  # with knobs at their default that the file has otherwise

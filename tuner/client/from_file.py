@@ -28,7 +28,7 @@ from tuner.client.request import (
 )
 from tuner.client.values import BESIDE_A_FILE, NotCoveredError
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import Settings, idle_knobs, knob_value
+from tuner.core.configuration import Checkpointing, Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.script import checkpoints_in_script, is_sharded
@@ -60,6 +60,13 @@ class FileQuestion:
     beside: Mapping[str, Any]
     """What was said beside the file."""
 
+    @property
+    def by_script(self) -> frozenset[str]:
+        """Knobs that a field of the file could say, and the script turns on, as was said."""
+        how, said = "activation_checkpointing", self.beside.get("settings", {})
+        own = how in said and how not in self.opened.found.knobs
+        return frozenset({how} if own and said[how] is not Checkpointing.NONE else ())
+
 
 def read_question(
     path: str, format_name: str | None, given: Mapping[str, Any], db: str | None = None
@@ -73,8 +80,9 @@ def read_question(
     opened, where = open_file(path, format_name), place_of(path)
     given = {name: value for name, value in given.items() if value is not None}
     limits = {"headroom", "memory_limit_gib"}  # of the question, and of what is known of the file
-    beside = {name: one for name, one in given.items() if name in BESIDE_A_FILE | limits}
-    more = {name: one for name, one in given.items() if name not in BESIDE_A_FILE}
+    own = BESIDE_A_FILE | {"settings"}
+    beside = {name: one for name, one in given.items() if name in own | limits}
+    more = {name: one for name, one in given.items() if name not in own}
     found, placed = opened.found, beside.get("cluster") is not None
     says = found.told is not None or "cluster" in found.may
     if not placed and not (says and more.get("fidelity") == Fidelity.PREDICTED):
@@ -245,7 +253,8 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     """
     knobs, free = question.asked.knobs, question.opened.found.free
     said = question.opened.found.knobs
-    kept = [name for name in said if name not in free]  # also what was counted without
+    # also what was counted without
+    kept = [*(name for name in said if name not in free), *question.by_script]
     return put_into(question.opened, str(question.path), knobs, asked, best, kept)
 
 
@@ -307,7 +316,8 @@ def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
     changed = (
         f"{name}={show(value)}"
         for name, value in best.all_values().items()
-        if name not in idle | {*found.knobs, *found.free} and known.get(name) != value
+        if name not in idle | ({*found.knobs, *found.free} - question.by_script)
+        if known.get(name) != value
     )
     return ", ".join(changed)
 

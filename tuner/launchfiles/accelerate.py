@@ -429,7 +429,7 @@ def read(values: Mapping[str, Any]) -> Found:
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
         fsdp_checkpointing="activation_checkpointing" in knobs,
-        notes=() if "activation_checkpointing" in knobs else (OFF,),
+        assumed={"activation_checkpointing": OFF},
         uncounted=tuple(fields.uncounted),
     )
 

@@ -233,10 +233,10 @@ OF_TORCH = (
     "the figures are of torch's own sharding, whose equivalent this is: DeepSpeed needs other"
     " buffers and has another speed"
 )
-NOTES = (
-    "activation_checkpointing is the script's, and taken as none; where it is on, say --settings"
-    " activation_checkpointing=full",
-)
+ASSUMED = {
+    "activation_checkpointing": "activation_checkpointing is the script's, and taken as none; where"
+    " it is on, say --settings activation_checkpointing=full"
+}
 
 
 def read(values: Mapping[str, Any]) -> Found:
@@ -267,8 +267,8 @@ def read(values: Mapping[str, Any]) -> Found:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
     sized = _sized(zero)
     if DEEPSPEED not in stacks:
-        notes = (OF_TORCH, *NOTES)
-        return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=notes)
+        known: dict[str, Any] = {"notes": (OF_TORCH,), "assumed": ASSUMED}
+        return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, **known)
     fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
     stage = zero.values.get("stage", 0)
     other = _sizes(stage, sized)
@@ -281,7 +281,7 @@ def read(values: Mapping[str, Any]) -> Found:
         free={**FREE, "sharding": tuple(map(str, SHARDINGS)), "sync_each_batch": ()},
         knobs=knobs,
         may=may,
-        notes=NOTES,
+        assumed=ASSUMED,
         secondary=secondary,
         uncounted=tuple(fields.uncounted),
         zero=None if sized == DEFAULTS else sized,

@@ -192,6 +192,8 @@ class Found:
     """Whether FSDP's own option turns activation checkpointing on."""
     notes: tuple[str, ...] = ()
     """What is taken for granted, and what to know of the figures."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """What is taken for granted of knobs as long as nobody says them."""
     strict: bool = True
     """Whether what does not go with the model is a mistake; else it is taken as near as it is
     predicted, and told."""
