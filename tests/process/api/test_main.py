@@ -15,11 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Limits, Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
+from tests.questions import question_about
+from tuner.core.study import Limits
 from tuner.store import open_store
 
 SERVE = [sys.executable, "-P", "-m", "api"]
@@ -90,10 +87,7 @@ def get(url, **headers):
 
 @pytest.fixture
 def study_id(environment):
-    workload = Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8)
-    question = Question(
-        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("torch", {})
-    )
+    question = question_about("stories15m", "cpu:2", tokens=128, batch=8)
     with open_store(environment["TUNER_DB"]) as store:
         return store.ask(question, Limits(max_probes=4)).id
 

@@ -2,29 +2,22 @@
 
 from dataclasses import replace
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
+from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Precision
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import Faults, bears_on, blamed_by_counts, checks_of, path_of
 from tuner.guard.replica import family_of
-from tuner.model import load_model
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 ACC = "gradient_accumulation_steps=3"
 
 
 def question(model="llama-3.1-8b", stack="torch"):
-    workload = Workload(model=load_model(model), sequence_length=128, global_batch_size=64)
-    versions = VERSIONS if stack == "torch" else {}
-    return Question(
-        workload=workload,
-        cluster=parse_cluster("8xh100-80gb"),
-        framework=framework(stack, versions, VERSIONS),
-    )
+    known = framework(stack, VERSIONS if stack == "torch" else {}, VERSIONS)
+    return question_about(model, "8xh100-80gb", known, tokens=128, batch=64)
 
 
 def verdict(text, *, wrong=False, ranks=2, **more):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.records import VERSIONS
 from tests.unit.planner.machines import play_at_once
 from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import framework
@@ -18,7 +19,6 @@ from tuner.guard.replica import replica_of
 from tuner.planner import Stop, next_probe, to_guard
 from tuner.planner.knowledge import learned
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 GIB = 2**30
 DETAIL = "rank 0: the optimizer stepped 18 times instead of 6"
 
