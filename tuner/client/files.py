@@ -140,12 +140,11 @@ def asked_of(
         "framework": stack,
         "framework_versions": stated,
     }
-    assumed = (note for name, note in found.assumed.items() if name not in knobs)
     return FileSays(
         arguments=arguments,
         knobs=knobs,
         made=parts,
-        notes=(*found.notes, *assumed, *taken, *notes, *liger, *why),
+        notes=(*found.notes_beside(knobs), *taken, *notes, *liger, *why),
         uncounted=tuple(uncounted),
     )
 

@@ -216,3 +216,7 @@ class Found:
         FSDP2's."""
         lines = (one for one in self.uncounted if one.key in ("fsdp_version", "version"))
         return next(lines, None)
+
+    def notes_beside(self, knobs: Collection[str]) -> tuple[str, ...]:
+        """The notes, with what is taken for granted of other knobs than these."""
+        return (*self.notes, *(one for name, one in self.assumed.items() if name not in knobs))

@@ -69,7 +69,8 @@ def read(values: Mapping[str, Any]) -> Found:
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
-    # layers are checkpointed where no field says otherwise
-    found = trainer.tuned(question, settings, {"gradient_checkpointing": True, **values})
+    # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
+    arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    found = trainer.tuned(question, settings, arguments)
     renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
     return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}

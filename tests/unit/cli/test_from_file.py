@@ -146,6 +146,22 @@ def test_what_the_model_checkpoints_beside_fsdp_is_turned_off_where_it_is_said(
     assert changes == {field: "stage" in more}
 
 
+@pytest.mark.parametrize("more", ["max_length: 4096\n", "cutoff_len: 4096\nstage: sft\n"])
+def test_a_program_keeps_the_deepspeed_json_that_it_names(tmp_path, more):
+    path = tmp_path / "args.yaml"
+    text = SHARDED.partition("fsdp:")[0] + "bf16: true\ndeepspeed: ds.json\n"
+    path.write_text(text + more, encoding="utf-8")
+    engine = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}'
+    (tmp_path / "ds.json").write_text(engine, encoding="utf-8")
+    given = {"cluster": "8xa100-80gb", "fidelity": "predicted"}
+    question = read_question(str(path), None, given)
+    asked = question.request.question(installed_versions())
+    wanted = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=4"
+    _, changes = patched(question, asked, parse_settings(f"{wanted},sync_each_batch=false"))
+    assert "per_device_train_batch_size" in changes
+    assert "deepspeed" not in changes
+
+
 def test_a_fused_loss_that_the_file_has_stays_among_what_is_looked_at(tmp_path):
     path = tmp_path / "ax.yaml"
     fused = "liger_fused_linear_cross_entropy: true\n"
