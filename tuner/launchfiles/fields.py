@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.cost.memory.zero import Zero
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
 # What stands for nothing, in files that write all their fields out.
@@ -125,7 +125,9 @@ class Fields:
         """Refuse fields that there are not, which may mean anything."""
         for name, value in self.values.items():
             if name not in known and name in self:
-                raise self._no_field(name, value, "is not known here, and may change what it needs")
+                near = did_you_mean(name, known)
+                allowed = f"is not known here{near}, and may change what it needs"
+                raise self._no_field(name, value, allowed)
 
     def refuse_misspelt(self, known: Collection[str]) -> None:
         """Refuse fields that are nearly one of these, and would be passed over."""

@@ -16,6 +16,12 @@ from tuner.launchfiles.fields import Fields, Found
 
 NAME = "llama-factory"
 MARKS = frozenset({"finetuning_type", "cutoff_len"})
+# Looked at beside the Trainer's.
+_READ = frozenset({
+    *MARKS, "stage", "quantization_bit", "double_quantization", "lora_rank", "lora_alpha",
+    "lora_dropout", "lora_target", "additional_target", "packing", "neat_packing", "pure_bf16",
+    "disable_gradient_checkpointing", "model_name_or_path",
+})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
@@ -58,6 +64,7 @@ def read(values: Mapping[str, Any]) -> Found:
         adapter=adapter,
         packing=packing,
         mixes=not fields.flag("pure_bf16"),
+        reads=_READ,
     )
 
 

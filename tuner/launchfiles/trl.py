@@ -21,6 +21,12 @@ MARKS = frozenset({
 
 # Arguments that only other trainers of TRL's have.
 _OTHERS = ("beta", "num_generations", "max_prompt_length", "reward_model_path", "loss_type")
+# Looked at beside the Trainer's.
+_READ = frozenset({
+    *MARKS, *_OTHERS, "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "lora_r",
+    "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "dtype",
+    "packing_strategy", "model_name_or_path", "torch_dtype", "gradient_checkpointing_kwargs",
+})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
@@ -64,6 +70,7 @@ def read(values: Mapping[str, Any]) -> Found:
         packing=packing,
         mixes=str(fields.values.get("dtype", fields.values.get("torch_dtype"))) != "bfloat16",
         bf16=not fields.flag("fp16"),
+        reads=_READ,
     )
 
 

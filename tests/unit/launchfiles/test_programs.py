@@ -358,6 +358,20 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "named", "misspelt"),
+    [
+        (AXOLOTL, "micro_batch_size", "micro_batchsize"),
+        (LLAMA_FACTORY, "per_device_train_batch_size", "per_device_train_batchsize"),
+        (TRL, "gradient_accumulation_steps", "gradient_accumulation_step"),
+    ],
+)
+def test_a_misspelt_field_is_not_passed_over(written, text, named, misspelt) -> None:
+    assert named in text
+    with pytest.raises(UsageError, match=rf"{misspelt}: got .*; did you mean {named}\?"):
+        open_file(written(text.replace(named, misspelt)))
+
+
+@pytest.mark.parametrize(
     "more", ["rl: dpo\n", "plugins: [a.DiffusionPlugin]\n", "tensor_parallel_size: 2\n"]
 )
 def test_another_training_step_is_not_predicted(written: Any, more: str) -> None:
