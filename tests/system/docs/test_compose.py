@@ -166,7 +166,7 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
         assert SERVICES[name]["image"] == f"tuner:{PROJECT['project']['version']}"
         # One builds it for all, and nobody asks a registry for it.
         assert ("build" in SERVICES[name]) is (name == "migrate")
-        assert SERVICES[name].get("pull_policy") == (None if name == "migrate" else "never")
+        assert SERVICES[name]["pull_policy"] == "never"
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user
         assert set(SERVICES[name]["environment"]) <= known_variables()
