@@ -20,7 +20,7 @@ from tuner.client.check import Checked
 from tuner.client.from_file import (
     FileQuestion,
     beside_file,
-    diff,
+    changed_files,
     least_change,
     patched,
     put_back,
@@ -69,10 +69,10 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
             text, wanted = patched(question, answered.study.question, best.settings)
         except UsageError as error:  # the answer is one nevertheless
             refused = error
-    copy = None
+    files, copies = changed_files(question, text, wanted), []
     if asked.in_place and wanted:
-        copy = put_back(question, text, backup=not asked.no_backup)
-    patch = diff(question, text)
+        copies = put_back(files, backup=not asked.no_backup)
+    patch = "".join(one.diff for one in files)
     if asked.json:
         said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
         code = show_asked(asked, answered, {"from": said})
@@ -97,8 +97,9 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         sys.stdout.flush()
         typer.echo(patch, nl=False)
     if asked.in_place and wanted:
-        kept = f"; as it was: {copy}" if copy else ""
-        console.print(Text(f"\nwrote {path}{kept}"), soft_wrap=True)
+        kept = f"; as it was: {', '.join(map(str, copies))}" if copies else ""
+        wrote = " and ".join(str(one.path) for one in files)
+        console.print(Text(f"\nwrote {wrote}{kept}"), soft_wrap=True)
     elif wanted and not asked.diff:
         console.print(Text("\n--diff shows the change, --in-place makes it."), soft_wrap=True)
     return code

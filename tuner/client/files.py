@@ -33,8 +33,10 @@ from tuner.core.framework import (
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
 from tuner.core.workload import Precision
+from tuner.cost.memory.zero import DEFAULTS
 from tuner.errors import REQUIRED, UsageError, all_of
 from tuner.launchfiles import axolotl, trainer
+from tuner.launchfiles.deepspeed import BY_HIDDEN, NAMES
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.files import is_text
 from tuner.launchfiles.fsdp import NOT_SAID, ON_HOST, layer_class, weights
@@ -188,15 +190,21 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
         said = None if said == NOT_SAID else said
         raise UsageError("fsdp_config.version", said, f"{passed_over}, which is not predicted here")
     own = case.question.framework.name is FrameworkName.DEEPSPEED
-    counted = found.uncounted if found.zero and own else ()  # by which the case is counted
-    lines = (str(one) for one in asked.uncounted if one not in counted)
+    zero, model = found.zero if own else None, case.question.workload.model
+    if own and found.by_hidden and not model.is_traced:
+        sizes: dict[str, Any] = {
+            NAMES[name]: BY_HIDDEN[name](model.hidden_size) for name in found.by_hidden
+        }
+        zero = replace(zero or DEFAULTS, **sizes)
+    counted = "zero_optimization." if zero else None  # by which the case is counted
+    lines = (str(one) for one in asked.uncounted if not counted or counted not in one.key)
     notes = [*asked.notes, *lines, *case.notes]
     if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
         notes.append(f"{differs}; that is counted")
     if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
         notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
     script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
-    script = replace(script, zero=found.zero if own else None)
+    script = replace(script, zero=zero)
     return replace(case, script=script, notes=tuple(notes))
 
 

@@ -201,6 +201,10 @@ class Found:
     """Knobs that the file can say otherwise, with the values it can say; none for any."""
     uncounted: tuple[Uncounted, ...] = ()
     """Fields that no figure takes into account."""
+    auto: frozenset[str] = frozenset()
+    """Knobs whose fields it leaves to whoever names it, and which are left to it there."""
+    by_hidden: frozenset[str] = frozenset()
+    """Sizes of DeepSpeed's that are filled in by the model's hidden size."""
     zero: Zero | None = None
     """Sizes of DeepSpeed's buckets where they are not its defaults."""
     told: tuple[Question, Settings] | None = None

@@ -181,7 +181,7 @@ def of_trainer(
     own = {
         name: value
         for name, value in fields.values.items()
-        if name in trainer.READ and name not in ("optim", *trainer.REFUSED)
+        if name in trainer.READ and name not in ("optim", "deepspeed", *trainer.REFUSED)
     }
     optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
