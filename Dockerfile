@@ -26,10 +26,12 @@ RUN /opt/tuner/bin/pip install --no-deps --require-hashes -r requirements/build.
     && /opt/tuner/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}-slim-trixie
-# adamw_8bit compiles its step, for which torch calls a compiler.
+# adamw_8bit compiles its step, for which torch calls a compiler. The base image has no bytecode of
+# Python's own modules, and nothing can be written here later: every process would compile them.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/* \
+    && python -m compileall -q -x site-packages /usr/local/lib/python3* \
     && useradd --uid 10001 --user-group --no-create-home --home-dir /tmp/home tuner
 COPY --from=build /opt/tuner /opt/tuner
 # /tmp is all that a process writes to, beside its database: the rest may be read-only.

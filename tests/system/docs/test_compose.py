@@ -139,6 +139,8 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
     assert of("ENTRYPOINT") == ['["tuner"]']
     assert of("EXPOSE") == [str(PORT)]
+    # What cannot be written later is there from the beginning.
+    assert any("compileall" in line for line in of("RUN"))
     (user,) = of("USER")
     assert f"--uid {user.split(':')[0]} " in (ROOT / "Dockerfile").read_text()
     postgres = SERVICES["postgres"]["environment"]
