@@ -16,6 +16,7 @@ import os
 import signal
 import socket
 import sys
+from errno import EADDRINUSE
 from functools import partial
 from types import FrameType
 
@@ -151,8 +152,10 @@ def _listen(host: str, port: int) -> socket.socket:
             dualstack_ipv6=family is socket.AF_INET6 and socket.has_dualstack_ipv6(),
         )
     except OSError as error:
-        given = f"{host}:{port}"
-        raise UsageError("host", given, f"cannot be bound: {error.strerror or error}") from error
+        why = f"cannot be bound: {error.strerror or error}"
+        if error.errno == EADDRINUSE:
+            why = "is in use, perhaps by another service: --port takes another, 0 any that is free"
+        raise UsageError("host", f"{host}:{port}", why) from error
 
 
 def _end(number: int, frame: FrameType | None) -> None:

@@ -6,7 +6,6 @@ changes.
 
 import hashlib
 import json
-import logging
 import threading
 import time
 from collections import OrderedDict
@@ -19,21 +18,19 @@ from typing import Generic, TypeVar
 import anyio
 
 from tuner.client.advance import is_answered
-from tuner.client.answered import with_launch
+from tuner.client.answered import keep_line, with_launch
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
-from tuner.errors import TunerError
 from tuner.explain.known import best_known, is_unanswered, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
-from tuner.results.summary import in_brief, summary_of
+from tuner.results.summary import in_brief
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 
 T = TypeVar("T")
 
-log = logging.getLogger("api.answers")
 
 # Seconds after which something is made anew: calibrations, checks of the guard and what other
 # studies found change it too, and leave no trace in the study.
@@ -191,17 +188,7 @@ class Answers:
     def _read(self, status: StudyStatus) -> Whole:
         study = self._store.study(status.id)
         found = best_known(study)
-        try:
-            line = summary_of(study, found)
-            self._store.keep_summary(
-                study.id,
-                line.as_dict(),
-                status.newest_event,
-                tokens_per_s=line.tokens_per_s_per_gpu.value,
-                needed_share=line.needed_share,
-            )
-        except TunerError as error:  # lists of studies go without it
-            log.warning("the summary of %s was not kept: %s", study.id, error)
+        keep_line(self._store, study, found, status.newest_event)
         return Whole(
             status=status,
             study=study,

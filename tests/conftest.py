@@ -17,15 +17,12 @@ import tuner
 from tests import profiles
 from tests.models import TINY
 from tests.process.preloaded import preloaded_server
+from tests.questions import question_about
+from tests.records import VERSIONS, dry_trace
 from tests.unit.made import crashed, ok, oom, stored, study_of
 from tuner.cli import main
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.cost.time.traced import AMOUNTS
 from tuner.dryrun import DryRun, plan_dry_runs
-from tuner.model import load_model
 from tuner.store import engine, open_store
 
 profiles.register()
@@ -81,38 +78,10 @@ def preloading(preloaded, monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
-"""Of the packages that the dry runs are said to have been made with."""
-
-
 def trace(request, one_bytes, more_bytes):
-    """What the dry-run program says of a model whose peak is the same at every depth."""
-    peaks = [one_bytes + more_bytes * (size - 1) for size in request["micro_batch_sizes"]]
-    line = {"bytes": peaks, "categories": {"activations": peaks}}
-    call = {"op": "all_gather", "axis": "dp", "phase": "forward", "overlap": "prefetched"}
-    steps = [
-        {
-            "accumulation": count,
-            "segments": [
-                {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]},
-                {"micro_batch": 0, "phase": "optimizer", "part": "after", "lines": [line]},
-            ],
-            "collectives": [{**call, "count": count, "bytes": [64.0 * count for _ in peaks]}],
-        }
-        for count in request["accumulation_counts"]
-    ]
-    return {
-        **(work_of(request) if request.get("work") else {}),
-        "format": 2,
-        "device": request["spec"]["device"],
-        "layers": request["spec"]["model"]["num_hidden_layers"],
-        "micro_batch_sizes": request["micro_batch_sizes"],
-        "steps": steps,
-        "block_bytes": 0,
-        "notes": [],
-        "versions": VERSIONS,
-        "seconds": 1.0,
-    }
+    """What the dry-run program says, with the work that is done where it is asked for."""
+    work = work_of(request) if request.get("work") else {}
+    return work | dry_trace(request, one_bytes, more_bytes)
 
 
 def work_of(request):
@@ -205,10 +174,7 @@ def environment(tmp_path, database, monkeypatch):
 @pytest.fixture
 def question(tiny):
     """Global batch 8 on two CPU ranks."""
-    workload = Workload(model=load_model(tiny), sequence_length=32, global_batch_size=8)
-    return Question(
-        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("accelerate")
-    )
+    return question_about(tiny, "cpu:2", "accelerate", tokens=32, batch=8)
 
 
 @pytest.fixture

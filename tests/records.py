@@ -48,22 +48,36 @@ def rank_record(rank, outcome="ok", **more):
     }
 
 
-def dry_trace(request):
-    """The trace of a dry run whose memory grows with the micro-batch."""
-    sizes = [2.0**20 * size for size in request["micro_batch_sizes"]]
-    line = {"bytes": sizes, "categories": {"activations": sizes}}
-    parts = {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]}
+VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
+"""Of the packages that the dry runs are said to have been made with."""
+
+
+def dry_trace(request, one_bytes=2.0**20, more_bytes=2.0**20):
+    """The trace of a dry run whose peak is the same at every depth: bytes at one sequence, and for
+    each one more."""
+    sizes = request["micro_batch_sizes"]
+    peaks = [one_bytes + more_bytes * (size - 1) for size in sizes]
+    line = {"bytes": peaks, "categories": {"activations": peaks}}
+    call = {"op": "all_gather", "axis": "dp", "phase": "forward", "overlap": "prefetched"}
+    steps = [
+        {
+            "accumulation": count,
+            "segments": [
+                {"micro_batch": 0, "phase": "backward", "part": "before", "lines": [line]},
+                {"micro_batch": 0, "phase": "optimizer", "part": "after", "lines": [line]},
+            ],
+            "collectives": [{**call, "count": count, "bytes": [64.0 * count for _ in peaks]}],
+        }
+        for count in request["accumulation_counts"]
+    ]
     return {
         "format": 2,
         "device": request["spec"]["device"],
         "layers": request["spec"]["model"]["num_hidden_layers"],
-        "micro_batch_sizes": request["micro_batch_sizes"],
-        "steps": [
-            {"accumulation": count, "segments": [parts], "collectives": []}
-            for count in request["accumulation_counts"]
-        ],
+        "micro_batch_sizes": sizes,
+        "steps": steps,
         "block_bytes": 0,
         "notes": [],
-        "versions": {"torch": "2.13.0"},
-        "seconds": 0.1,
+        "versions": VERSIONS,
+        "seconds": 1.0,
     }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tuner.errors import UsageError
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 NVIDIA_SMI = (
     "nvidia-smi",

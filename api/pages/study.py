@@ -30,7 +30,7 @@ from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
 from tuner.core.words import describe, listed, probe_word, rank_word
 from tuner.errors import NothingFitsError
-from tuner.explain.brief import is_forecast, tied_text
+from tuner.explain.brief import is_forecast, named_knobs, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
 from tuner.explain.known import is_unanswered, why_none
 from tuner.explain.ways_out import ways_out
@@ -121,10 +121,11 @@ def answer_of(
         guard += f": {best.guard.why}" if best.guard.why else ""
         guard_mark = "passed" if passed else "unknown" if verdict in GUARD_UNKNOWN else "failed"
     inactive = {one.knob for one in suggestion.dead_knobs} if suggestion else set()
+    named = named_knobs(suggestion) if suggestion else set()
     chosen: list[tuple[str, str]] = []
     usual: list[tuple[str, str]] = []
     for knob, value in best.settings.all_values().items() if best else ():
-        is_usual = value == getattr(Settings(), knob) and knob not in ALWAYS
+        is_usual = value == getattr(Settings(), knob) and knob not in {*ALWAYS, *named}
         (usual if is_usual or knob in inactive else chosen).append((knob, show(value)))
     whys = {}
     if best:
@@ -142,7 +143,7 @@ def answer_of(
             (one, f"/new?{urlencode({'like': study.id, **_fields_of(one.option)})}")
             for one in (ways_out(study.question, study.limits) if nothing_fits else ())
         ],
-        # What differs from the default, and the rest.
+        # What differs from the default or was weighed, and the rest.
         chosen=chosen,
         usual=[one for one in usual if one[0] not in inactive],
         guard=guard,

@@ -105,7 +105,10 @@ def main() -> None:
     if given.certificate:  # the API server speaks to webhooks over TLS alone
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(given.certificate, given.key)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
+        # A caller that says nothing holds its own thread only.
+        server.socket = context.wrap_socket(
+            server.socket, server_side=True, do_handshake_on_connect=False
+        )
     print(f"listening on {server.server_port}", flush=True)
     server.serve_forever()
 

@@ -1,8 +1,10 @@
-"""Measurements and studies made by hand."""
+"""Measurements, studies and verdicts made by hand."""
 
+from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
+from tuner.guard.check import CheckState, GuardCheck
 from tuner.space import check_settings
 from tuner.store import WorkerIdentity
 
@@ -67,6 +69,26 @@ def crashed():
         wall_s=2.0,
         device_s=4.0,
     )
+
+
+MISCOUNTED = "rank 0: the optimizer stepped 18 times instead of 6"
+
+
+def verdict(text, *, wrong=False, ranks=2, **more):
+    """On a replica of another model than the question's, unless its family is given."""
+    values = {
+        "key": f"{text} {ranks} {more}",
+        "family": "another",
+        "result": CheckState.FAILED if wrong else CheckState.PASSED,
+        "outcome": Outcome.WRONG_RESULT if wrong else Outcome.OK,
+        "detail": MISCOUNTED if wrong else "",
+        "settings": parse_settings(text).as_dict(),
+        "ranks": ranks,
+        "precision": "fp32",
+        "versions": VERSIONS,
+        **more,
+    }
+    return GuardCheck(**values)
 
 
 def request_of(question, text, repetition=0):

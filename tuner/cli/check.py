@@ -12,7 +12,7 @@ from tuner.cli.predict import why_not
 from tuner.cli.tables import seconds_text
 from tuner.cli.values import Texts
 from tuner.client.cases import NotCoveredError, Policy
-from tuner.client.cases.reading import CaseGiven, read_settings
+from tuner.client.cases.reading import CaseGiven, said_knobs
 from tuner.client.check import Checked, check_file
 from tuner.core.bounds import choice
 from tuner.core.measurement import Fidelity
@@ -30,10 +30,9 @@ def run(asked: CheckAsked) -> int:
     policy = choice("dry_runs", Policy, asked.dry_runs)
     opened, texts = open_file(asked.file, asked.format_name), Texts()
     given: dict[str, Any] = texts.arguments(asked, CaseGiven)
-    written, names = texts.made(lambda: read_settings(asked.settings or "")) or (None, ())
+    given["settings"] = texts.made(lambda: said_knobs(asked.settings or ""))
     if texts.wrong:
         raise all_of(texts.wrong)
-    given["settings"] = {name: getattr(written, name) for name in names}
     with watch_of(as_json=asked.json) as watch:
         try:
             known = check_file(opened, asked.file, given, asked.db, policy, watch)

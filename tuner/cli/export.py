@@ -61,7 +61,10 @@ def run(
         from tuner.client.from_file import put_into  # with all that reads files
 
         knobs = opened.found.knobs
-        text, _ = put_into(opened, str(into_text), knobs, study.question, best.settings)
+        text, wanted = put_into(opened, str(into_text), knobs, study.question, best.settings)
+        if opened.other is not None and opened.other.split(wanted)[1]:
+            allowed = f"{opened.other.path} must change too: tuner suggest --from does both"
+            raise UsageError("into", into_text, allowed)
     elif format_name == TEMPLATE:
         text = with_launch(suggestion, study.question).launch["files"][name]
     else:

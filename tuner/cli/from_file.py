@@ -15,11 +15,12 @@ from tuner.cli.render import show_asked
 from tuner.cli.values import Texts, request_arguments
 from tuner.client.answered import Answered
 from tuner.client.cases import Policy
+from tuner.client.cases.reading import said_knobs
 from tuner.client.check import Checked
 from tuner.client.from_file import (
     FileQuestion,
     beside_file,
-    diff,
+    changed_files,
     least_change,
     patched,
     put_back,
@@ -43,6 +44,7 @@ def read_file(asked: SuggestAsked, path: str) -> FileQuestion:
     """Read the question out of a file and what is given beside it."""
     texts = Texts()
     given = request_arguments(texts, asked)
+    given["settings"] = texts.made(lambda: said_knobs(asked.settings or ""))
     if texts.wrong:
         raise all_of(texts.wrong)
     return read_question(path, asked.format_name, given, asked.db)
@@ -67,10 +69,10 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
             text, wanted = patched(question, answered.study.question, best.settings)
         except UsageError as error:  # the answer is one nevertheless
             refused = error
-    copy = None
+    files, copies = changed_files(question, text, wanted), []
     if asked.in_place and wanted:
-        copy = put_back(question, text, backup=not asked.no_backup)
-    patch = diff(question, text)
+        copies = put_back(files, backup=not asked.no_backup)
+    patch = "".join(one.diff for one in files)
     if asked.json:
         said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
         code = show_asked(asked, answered, {"from": said})
@@ -95,8 +97,9 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         sys.stdout.flush()
         typer.echo(patch, nl=False)
     if asked.in_place and wanted:
-        kept = f"; as it was: {copy}" if copy else ""
-        console.print(Text(f"\nwrote {path}{kept}"), soft_wrap=True)
+        kept = f"; as it was: {', '.join(map(str, copies))}" if copies else ""
+        wrote = " and ".join(str(one.path) for one in files)
+        console.print(Text(f"\nwrote {wrote}{kept}"), soft_wrap=True)
     elif wanted and not asked.diff:
         console.print(Text("\n--diff shows the change, --in-place makes it."), soft_wrap=True)
     return code
@@ -129,6 +132,8 @@ def _facts(
         if script:
             yield "beside it", f"the answer needs {script}, which no field of it says"
             yield "", _figures(best, per)
+        if script and (said := _difference(now, best)):
+            yield "difference", said
         return
     said = describe(best.settings)
     if isinstance(now, Checked):  # with knobs at their default that the file has otherwise

@@ -185,6 +185,7 @@ class SuggestAsked(Asked):
 
     from_file: Text = None
     format_name: Text = None
+    settings: Text = None
     in_place: bool = False
     no_backup: bool = False
     diff: bool = False

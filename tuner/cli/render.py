@@ -53,7 +53,7 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
-    for name in ("format_name", "in_place", "no_backup", "diff"):
+    for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
         if given := getattr(asked, name):
             raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
     return show_asked(asked, answer_asked(asked, read_options(asked)))

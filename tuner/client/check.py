@@ -19,7 +19,7 @@ from tuner.client.cases import (
     answer_of,
 )
 from tuner.client.cases.dry_runs import Watch
-from tuner.client.cases.reading import read_settings
+from tuner.client.cases.reading import read_settings, said_knobs
 from tuner.client.files import case_of, place_of
 from tuner.client.parts import (
     ClusterGiven,
@@ -307,8 +307,7 @@ def check(
         raise TypeError(f"got an unexpected keyword argument {name!r}")
     opened, given = open_file(path, format_name), plain_arguments(**beside, cluster=cluster)
     if settings is not None:
-        written, names = read_settings(settings)
-        given["settings"] = {name: getattr(written, name) for name in names}
+        given["settings"] = said_knobs(settings)
     return check_file(opened, path, given, db, policy, Saying(progress or silent))
 
 
@@ -328,7 +327,9 @@ def check_file(
         except UsageError as error:
             if error.given is not None or found.notes == opened.found.notes:
                 raise
-            raise UsageError(error.field, None, f"{error.allowed}; {found.notes[-1]}") from error
+            *others, last = error.errors
+            told = UsageError(last.field, None, f"{last.allowed}; {found.notes[-1]}")
+            raise all_of([*others, told]) from error
         dry_runs.prepare([case])
         return check_case(store, found.format_name, case, dry_runs.of(case))
 

@@ -204,7 +204,7 @@ def look_at_gpus() -> GpuLook:
     """Starts a process on each GPU, as probes are started, which says whether torch can use it."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "workers.look"],
+            [sys.executable, "-P", "-m", "workers.look_at_gpus"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -33,8 +33,10 @@ from tuner.core.framework import (
 from tuner.core.packing import Packing, PackingVariant
 from tuner.core.script import loses_random_state
 from tuner.core.workload import Precision
-from tuner.errors import UsageError
+from tuner.cost.memory.zero import DEFAULTS
+from tuner.errors import REQUIRED, UsageError, all_of
 from tuner.launchfiles import axolotl, trainer
+from tuner.launchfiles.deepspeed import BY_HIDDEN, NAMES
 from tuner.launchfiles.fields import Found, Uncounted
 from tuner.launchfiles.files import is_text
 from tuner.launchfiles.fsdp import NOT_SAID, ON_HOST, layer_class, weights
@@ -42,7 +44,7 @@ from tuner.model import ModelConfig, read_model_config
 from tuner.model.fields import ARCHITECTURES
 from tuner.model.shape import attention_names, linears
 
-NO_OPTION = "the file does not say it, and it is not said here"
+NO_OPTION = "the file does not say it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +67,11 @@ def place_of(file: str) -> Path:
     return Path("file" if is_text(file) else file)
 
 
-def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> FileSays:
+def asked_of(
+    found: Found, beside: Mapping[str, Any], folder: Path | None = None, *, whole: bool = False
+) -> FileSays:
     """What a file asks, with what is said ``beside`` it, by argument of :func:`tuner.predict`; a
-    model may lie in its folder.
+    model may lie in its folder. A ``whole`` case has all knobs.
 
     Raises:
         UsageError: something is missing, or said otherwise.
@@ -80,9 +84,10 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
     own = partial(_own, found, beside)
     # Where it was to run, and in which versions, may have changed since it was written.
     stated = beside.get("framework_versions") or _own(found, {}, "framework_versions")
-    cluster = read_cluster(beside.get("cluster") or _needed("cluster", own("cluster")))
-    _check_cluster(found, cluster)
     knobs = _knobs(found, beside.get("settings") or {})
+    _check_said(found, beside, knobs, whole=whole)
+    cluster = read_cluster(beside.get("cluster") or own("cluster"))
+    _check_cluster(found, cluster)
     ranks = cluster.world_size // model_parallel_size(knobs)
     batch, parts = own("global_batch_size"), ""
     micro, steps = knobs.get("micro_batch_size"), knobs.get("gradient_accumulation_steps")
@@ -91,7 +96,6 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         if batch is not None and batch != made:
             raise UsageError("global_batch_size", batch, f"the file makes {made} on it: {parts}")
         batch = made
-    batch = _needed("global_batch_size", batch)
     model, notes = _model(found, beside, folder)
     written = found.told[0].workload.global_batch_size if found.told else batch
     if batch != written:
@@ -102,9 +106,8 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
             f"the blocks of this model are of the class {layer}, which the file does not shard"
         )
         raise UsageError("transformer_layer_cls_to_wrap", ",".join(found.layer_classes), allowed)
-    length = _needed("sequence_length", own("sequence_length"))
-    adapter, packing = own("adapter"), own("packing")
-    precision, stack = own("precision"), _needed("framework", own("framework"))
+    length, stack = own("sequence_length"), own("framework")
+    adapter, packing, precision = own("adapter"), own("packing"), own("precision")
     usual = usual_precision(FrameworkName(stack), cluster.gpu.device)
     if usual is Precision.FP32 and not beside.get("precision"):
         # a file that only says that nothing is mixed leaves weights to the script
@@ -141,7 +144,7 @@ def asked_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None
         arguments=arguments,
         knobs=knobs,
         made=parts,
-        notes=(*found.notes, *taken, *notes, *liger, *why),
+        notes=(*found.notes_beside(knobs), *taken, *notes, *liger, *why),
         uncounted=tuple(uncounted),
     )
 
@@ -161,17 +164,14 @@ def _model(
     if isinstance(said, str) and given is None:
         said, note = _named(said, folder)
     task = choice("task", Task, _own(found, beside, "task") or Task.CAUSAL_LM)
-    model = read_model(_needed("model", said if given is None else given), task)
+    model = read_model(said if given is None else given, task)
     return model, [note] if note else []
 
 
 def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None) -> Case:
     """The whole case of a file; arguments are those of :func:`asked_of`."""
-    asked = asked_of(found, beside, folder)
+    asked = asked_of(found, beside, folder, whole=True)
     knobs, values = asked.knobs, asked.arguments
-    if "micro_batch_size" not in knobs:
-        allowed = f"{NO_OPTION}: --settings micro_batch_size=N"
-        raise UsageError("micro_batch_size", None, allowed)
     ranks = values["cluster"].world_size // model_parallel_size(knobs)
     if values["global_batch_size"] > knobs["micro_batch_size"] * ranks and ranks > 1:
         # It accumulates: what decides how much memory that takes is not guessed.
@@ -189,15 +189,21 @@ def case_of(found: Found, beside: Mapping[str, Any], folder: Path | None = None)
         said = None if said == NOT_SAID else said
         raise UsageError("fsdp_config.version", said, f"{passed_over}, which is not predicted here")
     own = case.question.framework.name is FrameworkName.DEEPSPEED
-    counted = found.uncounted if found.zero and own else ()  # by which the case is counted
-    lines = (str(one) for one in asked.uncounted if one not in counted)
+    zero, model = found.zero if own else None, case.question.workload.model
+    if own and found.by_hidden and not model.is_traced:
+        sizes: dict[str, Any] = {
+            NAMES[name]: BY_HIDDEN[name](model.hidden_size) for name in found.by_hidden
+        }
+        zero = replace(zero or DEFAULTS, **sizes)
+    counted = "zero_optimization." if zero else None  # by which the case is counted
+    lines = (str(one) for one in asked.uncounted if not counted or counted not in one.key)
     notes = [*asked.notes, *lines, *case.notes]
     if found.fsdp_checkpointing and (differs := flag_differs(case.question.framework)):
         notes.append(f"{differs}; that is counted")
     if found.fsdp_checkpointing and (lost := loses_random_state(case.question)):
         notes.append(f"let the script checkpoint, and not FSDP's option: {lost}")
     script = replace(case.script, fsdp_checkpointing=found.fsdp_checkpointing)
-    script = replace(script, zero=found.zero if own else None)
+    script = replace(script, zero=zero)
     return replace(case, script=script, notes=tuple(notes))
 
 
@@ -372,10 +378,25 @@ def _with_header(found: Found, beside: Mapping[str, Any]) -> tuple[dict[str, Any
     return {**told, **given, "settings": {**knobs, **given.get("settings", {})}}, notes
 
 
-def _needed(name: str, value: Any) -> Any:
-    if value is None:
-        raise UsageError(name, None, NO_OPTION)
-    return value
+def _check_said(
+    found: Found, beside: Mapping[str, Any], knobs: Mapping[str, Any], *, whole: bool
+) -> None:
+    """Refuses what neither the file says nor is said beside it, all at once; of a ``whole`` case
+    knobs too."""
+    needed = ["cluster", "model", "global_batch_size", "sequence_length", "framework"]
+    if {"micro_batch_size", "gradient_accumulation_steps"} <= knobs.keys():
+        needed.remove("global_batch_size")  # it is made of these
+    missing = [
+        UsageError(name, None, f"{REQUIRED}: {NO_OPTION}")
+        for name in needed
+        if beside.get(name) is None and next(iter(found.may.get(name, ())), None) is None
+    ]
+    if whole and "micro_batch_size" not in knobs:
+        how = "--settings micro_batch_size=N"
+        how += "".join(f",{name}=true|false" for name in found.needs if name not in knobs)
+        missing.append(UsageError("micro_batch_size", None, f"{NO_OPTION}: {how}"))
+    if missing:
+        raise all_of(missing)
 
 
 def _check_cluster(found: Found, cluster: Cluster) -> None:

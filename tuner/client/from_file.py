@@ -28,7 +28,7 @@ from tuner.client.request import (
 )
 from tuner.client.values import BESIDE_A_FILE, NotCoveredError
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import Settings, idle_knobs, knob_value
+from tuner.core.configuration import BATCH, Checkpointing, Settings, idle_knobs, knob_value
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.script import checkpoints_in_script, is_sharded
@@ -60,6 +60,13 @@ class FileQuestion:
     beside: Mapping[str, Any]
     """What was said beside the file."""
 
+    @property
+    def by_script(self) -> frozenset[str]:
+        """Knobs that a field of the file could say, and the script turns on, as was said."""
+        how, said = "activation_checkpointing", self.beside.get("settings", {})
+        own = how in said and how not in self.opened.found.knobs
+        return frozenset({how} if own and said[how] is not Checkpointing.NONE else ())
+
 
 def read_question(
     path: str, format_name: str | None, given: Mapping[str, Any], db: str | None = None
@@ -73,8 +80,9 @@ def read_question(
     opened, where = open_file(path, format_name), place_of(path)
     given = {name: value for name, value in given.items() if value is not None}
     limits = {"headroom", "memory_limit_gib"}  # of the question, and of what is known of the file
-    beside = {name: one for name, one in given.items() if name in BESIDE_A_FILE | limits}
-    more = {name: one for name, one in given.items() if name not in BESIDE_A_FILE}
+    own = BESIDE_A_FILE | {"settings"}
+    beside = {name: one for name, one in given.items() if name in own | limits}
+    more = {name: one for name, one in given.items() if name not in own}
     found, placed = opened.found, beside.get("cluster") is not None
     says = found.told is not None or "cluster" in found.may
     if not placed and not (says and more.get("fidelity") == Fidelity.PREDICTED):
@@ -245,7 +253,8 @@ def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[st
     """
     knobs, free = question.asked.knobs, question.opened.found.free
     said = question.opened.found.knobs
-    kept = [name for name in said if name not in free]  # also what was counted without
+    # also what was counted without
+    kept = [*(name for name in said if name not in free), *question.by_script]
     return put_into(question.opened, str(question.path), knobs, asked, best, kept)
 
 
@@ -260,7 +269,7 @@ def put_into(
     """The same of a file at ``path`` that says ``knobs``, with settings of any study, but for those
     that are ``kept`` as they are.
     """
-    name = opened.found.format_name
+    found, name = opened.found, opened.found.format_name
     if name not in READERS:
         raise UsageError("file", path, f"is of {name}, which is not changed: export the answer")
     reader = READERS[name]
@@ -269,7 +278,9 @@ def put_into(
     best = replace(best, **{name: getattr(present, name) for name in kept})
     if not sync_acts(asked, best):  # then it is left as it was
         best = replace(best, sync_each_batch=present.sync_each_batch)
-    before = reader.tuned(asked, present, opened.values)
+    unsaid = {name for name in found.free if name in BATCH and name not in found.knobs}
+    absent = {name: 2 * getattr(best, name) for name in unsaid - kept}  # it is written in any case
+    before = reader.tuned(asked, replace(present, **absent), opened.values)
     after = reader.tuned(asked, best, opened.values)
     by_fsdp1, shards = asked.framework.fsdp_version == 1, is_sharded(asked, best)
     if by_fsdp1 and shards and best.sharding is not present.sharding:
@@ -281,10 +292,13 @@ def put_into(
     wanted = spelled_in(opened.values, changes(before, after))
     if not wanted:
         return opened.text, {}
-    text = syntax_of(path).edit(opened.text.replace("\r\n", "\n"), wanted)
+    other = opened.other and opened.other.with_changes(wanted)
+    own = opened.other.split(wanted)[0] if opened.other else wanted
+    text = opened.text.replace("\r\n", "\n")
+    text = syntax_of(path).edit(text, own) if own else text
     if "\r\n" in opened.text:
         text = text.replace("\n", "\r\n")
-    again = read_text(text, path, opened.found.format_name).found.knobs
+    again = read_text(text, path, opened.found.format_name, other=other).found.knobs
     checkpoints, default = "activation_checkpointing", Settings().activation_checkpointing
     moved = best.activation_checkpointing is not present.activation_checkpointing
     if checkpoints in opened.found.free and moved and not checkpoints_in_script(asked, best):
@@ -301,36 +315,64 @@ def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
     """Names the knobs of the best settings that no field of the file holds, where they are not
     known to be so already: ``micro_batch_size=4``."""
     found, known = question.opened.found, {**Settings().all_values(), **question.asked.knobs}
-    if "micro_batch_size" not in question.asked.knobs:
-        del known["micro_batch_size"]  # whoever starts the file must say it
+    for name in {*BATCH} - question.asked.knobs.keys():
+        del known[name]  # whoever starts the file must say it
     idle = {*idle_knobs(best), *(() if sync_acts(asked, best) else ("sync_each_batch",))}
     changed = (
         f"{name}={show(value)}"
         for name, value in best.all_values().items()
-        if name not in idle | {*found.knobs, *found.free} and known.get(name) != value
+        if name not in idle | ({*found.knobs, *found.free} - question.by_script - found.auto)
+        if known.get(name) != value
     )
     return ", ".join(changed)
 
 
-def diff(question: FileQuestion, text: str) -> str:
-    """The change as a patch."""
-    name = str(question.path)
-    lines = difflib.unified_diff(
-        question.opened.text.splitlines(keepends=True), text.splitlines(keepends=True), name, name
-    )
-    return "".join(lines)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """A file of the user's own that an answer changes."""
+
+    path: Path
+    was: str
+    text: str
+
+    @property
+    def diff(self) -> str:
+        """The change as a patch."""
+        name = str(self.path)
+        before, after = (one.splitlines(keepends=True) for one in (self.was, self.text))
+        lines = difflib.unified_diff(before, after, name, name)
+        return "".join(one if one.endswith("\n") else f"{one}\n{NO_END}\n" for one in lines)
 
 
-def put_back(question: FileQuestion, text: str, *, backup: bool) -> Path | None:
-    """Write the file anew, with a copy of what it was beside it; the copy's path."""
-    path, copy = question.path, None
-    was = path.read_bytes()
-    if was.decode("utf-8-sig") != question.opened.text:
-        raise TunerError(f"{path} was changed meanwhile: nothing is written")
-    if backup:
-        names = (f"{path.name}.bak{number or ''}" for number in range(MOST_BACKUPS))
-        copy = next(one for one in map(path.with_name, names) if not one.exists())
-        copy.write_bytes(was)
-    mark = "\ufeff" if was.startswith(b"\xef\xbb\xbf") else ""
-    write_text(path, f"{mark}{text}")
-    return copy
+# What a patch says below a line that ends with its file.
+NO_END = "\\ No newline at end of file"
+
+
+def changed_files(
+    question: FileQuestion, text: str, wanted: Mapping[str, Any]
+) -> tuple[Written, ...]:
+    """The files that what was changed is in: the user's own, and DeepSpeed's JSON that it names."""
+    opened, other = question.opened, question.opened.other
+    found = [Written(path=question.path, was=opened.text, text=text)]
+    if other is not None:
+        there = other.with_changes(wanted).text
+        found.append(Written(path=other.path, was=other.text, text=there))
+    return tuple(one for one in found if one.was != one.text)
+
+
+def put_back(files: Iterable[Written], *, backup: bool) -> list[Path]:
+    """Writes files anew, with a copy of what each was beside it; the paths of the copies."""
+    there = {one.path: one.path.read_bytes() for one in files}
+    for one in files:
+        if there[one.path].decode("utf-8-sig") != one.was:
+            raise TunerError(f"{one.path} was changed meanwhile: nothing is written")
+    copies = []
+    for one in files:
+        path, was = one.path, there[one.path]
+        if backup:
+            names = (f"{path.name}.bak{number or ''}" for number in range(MOST_BACKUPS))
+            copies.append(next(p for p in map(path.with_name, names) if not p.exists()))
+            copies[-1].write_bytes(was)
+        mark = "\ufeff" if was.startswith(b"\xef\xbb\xbf") else ""
+        write_text(path, f"{mark}{one.text}")
+    return copies

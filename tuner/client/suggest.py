@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuner.client.answered import Answer, Answered, answered_of, read_targets
+from tuner.client.answered import Answer, Answered, answered_of, keep_line, read_targets
 from tuner.client.local import Caller, PythonCaller, answer_here
 from tuner.client.place import place_here
 from tuner.client.request import RequestHere, read_here
@@ -210,7 +210,12 @@ def answer_at(
     targets = read_targets(write, placed.question, placed.space)
     with open_store(db) as store:
         study = answer_here(store, placed, caller, dict(request.labels))
-    return answered_of(study, targets)
+        found = answered_of(study, targets)
+        # For the list of studies. What came in meanwhile is not in this answer.
+        status = store.status(study.id)
+        if status is not None and status.revision == study.revision:
+            keep_line(store, study, found.suggestion, status.newest_event)
+    return found
 
 
 @naming_arguments()

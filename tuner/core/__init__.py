@@ -1,1 +1,1 @@
-"""."""
+"""The words of the product: what is asked, tried, measured and answered, each defined once."""

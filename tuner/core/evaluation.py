@@ -9,7 +9,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Basis, Fidelity, Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity, weakest
 from tuner.core.study import Probe
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 GIB = 2**30
 

@@ -31,7 +31,7 @@ from tuner.core.workload import (
     Workload,
 )
 from tuner.errors import UnknownNameError, UsageError
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # The libraries that adapters and 8-bit optimizers are from, and models in four bits.
 ADAPTER_PACKAGE, EIGHT_BIT_PACKAGE, FOUR_BIT_PACKAGE = "peft", "torchao", "bitsandbytes"

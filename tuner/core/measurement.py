@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 Count = Annotated[int, Field(ge=0)]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import log
 
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # Standard deviations from the middle of a normal distribution to each end of an 80% interval.
 QUANTILE = 1.2816

@@ -19,7 +19,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_value
 from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError, why_unreadable
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 if TYPE_CHECKING:
     from tuner.core.study import Question

@@ -27,7 +27,7 @@ from tuner.core.packing import PackingVariant
 from tuner.core.script import Script, check_script
 from tuner.core.workload import Precision, TensorParallel, Workload
 from tuner.errors import UsageError
-from tuner.plain import Plain, plain
+from tuner.serialization import Plain, plain
 
 if TYPE_CHECKING:
     from tuner.cost.calibration import Calibration

@@ -21,7 +21,7 @@ from tuner.core.quantity import Quantity
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import Costs
 from tuner.model import read_model_config
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # Of a calibration that is kept, and of what is timed and how rates are made of it; one of another
 # format is not read.

@@ -30,7 +30,7 @@ from tuner.dryrun.trace import (
     by_sizes,
     matched_steps,
 )
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,
 # whatever the model: they are of four to eight layers. Of towers for images nothing is left out.

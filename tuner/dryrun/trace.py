@@ -14,7 +14,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tuner.core.measurement import Count
 from tuner.cost.time.traced import AMOUNTS
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # The form of a trace that is read here.
 FORMAT = 2

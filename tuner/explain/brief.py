@@ -4,7 +4,7 @@ All of it is of facts as plain values, so that a service's answers are said alik
 in brackets, and what stands behind the numbers is said once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,7 +38,7 @@ from tuner.explain.english import (
     effect_cells,
     spared_text,
 )
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from tuner.text import count_text, show, size_text, time_text
 
 # Kinds of facts of which nothing is left to say beside the brief answer and its memory in full.
@@ -126,16 +126,14 @@ def brief(study: Study, suggestion: Suggestion, tokens: float | None = None) -> 
     """The brief answer of a suggestion that has a best."""
     best = suggestion.best
     assert best is not None
-    by_kind: dict[str, PlainFact] = {}
-    for fact in suggestion.facts:
-        by_kind.setdefault(fact["kind"], fact)
+    by_kind = _by_kind(suggestion)
     changes = _changes(suggestion)
     so_far = "Best so far" if study.state in OPEN else "Answer"
     return Brief(
         title=f"Predicted, not {study.limits.fidelity}"
         if is_forecast(study, suggestion)
         else so_far,
-        answer=tuple(_answer(study.question, best, tokens, by_kind, changes[:MOST_CHANGES])),
+        answer=tuple(_answer(study.question, best, tokens, named_knobs(suggestion))),
         why=tuple(_why(by_kind, changes, best)),
         changes=tuple(map(effect_cells, changes[:MOST_CHANGES])),
         sure=tuple(_sure(by_kind, best, study)),
@@ -170,22 +168,31 @@ OTHERS: Mapping[str, str] = {
 }
 
 
+def named_knobs(suggestion: Suggestion) -> set[str]:
+    """Knobs of the answer that other configurations are told apart from it by, in why it was chosen
+    and in its single changes: their values are shown, be they the default."""
+    best, facts = suggestion.best, _by_kind(suggestion)
+    if best is None:
+        return set()
+    others = [facts[kind][name] for kind, name in OTHERS.items() if kind in facts]
+    named = {name for one in others for name in _differing(one.get("settings", one), best.settings)}
+    return named | {one["knob"] for one in _changes(suggestion)[:MOST_CHANGES]}
+
+
+def _by_kind(suggestion: Suggestion) -> dict[str, PlainFact]:
+    """The first fact of each kind."""
+    return {fact["kind"]: fact for fact in reversed(suggestion.facts)}
+
+
 def _answer(
-    question: Question,
-    best: Evaluation,
-    tokens: float | None,
-    facts: Mapping[str, PlainFact],
-    changes: Sequence[PlainFact],
+    question: Question, best: Evaluation, tokens: float | None, named: Collection[str]
 ) -> Iterator[str]:
     per, found = rank_word(question), scale(question, best, tokens)
     said = describe(best.settings).split(",")
     # Knobs at their default go unsaid, but for those that Why and the single changes name.
-    others = [facts[kind][name] for kind, name in OTHERS.items() if kind in facts]
-    named = {name for one in others for name in _differing(one.get("settings", one), best.settings)}
-    named |= {one["knob"] for one in changes}
-    named -= {part.partition("=")[0] for part in said}
+    left = {*named} - {part.partition("=")[0] for part in said}
     mine = best.settings.all_values()
-    yield ", ".join([*said, *(f"{name}={show(mine[name])}" for name in mine if name in named)])
+    yield ", ".join([*said, *(f"{name}={show(mine[name])}" for name in mine if name in left)])
     speed, step = best.tokens_per_s_per_gpu, best.step_time_s
     step_text = f"{time_text(step.value)} s a step"
     yield f"{rate_text(speed, per)}, {step_text}"

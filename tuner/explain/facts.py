@@ -27,7 +27,7 @@ from tuner.explain.english import (
     ran_text,
     spared_text,
 )
-from tuner.plain import plain
+from tuner.serialization import plain
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from tuner.core.workload import Precision, Workload
 from tuner.cost.memory.shards import WEIGHT_BYTES, axis_sizes, shards
 from tuner.cost.time.collectives import step_collectives
 from tuner.guard.replica import GUARD_FORMAT, STEPS, Replica
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from tuner.text import show, size_text
 
 # Operator, mesh axis and phase of a collective.

@@ -10,7 +10,7 @@ from tuner.launchfiles import (
     accelerate,
     deepspeed,
     nanotron,
-    plain,
+    settings_json,
     shell,
     torch_module,
     torchtitan,
@@ -36,7 +36,7 @@ FORMATS: Mapping[str, Format] = {
         shell.SBATCH_FORMAT,
         shell.TRAIN_JOB_FORMAT,
         shell.ENV_FORMAT,
-        plain.FORMAT,
+        settings_json.FORMAT,
     )
 }
 # Formats that are written for the classes of a model's layers.

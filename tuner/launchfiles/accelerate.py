@@ -29,6 +29,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.errors import UsageError
 from tuner.launchfiles import contract as refusals
+from tuner.launchfiles import filled
 from tuner.launchfiles.contract import (
     About,
     Format,
@@ -365,14 +366,18 @@ def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
     fields.refuse_others(KNOWN)
-    if str(fields.values.get("distributed_type")).lower() == "deepspeed":
-        raise fields.error("distributed_type", "check DeepSpeed's own JSON in its place")
-    kind = fields.choice("distributed_type", KINDS, "no")
     fields.refuse("fp8_config", "is not predicted")
     fields.refuse("dynamo_backend", "compiled models are not predicted")
     fields.part("dynamo_config").refuse("dynamo_backend", "compiled models are not predicted")
-    for name in ("deepspeed_config", "megatron_lm_config"):
+    by_deepspeed = str(fields.values.get("distributed_type")).lower() == "deepspeed"
+    others = ("megatron_lm_config", "fsdp_config" if by_deepspeed else "deepspeed_config")
+    for name in others:
         fields.refuse(name, "is of another engine than the file's distributed_type")
+    if by_deepspeed:
+        nodes = None if fields.flag("use_cpu") else fields.whole("num_machines", 1)
+        size = {"ranks": fields.whole("num_processes", 1), "ranks_field": "num_processes"}
+        return filled.of_accelerate(fields, {"format_name": NAME, "nodes": nodes, **size})
+    kind = fields.choice("distributed_type", KINDS, "no")
     ranks = fields.whole("num_processes", 1)
     if fields.choice("distributed_type", {**dict.fromkeys(KINDS, False), "no": True}, "no"):
         allowed = "must be 1 where distributed_type is NO: accelerate starts no more"
@@ -429,7 +434,7 @@ def read(values: Mapping[str, Any]) -> Found:
         layer_classes=classes,
         needs={"sync_each_batch": "the training script"},
         fsdp_checkpointing="activation_checkpointing" in knobs,
-        notes=() if "activation_checkpointing" in knobs else (OFF,),
+        assumed={"activation_checkpointing": OFF},
         uncounted=tuple(fields.uncounted),
     )
 
@@ -461,6 +466,8 @@ def _groups(fields: Fields, ranks: int | None) -> tuple[int, int] | None:
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
+    if str(values.get("distributed_type")).lower() == "deepspeed":
+        return filled.tuned_by_accelerate(question, settings, values)
     return configuration(question, settings)
 
 

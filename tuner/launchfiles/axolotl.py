@@ -14,13 +14,13 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles.fields import Fields, Found
-from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
-from tuner.launchfiles.trained import (
+from tuner.launchfiles.fine_tuning import (
     UNCOUNTED,
     adapter,
     deepspeed,
     optimizer_of,
 )
+from tuner.launchfiles.fsdp import FSDP1, NO_SHARD, fsdp1_sharding, layer_class, reshards
 from tuner.launchfiles.trainer import OPTIMIZERS
 
 NAME = "axolotl"
@@ -153,8 +153,15 @@ def read(values: Mapping[str, Any]) -> Found:
     )
 
 
+def _has_no_effect(name: str) -> bool:
+    return _NO_EFFECT.fullmatch(name) is not None
+
+
 def _pass_over(fields: Fields) -> None:
-    """Notes fields that no figure takes into account, and those that nothing is known of."""
+    """Notes fields that no figure takes into account, and those that nothing is known of; refuses
+    those that are nearly one that is read."""
+    others = {name: one for name, one in fields.values.items() if not _has_no_effect(str(name))}
+    Fields(others).refuse_misspelt(_READ | UNCOUNTED.keys() | _OTHER_STEP.keys())
     for name, value in fields.values.items():
         if name not in fields or value is False or (value == 1 and value is not True):
             continue
@@ -169,8 +176,8 @@ def _pass_over(fields: Fields) -> None:
             for plugin in fields.words(name):
                 if plugin.endswith("DiffusionPlugin"):
                     fields.pass_over(name, _OTHER_STEP["diffusion"], plugin, rules_out=True)
-        elif not _NO_EFFECT.fullmatch(name):
-            fields.pass_over(name, "is not known here, and may change both")
+        elif not _has_no_effect(name):
+            fields.pass_over(name, "is not known here, and may change memory and speed")
 
 
 def _read_sharding(fields: Fields) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -8,7 +8,7 @@ at the end of an accumulation. JSON has no comments: where the settings come fro
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settings, Sharding
@@ -42,6 +42,12 @@ NAMES = {
     "stage3_max_live_parameters": "max_live_parameters",
     "stage3_max_reuse_distance": "max_reuse_distance",
     "sub_group_size": "sub_group_size",
+}
+# How transformers and accelerate fill in those that are ``auto``, of a model's hidden size.
+BY_HIDDEN: Mapping[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda hidden: hidden * hidden,
+    "stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
 }
 MOST_ELEMENTS = 10**13
 _ADAMW = (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
@@ -216,6 +222,11 @@ MASTERS = "must be true beside the other: one without the other is not predicted
 PLAIN_ZERO = ("zero_quantized_weights", "zero_quantized_gradients",
               "zero_quantized_nontrainable_weights", "mics_shard_size", "cpu_offload",
               "cpu_offload_param")  # fmt: skip
+# Fields of the batch, by knob.
+SIZES = {
+    "train_micro_batch_size_per_gpu": "micro_batch_size",
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+}
 ENGINES = ("tensor_parallel", "sequence_parallel", "compression_training", "sparse_attention")
 TOP = frozenset({
     "zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size",
@@ -233,15 +244,15 @@ OF_TORCH = (
     "the figures are of torch's own sharding, whose equivalent this is: DeepSpeed needs other"
     " buffers and has another speed"
 )
-NOTES = (
-    "activation_checkpointing is the script's, and taken as none; where it is on, say --settings"
-    " activation_checkpointing=full",
-)
+ASSUMED = {
+    "activation_checkpointing": "activation_checkpointing is the script's, and taken as none; where"
+    " it is on, say --settings activation_checkpointing=full"
+}
 
 
 def read(values: Mapping[str, Any]) -> Found:
-    """Reads the file, or raises ``UsageError`` for a field."""
-    fields = Fields(values)
+    """Reads the file, or raises ``UsageError`` for a field. What is ``auto`` it does not say."""
+    fields = Fields(_said(values))
     fields.refuse_misspelt(TOP)
     for name in ENGINES:
         fields.refuse(name, "is not predicted")
@@ -249,28 +260,32 @@ def read(values: Mapping[str, Any]) -> Found:
     zero.refuse_misspelt(ZERO)
     for name in PLAIN_ZERO:
         zero.refuse(name, "is not predicted", but=(False, 0, 1, -1))
-    precision = _read_precision(fields)
-    knobs, stacks, secondary = _read_zero(fields, zero, precision)
-    for knob, name in (("micro_batch_size", "train_micro_batch_size_per_gpu"),
-                       ("gradient_accumulation_steps", "gradient_accumulation_steps")):  # fmt: skip
-        if (size := _whole(fields, name)) is not None:
+    precisions = _read_precision(fields)
+    left = [one for one in ("bf16", "fp16") if _is_auto(values.get(one), "enabled")]
+    if left and precisions == ("fp32",):
+        precisions = ("bf16_mixed", "fp32")
+    by_other = _is_auto(values.get("zero_optimization"), "stage")
+    knobs, stacks, secondary = _read_zero(fields, zero, precisions[0], 2 if by_other else 0)
+    for name, knob in SIZES.items():
+        if (size := fields.whole(name)) is not None:
             knobs[knob] = size
     may: dict[str, tuple[Any, ...]] = {
         "framework": stacks,
-        "precision": (precision,),
+        "precision": precisions,
     }
-    if (batch := _whole(fields, "train_batch_size")) is not None:
+    if (batch := fields.whole("train_batch_size")) is not None:
         may["global_batch_size"] = (batch,)
     if "optimizer" in fields:
         may["optimizer"] = (str(fields.part("optimizer").choice("type", OPTIMIZERS)),)
     if "communication_data_type" in fields:
         may["reduce_dtype"] = (fields.choice("communication_data_type", _READ_DTYPES),)
     sized = _sized(zero)
+    auto = frozenset(knob for name, knob in SIZES.items() if values.get(name) == "auto")
     if DEEPSPEED not in stacks:
-        notes = (OF_TORCH, *NOTES)
-        return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, notes=notes)
+        known: dict[str, Any] = {"notes": (OF_TORCH,), "assumed": ASSUMED, "auto": auto}
+        return Found(format_name=NAME, free=FREE, knobs=knobs, may=may, **known)
     fields.part("data_types").refuse("grad_accum_dtype", "is not predicted", but=("bf16",))
-    stage = zero.values.get("stage", 0)
+    stage = zero.values.get("stage", 2 if by_other else 0)
     other = _sizes(stage, sized)
     for name, size in _sizes(stage).items():
         if other[name] != size:  # answers of other settings are counted by the default
@@ -281,7 +296,9 @@ def read(values: Mapping[str, Any]) -> Found:
         free={**FREE, "sharding": tuple(map(str, SHARDINGS)), "sync_each_batch": ()},
         knobs=knobs,
         may=may,
-        notes=NOTES,
+        assumed=ASSUMED,
+        auto=auto,
+        unsaid=frozenset({"sharding"} if by_other else ()),
         secondary=secondary,
         uncounted=tuple(fields.uncounted),
         zero=None if sized == DEFAULTS else sized,
@@ -289,10 +306,10 @@ def read(values: Mapping[str, Any]) -> Found:
 
 
 def _read_zero(
-    fields: Fields, zero: Fields, precision: str
+    fields: Fields, zero: Fields, precision: str, default: int
 ) -> tuple[dict[str, Any], tuple[str, ...], int | None]:
     """Knobs, the frameworks that do what is asked for, and ranks of secondary shards."""
-    stage = zero.values.get("stage", 0)
+    stage = zero.values.get("stage", default)
     if not isinstance(stage, int) or isinstance(stage, bool) or not 0 <= stage < 4:
         raise zero.error("stage", "must be 0, 1, 2 or 3")
     stacks: tuple[str, ...] = (DEEPSPEED, *TORCHS)
@@ -323,23 +340,31 @@ def _sized(zero: Fields) -> Zero:
     found: dict[str, Any] = {}
     for name, known in NAMES.items():
         value = zero.values.get(name)
-        if value in (None, "auto"):
+        if value is None:
             continue
         size = int(zero.number(name, 0))  # 5e8 is a number too
         if not 0 < size <= MOST_ELEMENTS:
             raise zero.error(name, f"must be a positive number, and {MOST_ELEMENTS} at most")
         found[known] = size
-    if zero.values.get("overlap_comm") not in (None, "auto"):
+    if "overlap_comm" in zero:
         found["overlap_comm"] = zero.flag("overlap_comm")
     return Zero(**found)
 
 
-def _whole(fields: Fields, name: str) -> int | None:
-    """A number; ``auto`` is for the Trainer to fill in."""
-    return None if fields.values.get(name) == "auto" else fields.whole(name)
+def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what is left to the Trainer, or to accelerate."""
+    return {
+        name: _said(one) if isinstance(one, Mapping) else one
+        for name, one in values.items()
+        if one != "auto"
+    }
 
 
-def _read_precision(fields: Fields) -> str:
+def _is_auto(values: object, name: str) -> bool:
+    return isinstance(values, Mapping) and values.get(name) == "auto"
+
+
+def _read_precision(fields: Fields) -> tuple[str, ...]:
     if fields.part("fp16").flag("enabled"):
         raise fields.part("fp16").error("enabled", "must be false: fp16 is not predicted")
     fields.part("amp").refuse("enabled", "must be false: amp is not predicted", but=(False,))
@@ -347,13 +372,13 @@ def _read_precision(fields: Fields) -> str:
     autocast = fields.part("torch_autocast")
     if autocast.flag("enabled"):
         autocast.choice("dtype", {"bfloat16": True, "torch.bfloat16": True}, "bfloat16")
-        return "bf16_mixed"
+        return ("bf16_mixed",)
     if not bf16.flag("enabled"):
-        return "fp32"
+        return ("fp32",)
     narrow = {n: bf16.flag(n) for n in ("bf16_master_weights_and_grads", "bf16_optimizer_states")}
     if len(set(narrow.values())) > 1:
         raise bf16.error(next(name for name, is_on in narrow.items() if not is_on), MASTERS)
-    return "bf16" if all(narrow.values()) else "bf16_mixed"
+    return ("bf16" if all(narrow.values()) else "bf16_mixed",)
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from tuner.core.configuration import Settings
 from tuner.core.study import Question
 from tuner.cost.memory.zero import Zero
-from tuner.errors import UsageError
+from tuner.errors import UsageError, did_you_mean
 
 T = TypeVar("T")
 # What stands for nothing, in files that write all their fields out.
@@ -125,7 +125,9 @@ class Fields:
         """Refuse fields that there are not, which may mean anything."""
         for name, value in self.values.items():
             if name not in known and name in self:
-                raise self._no_field(name, value, "is not known here, and may change what it needs")
+                near = did_you_mean(name, known)
+                allowed = f"is not known here{near}, and may change what it needs"
+                raise self._no_field(name, value, allowed)
 
     def refuse_misspelt(self, known: Collection[str]) -> None:
         """Refuse fields that are nearly one of these, and would be passed over."""
@@ -192,6 +194,8 @@ class Found:
     """Whether FSDP's own option turns activation checkpointing on."""
     notes: tuple[str, ...] = ()
     """What is taken for granted, and what to know of the figures."""
+    assumed: Mapping[str, str] = field(default_factory=dict)
+    """What is taken for granted of knobs as long as nobody says them."""
     strict: bool = True
     """Whether what does not go with the model is a mistake; else it is taken as near as it is
     predicted, and told."""
@@ -199,6 +203,10 @@ class Found:
     """Knobs that the file can say otherwise, with the values it can say; none for any."""
     uncounted: tuple[Uncounted, ...] = ()
     """Fields that no figure takes into account."""
+    auto: frozenset[str] = frozenset()
+    """Knobs whose fields it leaves to whoever names it, and which are left to it there."""
+    by_hidden: frozenset[str] = frozenset()
+    """Sizes of DeepSpeed's that are filled in by the model's hidden size."""
     zero: Zero | None = None
     """Sizes of DeepSpeed's buckets where they are not its defaults."""
     told: tuple[Question, Settings] | None = None
@@ -210,3 +218,7 @@ class Found:
         FSDP2's."""
         lines = (one for one in self.uncounted if one.key in ("fsdp_version", "version"))
         return next(lines, None)
+
+    def notes_beside(self, knobs: Collection[str]) -> tuple[str, ...]:
+        """The notes, with what is taken for granted of other knobs than these."""
+        return (*self.notes, *(one for name, one in self.assumed.items() if name not in knobs))

@@ -30,7 +30,7 @@ from tuner.launchfiles import (
     deepspeed,
     llama_factory,
     nanotron,
-    plain,
+    settings_json,
     torch_module,
     torchtitan,
     trainer,
@@ -39,6 +39,7 @@ from tuner.launchfiles import (
 from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
 from tuner.launchfiles.editing import changed, edited, spliced
 from tuner.launchfiles.fields import Found
+from tuner.launchfiles.filled import FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +211,7 @@ _PROGRAMS = (axolotl, llama_factory, trl)
 # The reader of each format.
 READERS: Mapping[str, ModuleType] = {
     module.NAME: module
-    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, plain)
+    for module in (*_PROGRAMS, accelerate, trainer, deepspeed, nanotron, torchtitan, settings_json)
 }
 # Of a file; configurations have some kilobytes.
 LARGEST_BYTES = 2**20
@@ -223,12 +224,38 @@ class _TwiceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Other:
+    """DeepSpeed's JSON, which a configuration file names."""
+
+    path: Path
+    text: str
+    field: tuple[str, str]
+    """The table and the field that name it; one and the same where no table has it."""
+
+    def split(self, wanted: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Changes of the file that names it, and those of its own."""
+        table, name = self.field
+        rest = {one: value for one, value in wanted.items() if one != table}
+        inner = wanted.get(table, {})
+        if table == name:
+            return rest, dict(inner)
+        left = {one: value for one, value in inner.items() if one != name}
+        return {**rest, **({table: left} if left else {})}, dict(inner.get(name, {}))
+
+    def with_changes(self, wanted: Mapping[str, Any]) -> "Other":
+        """The same after changes of both files; itself where none is its own."""
+        own = self.split(wanted)[1]
+        return replace(self, text=edited(self.text, own)) if own else self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
     """A configuration file: its text, its content, and what that says."""
 
     text: str
     values: Mapping[str, Any]
     found: Found
+    other: Other | None = None
 
 
 def is_text(file: str) -> bool:
@@ -263,11 +290,17 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
 
 
 def read_text(
-    text: str, path: str, format_name: str | None = None, *, reads_others: bool = True
+    text: str,
+    path: str,
+    format_name: str | None = None,
+    *,
+    reads_others: bool = True,
+    other: Other | None = None,
 ) -> Opened:
     """The same of the text of a file at ``path``.
 
-    With ``reads_others`` a file that it names is read too, from beside it.
+    With ``reads_others`` a file that it names is read too, from beside it, unless that is ``other``
+    already.
     """
     told, syntax = told_in_comment(text, path), syntax_of(path)
     if told is not None:
@@ -291,20 +324,40 @@ def read_text(
     elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
         format_name = trl.NAME
     name = format_name or format_of(values, path)
-    engine = values.get("deepspeed")
-    if isinstance(engine, str) and not reads_others:
-        allowed = "names a file, and none is read here: put its fields in its place"
-        raise UsageError("file.deepspeed", engine, allowed)
-    if isinstance(engine, str) and (there := _beside(Path(path), engine)) is not None:
-        whole = there.read_bytes()[: LARGEST_BYTES + 1]
-        values = {**values, "deepspeed": parse(whole.decode(errors="replace"), engine)}
+    values, other = _with_other(values, path, other, reads_others=reads_others)
     found = READERS[name].read(values)
     if told is None and isinstance(values.get("tuner"), Mapping) and "reads" in values["tuner"]:
         told = told_in(values["tuner"]["reads"], path)
     if told is not None:
         unseen = (_code_unseen("the script in its comments"),) if name == accelerate.NAME else ()
         found = replace(found, told=told[1:], notes=(*found.notes, *unseen))
-    return Opened(text=text, values=values, found=found)
+    return Opened(text=text, values=values, found=found, other=other)
+
+
+# Fields that name DeepSpeed's JSON, with the table that each is in where that is another: the
+# Trainer's, and accelerate's.
+_ENGINES = (("deepspeed", "deepspeed"), ("deepspeed_config", FILE))
+
+
+def _with_other(
+    values: Mapping[str, Any], path: str, other: Other | None, *, reads_others: bool
+) -> tuple[Mapping[str, Any], Other | None]:
+    """A file's values, with those of DeepSpeed's JSON in the place of its name, and that JSON."""
+    table, field = next((one for one in _ENGINES if one[0] in values), _ENGINES[0])
+    block = values if table == field else values.get(table)
+    named = block.get(field) if isinstance(block, Mapping) else None
+    if not isinstance(named, str) or named.lower() == "none":
+        return values, None
+    if not reads_others:
+        allowed = "names a file, and none is read here: put its fields in its place"
+        raise UsageError(f"file.{field}", named, allowed)
+    if other is None and (there := _beside(Path(path), named)) is not None:
+        whole = there.read_bytes()[: LARGEST_BYTES + 1]
+        other = Other(path=there, text=whole.decode(errors="replace"), field=(table, field))
+    if other is None:
+        return values, None
+    own = parse(other.text, named)
+    return {**values, table: own if table == field else {**values[table], field: own}}, other
 
 
 # A variable of a shell's lines, or of a job of Kubernetes'.

@@ -11,22 +11,28 @@ from typing import Any
 
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.study import Question
-from tuner.launchfiles import trained, trainer
+from tuner.launchfiles import fine_tuning, trainer
 from tuner.launchfiles.fields import Fields, Found
 
 NAME = "llama-factory"
 MARKS = frozenset({"finetuning_type", "cutoff_len"})
+# Looked at beside the Trainer's.
+_READ = frozenset({
+    *MARKS, "stage", "quantization_bit", "double_quantization", "lora_rank", "lora_alpha",
+    "lora_dropout", "lora_target", "additional_target", "packing", "neat_packing", "pure_bf16",
+    "disable_gradient_checkpointing", "model_name_or_path",
+})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    trained.pass_over_known(fields)
+    fine_tuning.pass_over_known(fields)
     if str(fields.values.get("stage") or "sft") not in ("sft", "pt"):
-        fields.pass_over("stage", trained.OTHER_STEP, rules_out=True)
+        fields.pass_over("stage", fine_tuning.OTHER_STEP, rules_out=True)
     kind = str(fields.values.get("finetuning_type") or "lora").lower()
     if kind == "freeze":
-        fields.pass_over("finetuning_type", trained.FEWER_GRADIENTS, kind)
+        fields.pass_over("finetuning_type", fine_tuning.FEWER_GRADIENTS, kind)
     elif kind not in ("lora", "full"):
         effect = "this adapter is not predicted, and counted as lora"
         fields.pass_over("finetuning_type", effect, kind)
@@ -34,7 +40,7 @@ def read(values: Mapping[str, Any]) -> Found:
     adapter = None
     if not is_whole:
         rank = fields.whole("lora_rank", 8) or 8
-        adapter = trained.adapter(
+        adapter = fine_tuning.adapter(
             fields,
             four_bits=bits == 4,
             eight_bits="quantization_bit" if bits == 8 else "",
@@ -46,10 +52,10 @@ def read(values: Mapping[str, Any]) -> Found:
         )
     neat = fields.flag("neat_packing")
     variant = "block_diagonal" if neat else ""
-    packing = trained.packed(fields, neat or fields.flag("packing"), variant, "packing", True)
+    packing = fine_tuning.packed(fields, neat or fields.flag("packing"), variant, "packing", True)
     checkpoints = not fields.flag("disable_gradient_checkpointing")
     full = str(Checkpointing.FULL if checkpoints else Checkpointing.NONE)
-    return trained.of_trainer(
+    return fine_tuning.of_trainer(
         fields,
         format_name=NAME,
         knobs={"activation_checkpointing": full},
@@ -58,13 +64,15 @@ def read(values: Mapping[str, Any]) -> Found:
         adapter=adapter,
         packing=packing,
         mixes=not fields.flag("pure_bf16"),
+        reads=_READ,
     )
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
-    # layers are checkpointed where no field says otherwise
-    found = trainer.tuned(question, settings, {"gradient_checkpointing": True, **values})
+    # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
+    arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    found = trainer.tuned(question, settings, arguments)
     for name in ("gradient_checkpointing", "activation_checkpointing"):
         found.pop(name, None)
         found.pop(f"{name}_kwargs", None)

@@ -24,6 +24,7 @@ from tuner.core.script import checkpoints_in_script, is_sharded, torchrun
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision, ReduceDtype
 from tuner.launchfiles import contract as refusals
+from tuner.launchfiles import filled
 from tuner.launchfiles.contract import (
     About,
     Format,
@@ -437,7 +438,6 @@ OPTIMIZERS = {
 }
 # Fields that change what a step needs in ways that are not predicted.
 REFUSED: Mapping[str, str] = {
-    "deepspeed": "check that file of DeepSpeed's in its place",
     "fp16": "must be false: fp16 is not predicted",
     "torch_compile": "must be false: compiled models are not predicted",
     "torch_compile_backend": "must be left out: compiled models are not predicted",
@@ -449,7 +449,7 @@ REFUSED: Mapping[str, str] = {
 READ = frozenset({
     "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", "optim",
     "use_liger_kernel", "liger_kernel_config", "bf16", "fsdp", "fsdp_config",
-    "activation_checkpointing", "gradient_checkpointing", *REFUSED,
+    "activation_checkpointing", "gradient_checkpointing", "deepspeed", *REFUSED,
 })  # fmt: skip
 
 
@@ -502,7 +502,7 @@ def read(values: Mapping[str, Any]) -> Found:
     if fused:
         knobs["fused_loss"] = True
     optimizer = fields.choice("optim", OPTIMIZERS, "adamw_torch_fused")
-    return Found(
+    found = Found(
         format_name=NAME,
         knobs=knobs,
         # a model may be split, and then sharded, as it is loaded; a ring is told by variables
@@ -520,6 +520,7 @@ def read(values: Mapping[str, Any]) -> Found:
         notes=notes,
         uncounted=tuple(fields.uncounted),
     )
+    return filled.of_trainer(fields, found, UNSAID) if "deepspeed" in fields else found
 
 
 def _read_liger(fields: Fields) -> tuple[bool, tuple[str, ...]]:
@@ -582,6 +583,8 @@ _TUNED = (
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
+    if "deepspeed" in Fields(values):
+        return filled.tuned_by_trainer(question, settings)
     about = About(study_id="", date="", provenance=Provenance.PREDICTED)
     found = arguments(question, settings, about)
     words = values.get("fsdp")

@@ -10,7 +10,7 @@ from typing import Any
 
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.study import Question
-from tuner.launchfiles import trained, trainer
+from tuner.launchfiles import fine_tuning, trainer
 from tuner.launchfiles.fields import Fields, Found
 
 NAME = "trl"
@@ -21,19 +21,25 @@ MARKS = frozenset({
 
 # Arguments that only other trainers of TRL's have.
 _OTHERS = ("beta", "num_generations", "max_prompt_length", "reward_model_path", "loss_type")
+# Looked at beside the Trainer's.
+_READ = frozenset({
+    *MARKS, *_OTHERS, "load_in_4bit", "load_in_8bit", "use_bnb_nested_quant", "lora_r",
+    "lora_alpha", "lora_dropout", "lora_target_modules", "lora_modules_to_save", "dtype",
+    "packing_strategy", "model_name_or_path", "torch_dtype", "gradient_checkpointing_kwargs",
+})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    trained.pass_over_known(fields)
+    fine_tuning.pass_over_known(fields)
     for name in _OTHERS:
         if name in fields and fields.values[name] not in ("nll", "dft", "chunked_nll"):
-            fields.pass_over(name, trained.OTHER_STEP, rules_out=True)
+            fields.pass_over(name, fine_tuning.OTHER_STEP, rules_out=True)
     adapter = None
     four, eight = fields.flag("load_in_4bit"), fields.flag("load_in_8bit")
     if fields.flag("use_peft"):
-        adapter = trained.adapter(
+        adapter = fine_tuning.adapter(
             fields,
             four_bits=four,
             eight_bits="load_in_8bit" if eight else "",
@@ -45,14 +51,16 @@ def read(values: Mapping[str, Any]) -> Found:
         )
     keeps_apart = str(fields.values.get("packing_strategy") or "bfd").startswith("bfd")
     variant = "varlen" if keeps_apart else ""
-    packing = trained.packed(fields, fields.flag("packing"), variant, "packing_strategy", "wrapped")
+    packing = fine_tuning.packed(
+        fields, fields.flag("packing"), variant, "packing_strategy", "wrapped"
+    )
     is_on = fields.flag("gradient_checkpointing", default=True)
     knobs = (
         {}
         if "gradient_checkpointing_kwargs" in fields
         else {"activation_checkpointing": str(Checkpointing.FULL if is_on else Checkpointing.NONE)}
     )
-    return trained.of_trainer(
+    return fine_tuning.of_trainer(
         fields,
         format_name=NAME,
         knobs=knobs,
@@ -62,12 +70,14 @@ def read(values: Mapping[str, Any]) -> Found:
         packing=packing,
         mixes=str(fields.values.get("dtype", fields.values.get("torch_dtype"))) != "bfloat16",
         bf16=not fields.flag("fp16"),
+        reads=_READ,
     )
 
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
-    # layers are checkpointed where no field says otherwise
-    found = trainer.tuned(question, settings, {"gradient_checkpointing": True, **values})
+    # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
+    arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    found = trainer.tuned(question, settings, arguments)
     renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
     return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}

@@ -29,9 +29,9 @@ from tuner.errors import UsageError
 from tuner.guard.check import GuardCheck
 from tuner.guard.faults import wrong_of
 from tuner.model import ModelConfig
-from tuner.plain import Plain
 from tuner.planner.answer import predicted_choice
 from tuner.planner.forecast import Asked, Forecast, estimate, forecast
+from tuner.serialization import Plain
 from tuner.space import count_settings, divisors, enumerate_space
 from tuner.space.rules import possible
 

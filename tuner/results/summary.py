@@ -24,9 +24,9 @@ from tuner.core.words import (
 from tuner.errors import NothingFitsError, UsageError
 from tuner.explain.brief import is_forecast
 from tuner.explain.known import is_unanswered, why_none
-from tuner.plain import Plain
 from tuner.planner.probes import outcomes
 from tuner.planner.spending import cost
+from tuner.serialization import Plain
 from tuner.text import json_text, show, show_all, size_text
 
 

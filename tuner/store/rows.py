@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from difflib import get_close_matches
 from functools import lru_cache
 from math import fsum
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,8 @@ PROBE_COLUMNS: tuple[InstrumentedAttribute[Any], ...] = (
 MOST_SIMILAR = 20
 # Studies that are named, the newest ones, where all begin as was written.
 MOST_NAMED = 5
+# Likeness of two ids of 12 characters that differ in one or two.
+LIKE_AN_ID = 0.8
 # Probes that they have together, the newest ones; a search looks at no more.
 MOST_PROBES = 300
 
@@ -77,7 +80,10 @@ def unknown_study(session: Session, given: str) -> UsageError:
     if given and ids[1:] and ids[0].startswith(given):  # no more than what all ids begin with
         named = ", ".join([*ids[:MOST_NAMED], *["..."] * (len(ids) > MOST_NAMED)])
         return UsageError("study", given, f"several begin so: {named}")
-    return UnknownNameError("study", given, ids)
+    # Ids are made of chance: only one with a letter or two wrong is like the one that was meant.
+    if get_close_matches(given, ids, n=1, cutoff=LIKE_AN_ID):
+        return UnknownNameError("study", given, ids)
+    return UsageError("study", given, "no such study; tuner studies list has those that are there")
 
 
 def read_study(session: Session, row: StudyRow) -> Study:

@@ -13,7 +13,7 @@ from sqlalchemy import ColumnElement, delete, select
 from sqlalchemy.orm import Session
 
 from tuner.core import lease
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from tuner.store.engine import Transactions
 from tuner.store.tables import WorkerRow, clock, from_row
 

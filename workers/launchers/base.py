@@ -18,7 +18,7 @@ from tuner.core import lease
 from tuner.environment import passed
 from tuner.errors import ProbeError
 from tuner.machine import end_first_for_memory, usable_cores
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from workers.measuring.records import log_path, log_tail, record_path
 
 # In a job's argv: replaced by the number of the rank's end of the pipe to its supervisor.

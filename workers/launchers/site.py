@@ -21,7 +21,7 @@ from tuner.core.cluster import Cluster
 from tuner.core.launcher import LauncherName
 from tuner.environment import PASSED_BY_NAME, without_secrets
 from tuner.machine import Machine, this_machine
-from tuner.plain import Plain
+from tuner.serialization import Plain
 from workers.devices import Device, cores_name, devices_here
 from workers.launchers.base import Launcher
 from workers.launchers.local import LocalLauncher

@@ -15,11 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Limits, Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
+from tests.questions import question_about
+from tuner.core.study import Limits
 from tuner.store import open_store
 
 SERVE = [sys.executable, "-P", "-m", "api"]
@@ -90,10 +87,7 @@ def get(url, **headers):
 
 @pytest.fixture
 def study_id(environment):
-    workload = Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8)
-    question = Question(
-        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("torch", {})
-    )
+    question = question_about("stories15m", "cpu:2", tokens=128, batch=8)
     with open_store(environment["TUNER_DB"]) as store:
         return store.ask(question, Limits(max_probes=4)).id
 
@@ -148,7 +142,12 @@ def test_what_cannot_be_served_is_one_line(environment, tmp_path):
         for options, more, code, said in (
             (("--db", f"sqlite:///{tmp_path}"), {}, 2, "tuner: error: db: "),
             (("--db", "postgresql://user:secret@127.0.0.1:1/tuner"), {}, 1, "tuner: error: "),
-            (("--port", port), {}, 2, "tuner: error: host: got"),
+            (
+                ("--port", port),
+                {},
+                2,
+                f"tuner: error: host: got '127.0.0.1:{port}'; is in use, perhaps by",
+            ),
             ((), {"TUNER_PORT": "http"}, 2, "tuner: error: TUNER_PORT: got "),
         ):
             done = run({**environment, **more}, *options)

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from itertools import pairwise
 
@@ -16,6 +15,7 @@ from api.sessions import SESSION
 from api.settings import Settings
 from tests.process.api.live import serving
 from tests.unit.api.studies import MEASURED, probe, question_of
+from tests.waiting import until
 from tuner.core.study import Limits, StudyState
 from tuner.store.access import Keys, Sessions
 from tuner.store.tables import Scope as Allows
@@ -99,10 +99,7 @@ def service(store, watches, monkeypatch):
 
 def wait_until_open(watches, count):
     """Wait until so many requests were let in and are being answered."""
-    until = time.monotonic() + WITHIN_S
-    while sum(len(watch._open) for watch in watches) < count:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: sum(len(watch._open) for watch in watches) >= count, WITHIN_S)
 
 
 def test_streams_and_long_polls_of_a_revoked_key_or_ended_session_end(

@@ -2,13 +2,20 @@
 
 import base64
 import json
+import socket
+import ssl
 import subprocess
 import sys
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
 from pathlib import Path
 
 import httpx
 import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from tests.process.api.live import serving
 from tests.unit.api.studies import WORKLOAD
@@ -19,24 +26,24 @@ TRAINER = {"image": "mine", "resourcesPerNode": {"limits": {"cpu": "4"}}}
 
 
 @contextmanager
-def webhook(url):
+def webhook(url, *options):
     """The webhook as a process; gives its address."""
-    argv = [sys.executable, str(EXAMPLES / "size_webhook.py"), "--port", "0"]
+    argv = [sys.executable, str(EXAMPLES / "size_webhook.py"), "--port", "0", *options]
     environment = {"TUNER_URL": url, "TUNER_TIMEOUT_S": "60"}
     with subprocess.Popen(argv, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             port = process.stdout.readline().split()[-1]
-            yield f"http://127.0.0.1:{port}"
+            yield f"{'https' if options else 'http'}://127.0.0.1:{port}"
         finally:
             process.kill()
 
 
-def reviewed(address, annotations):
+def reviewed(address, annotations, verify=True):
     """The webhook's response to a TrainJob with these annotations."""
     job = {"metadata": {"name": "train", "annotations": annotations}, "spec": {"trainer": TRAINER}}
     review = {"request": {"uid": "u-1", "operation": "CREATE", "object": job}}
-    found = httpx.post(address, json=review, timeout=60).json()
+    found = httpx.post(address, json=review, timeout=60, verify=verify).json()
     assert (found["kind"], found["response"]["uid"]) == ("AdmissionReview", "u-1")
     assert found["response"]["allowed"]
     return found["response"]
@@ -85,6 +92,32 @@ def test_without_the_service_jobs_are_admitted():
     with webhook("http://127.0.0.1:9") as address:
         response = reviewed(address, {"tuner/size": json.dumps(QUESTION)})
         assert "tuner cannot be reached" in response["warnings"][0]
+
+
+def certified(folder):
+    """A certificate of this address and its key, as files."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "webhook")])
+    now = datetime.now(UTC)
+    made = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1)
+    ).add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), False)
+    certificate, private = folder / "tls.crt", folder / "tls.key"
+    pem = serialization.Encoding.PEM
+    certificate.write_bytes(made.sign(key, hashes.SHA256()).public_bytes(pem))
+    form = serialization.PrivateFormat.PKCS8
+    private.write_bytes(key.private_bytes(pem, form, serialization.NoEncryption()))
+    return str(certificate), str(private)
+
+
+def test_a_caller_that_says_nothing_keeps_no_other_waiting(tmp_path):
+    certificate, key = certified(tmp_path)
+    options = ["--certificate", certificate, "--key", key]
+    with webhook("http://127.0.0.1:9", *options) as address:
+        where = ("127.0.0.1", int(address.rpartition(":")[2]))
+        with socket.create_connection(where):
+            trusted = ssl.create_default_context(cafile=certificate)
+            assert set(reviewed(address, None, trusted)) == {"uid", "allowed"}
 
 
 def test_the_manifest_lets_jobs_pass_where_the_webhook_does_not_answer():

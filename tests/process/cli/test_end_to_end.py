@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 
 import psutil
 import pytest
 import yaml
 
+from tests.waiting import until
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
@@ -76,15 +76,6 @@ def run(argv, environment):
     return subprocess.run(
         argv, capture_output=True, text=True, check=False, env=environment, timeout=LONGEST_S
     )
-
-
-def until(found):
-    """Wait until something is found."""
-    end = time.monotonic() + LONGEST_S
-    while not (value := found()):
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.05)
-    return value
 
 
 @pytest.mark.usefixtures("judged")

@@ -50,6 +50,9 @@ def test_what_is_stored_is_answered(asked, answered, tmp_path):
     assert found.launch["files"][str(path)] == path.read_text()
     assert lines[0].startswith(f"study {answered.id}: tiny on cpu:2 (accelerate)")
     assert "answered from what is stored, 2 probes since" in lines[0]
+    with open_store() as store:
+        line = store.summaries([answered.id])[answered.id].content
+    assert line["settings"] == found.best.settings.as_dict(), "lists of studies show it too"
 
 
 def test_the_same_is_the_command_s_answer(asked, answered, cli):

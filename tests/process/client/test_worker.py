@@ -2,10 +2,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
+from tests.waiting import until
 from tuner.client.worker_process import Signals, Worker, worker_argv
 from tuner.core.launcher import LauncherName
 
@@ -19,14 +19,6 @@ PATIENT = (
 def script(text):
     """The command of a stand-in worker."""
     return [sys.executable, "-P", "-c", f"import os, sys\n{text}"]
-
-
-def until(done, seconds=120.0):
-    """Wait until ``done``."""
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end, "it took too long"
-        time.sleep(0.02)
 
 
 def test_the_command_of_a_worker():

@@ -11,12 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.made import ok, study_of
-from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
-from tuner.core.study import Question, Study
-from tuner.core.workload import Workload
-from tuner.model import load_model
+from tuner.core.study import Study
 from tuner.results.optuna_storage import write_storage
 from tuner.space import enumerate_space
 
@@ -37,11 +35,8 @@ def test_the_example_finds_a_configuration_that_fits() -> None:
 @pytest.fixture
 def study() -> Study:
     """One of whose configurations four were probed."""
-    question = Question(
-        workload=Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8),
-        cluster=parse_cluster("2xl4"),
-        framework=framework("torch", {"torch": "2.13.0"}, {}),
-    )
+    stack = framework("torch", {"torch": "2.13.0"}, {})
+    question = question_about("stories15m", "2xl4", stack, tokens=128, batch=8)
     legal = enumerate_space(question).legal[:4]
     return study_of(question, *((str(one), ok(n, 500)) for n, one in enumerate(legal, start=1)))
 

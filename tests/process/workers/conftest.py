@@ -3,14 +3,13 @@
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.unit.workers.conftest import question, store
+from tests.waiting import until
 from workers.launchers.base import WATCH_FD, Job
 
 STAND_IN = Path(__file__).parent / "stand_in_rank.py"
@@ -72,15 +71,8 @@ def alive():
 
 @pytest.fixture
 def eventually():
-    """Wait until a condition holds; fail after some seconds."""
-
-    def wait(condition: Callable[[], object], seconds: float = 60.0) -> None:
-        until = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < until, "it did not come to pass"
-            time.sleep(0.02)
-
-    return wait
+    """Wait until a condition holds."""
+    return until
 
 
 @pytest.fixture

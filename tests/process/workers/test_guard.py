@@ -5,15 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import Optimizer, Precision
 from tuner.guard.check import TOLERANCE, CheckState, GuardCheck
 from tuner.guard.replica import family_of, replica_of
-from tuner.model import load_model
 from workers.launchers.local import series_argv
 from workers.replicas import ReplicaTrainer
 
@@ -27,13 +24,7 @@ pytestmark = pytest.mark.xdist_group("ranks")
 
 
 def question(cluster="8xa100-80gb", optimizer=Optimizer.ADAMW):
-    workload = Workload(
-        model=load_model("tinyllama-1.1b"),
-        sequence_length=128,
-        global_batch_size=64,
-        optimizer=optimizer,
-    )
-    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+    return question_about("tinyllama-1.1b", cluster, tokens=128, batch=64, optimizer=optimizer)
 
 
 def argv_with(fault):

@@ -23,17 +23,13 @@ from api.app import create_app
 from api.settings import Settings
 from tests.models import TINY
 from tests.process.api.live import serving
+from tests.questions import question_about
 from tests.system.docs.command_line import command_of, parsed
 from tests.system.docs.not_run import NOT_RUN, why_not
 from tests.system.docs.pages import PAGES, ROOT, blocks, commands, name_of, text
 from tests.unit.made import ok, stored
 from tuner.cli import main
 from tuner.cli.commands import COMMANDS
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
 from tuner.store import open_store
 from tuner.store.access import Keys
 from tuner.store.tables import Scope
@@ -120,10 +116,7 @@ def _question(folder):
     """Of a tiny model on two CPU ranks."""
     path = folder / "tiny.json"
     path.write_text(json.dumps(TINY))
-    workload = Workload(model=load_model(str(path)), sequence_length=32, global_batch_size=8)
-    return Question(
-        workload=workload, cluster=parse_cluster("cpu:2"), framework=framework("accelerate")
-    )
+    return question_about(str(path), "cpu:2", "accelerate", tokens=32, batch=8)
 
 
 def _environment(folder, url):

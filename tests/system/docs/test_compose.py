@@ -28,6 +28,15 @@ PAGE = (ROOT / "docs" / "deploy.md").read_text()
 PORT = Settings.model_fields["port"].default
 IS_SECRET = re.compile(r"PASSWORD|SECRET|TOKEN|KEY")
 HARDENED = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges:true"]}
+CONFINED = {
+    "User": "tuner",
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "RestrictNamespaces": "yes",
+    "UMask": "0077",
+}
 
 
 def instructions():
@@ -130,6 +139,8 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert set(SERVICES) == {"postgres", "migrate", "api", "worker", "worker-gpu"}
     assert of("ENTRYPOINT") == ['["tuner"]']
     assert of("EXPOSE") == [str(PORT)]
+    # What cannot be written later is there from the beginning.
+    assert any("compileall" in line for line in of("RUN"))
     (user,) = of("USER")
     assert f"--uid {user.split(':')[0]} " in (ROOT / "Dockerfile").read_text()
     postgres = SERVICES["postgres"]["environment"]
@@ -153,8 +164,11 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
     assert published.startswith("127.0.0.1:")
     assert int(published.rsplit(":", 1)[1]) == options["port"] == PORT
     assert options["require_keys"] is True
-    for name in (one for one, service in SERVICES.items() if "build" in service):
+    for name in SERVICES.keys() - {"postgres"}:
         assert SERVICES[name]["image"] == f"tuner:{PROJECT['project']['version']}"
+        # One builds it for all, and nobody asks a registry for it.
+        assert ("build" in SERVICES[name]) is (name == "migrate")
+        assert SERVICES[name]["pull_policy"] == "never"
         parsed(SERVICES[name]["command"])
         assert SERVICES[name]["user"] == user
         assert set(SERVICES[name]["environment"]) <= known_variables()
@@ -169,4 +183,7 @@ def test_services_name_what_exists_and_have_no_more_rights_than_they_need():
         assert arguments == [name]
         parsed(arguments)
         assert unit(name).keys() >= {"LimitNOFILE", "MemoryMax", "TasksMax"}
+        assert {key: unit(name)[key] for key in CONFINED} == CONFINED
     assert unit("worker")["OOMPolicy"] == "continue"
+    # Each of them would hide the GPUs.
+    assert not unit("worker").keys() & {"PrivateDevices", "ProtectClock", "DeviceAllow"}

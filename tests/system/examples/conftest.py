@@ -17,6 +17,7 @@ from api.app import create_app
 from api.settings import Settings
 from tests.process.api.live import serving
 from tests.unit.api.studies import MEASURED, finish, probe
+from tests.waiting import until
 from tuner.core.study import StudyState
 from tuner.store import Store, open_store
 from tuner.store.access import Keys
@@ -101,10 +102,7 @@ def working(service, question):
         return None
 
     def work(*, cancel: bool) -> None:
-        until = time.monotonic() + WITHIN_S
-        while (study_id := asked()) is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        study_id = until(asked, WITHIN_S)
         if cancel:
             service.store.move(study_id, StudyState.CANCELLED, "enough")
             return

@@ -2,12 +2,12 @@
 
 import shutil
 import subprocess
-import time
 
 import pytest
 
 from tests.system.examples.conftest import EXAMPLES, LONGER_S, WITHIN_S
 from tests.system.slurm.cluster import missing, slurm_cluster
+from tests.waiting import until
 
 TRAIN = """\
 import os
@@ -121,9 +121,6 @@ class TestSlurm:
         """Held, it would wait for hours: its question is asked nevertheless."""
         before = len(service.store.studies())
         log = submit("--comment=tuner:question.json", TUNER_WAIT_S="1")
-        until = time.monotonic() + WITHIN_S
-        while "is asked" not in (tmp_path / "asked").read_text():
-            assert time.monotonic() < until
-            time.sleep(0.05)
+        until(lambda: "is asked" in (tmp_path / "asked").read_text(), WITHIN_S)
         assert len(service.store.studies()) == before + 1
         assert OWN in log

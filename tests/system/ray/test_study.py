@@ -2,14 +2,11 @@
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
+from tests.questions import question_about
 from tuner.core.measurement import RAN
 from tuner.core.quantity import Provenance
-from tuner.core.study import Limits, Question, StudyState
-from tuner.core.workload import Workload
+from tuner.core.study import Limits, StudyState
 from tuner.explain.known import answer
-from tuner.model import load_model
 from workers.executor import WorkerOptions
 from workers.stop import StopRequest
 from workers.worker import Worker
@@ -18,10 +15,8 @@ from workers.worker import Worker
 @pytest.fixture
 def question():
     """Small: stories15m on one CPU rank of each of two nodes."""
-    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
-    cluster = parse_cluster("2x1xcpu")
     knobs = {"micro_batch_size": (1, 2), "sharding": ("full_shard",), "sync_each_batch": (False,)}
-    return Question(workload=workload, cluster=cluster, framework=framework("torch"), knobs=knobs)
+    return question_about("stories15m", "2x1xcpu", tokens=64, batch=4, knobs=knobs)
 
 
 @pytest.mark.long

@@ -9,14 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import Settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Outcome
-from tuner.core.study import Limits, ProbeRequest, ProbeState, Question, Study, StudyState
-from tuner.core.workload import Workload
+from tuner.core.study import Limits, ProbeRequest, ProbeState, Study, StudyState
 from tuner.errors import ProbeError
-from tuner.model import load_model
 from workers.executor import WorkerOptions
 from workers.launchers import slurm
 from workers.launchers.base import Why
@@ -30,10 +27,7 @@ HANG = {"*": ["say:ready", "hang"]}
 @pytest.fixture
 def study(store):
     """One probe of two nodes is queued."""
-    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
-    question = Question(
-        workload=workload, cluster=parse_cluster("2x1xcpu"), framework=framework("torch")
-    )
+    question = question_about("stories15m", "2x1xcpu", tokens=64, batch=4)
     study = store.ask(question, Limits())
     settings = Settings(micro_batch_size=1, gradient_accumulation_steps=2)
     request = ProbeRequest(settings=settings, fidelity=Fidelity.MEASURED)

@@ -4,10 +4,10 @@ or predicted.
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.api.studies import MEASURED, probe, question_of
 from tuner.core.script import read_script
-from tuner.core.study import Limits, Question
-from tuner.core.workload import Workload
+from tuner.core.study import Limits
 from tuner.model.shape import unnamed_model
 
 
@@ -15,11 +15,9 @@ from tuner.model.shape import unnamed_model
 def script_study(store, tmp_path):
     (tmp_path / "train.py").write_text("")
     asked = question_of(MEASURED)
-    question = Question(
-        workload=Workload(model=unnamed_model(), sequence_length=32, global_batch_size=16),
-        cluster=asked.cluster,
-        framework=asked.framework,
-        script=read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path),
+    script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
+    question = question_about(
+        unnamed_model(), asked.cluster, asked.framework, tokens=32, batch=16, script=script
     )
     return store.ask(question, Limits()).id
 

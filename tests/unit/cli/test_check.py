@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 import tuner
-from tests.unit.made import ok, oom, stored
+from tests.unit.made import MISCOUNTED, ok, oom, stored, verdict
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework, installed_versions
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Question
-from tuner.guard.check import CheckState, GuardCheck
 from tuner.launchfiles import FORMATS, About, export
 from tuner.space import check_settings
 from tuner.store import open_store
@@ -100,15 +99,12 @@ def test_an_option_of_checkpointing_that_loses_the_random_state_is_told(cli, fla
 
 
 def test_what_trains_something_else_has_an_exit_code_of_its_own(cli, zero3, database):
-    versions = installed_versions()
-    verdict = GuardCheck(
-        key="planted", family="another", result=CheckState.FAILED, outcome=Outcome.WRONG_RESULT,
-        detail="rank 0: the optimizer stepped 18 times instead of 6", model_type="llama",
-        settings=parse_settings("sharding=full_shard,gradient_accumulation_steps=3").as_dict(),
-        ranks=2, precision="fp32", knob="sync_each_batch", versions=versions,
+    planted = verdict(
+        "sharding=full_shard,gradient_accumulation_steps=3", wrong=True, model_type="llama",
+        knob="sync_each_batch", versions=installed_versions(),
     )  # fmt: skip
     with open_store(f"sqlite:///{database}") as store:
-        store.keep_check(verdict)
+        store.keep_check(planted)
     accumulates = [*zero3, "8xh200", "--framework", "torch"]
     accumulates += ["--settings", "gradient_accumulation_steps=4"]
     accumulates[accumulates.index("--sequence-length") + 1] = "1024"
@@ -198,8 +194,7 @@ def test_python_reads_the_same_files(answered, question, tmp_path):
 
 
 def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, question, tmp_path):
-    detail = "rank 0: the optimizer stepped 18 times instead of 6"
-    wrong = Measurement(outcome=Outcome.WRONG_RESULT, detail=detail, wall_s=1.0)
+    wrong = Measurement(outcome=Outcome.WRONG_RESULT, detail=MISCOUNTED, wall_s=1.0)
     settings = check_settings(question, parse_settings(BEST))
     path = tmp_path / "tuned.json"
     path.write_text(export("json", question, settings, ABOUT))
@@ -207,7 +202,7 @@ def test_a_probe_that_trained_something_else_is_no_want_of_memory(cli, made, que
         stored(store, question, (BEST, wrong))
     found = cli("check", str(path), "--dry-runs", "none", "--json")
     assert found.code == 4
-    assert detail in found.json["trains_wrongly"]
+    assert MISCOUNTED in found.json["trains_wrongly"]
     assert found.json["fits"] is True
     assert "this trains something else: such settings ended as wrong_result" in found.err
 

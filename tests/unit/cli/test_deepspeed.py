@@ -1,8 +1,10 @@
 """DeepSpeed's ZeRO as a framework: asked for by name, or by a file of its own."""
 
 import json
+import subprocess
 
 import pytest
+import yaml
 
 PLACE = ("--cluster", "2x8xa100-80gb", "--model", "llama-3.1-8b", "--sequence-length", "4096")
 ZERO2 = {
@@ -82,3 +84,149 @@ def test_the_answer_says_what_zero_splits(cli):
     said = json.dumps(done.json)
     assert "split over 16 ranks, and parameters once more within a node" in said
     assert "ranks of a node" not in said
+
+
+SMALL = ("--cluster", "8xh100-80gb", "--model", "qwen2.5-0.5b", "--sequence-length", "1024")
+HIDDEN = 896
+AUTO = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto", "loss_scale": 0},
+    "optimizer": {"type": "AdamW", "params": {"lr": "auto", "betas": "auto", "eps": "auto"}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": "auto"}},
+    "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"},
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+}
+ARGUMENTS = {
+    "output_dir": "out",
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 4,
+    "gradient_checkpointing": True,
+    "bf16": True,
+    "deepspeed": "ds.json",
+}
+FLAGS = """\
+torchrun --nproc_per_node 8 train.py --output_dir out --bf16 true --deepspeed ds.json \\
+    --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --gradient_checkpointing true
+"""
+BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
+
+
+@pytest.fixture
+def named(tmp_path):
+    """Writes DeepSpeed's JSON, and a file that names it; the path of that."""
+
+    def write(text, name="args.json", **changes):
+        engine = {key: one for key, one in {**AUTO, **changes}.items() if one is not None}
+        (tmp_path / "ds.json").write_text(json.dumps(engine, indent=2))
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else json.dumps(text, indent=2))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("text", [ARGUMENTS, FLAGS, {**ARGUMENTS, "deepspeed": AUTO}])
+def test_the_trainers_arguments_fill_in_what_is_auto(cli, named, text):
+    path = named(text, "train.sh" if text is FLAGS else "args.json")
+    done = cli("check", str(path), *SMALL, "--json")
+    assert done.code == 0, done.err
+    found = done.json
+    assert found["framework"]["name"] == "deepspeed"
+    assert (found["workload"]["precision"], found["workload"]["global_batch_size"]) == (
+        "bf16_mixed", 32,
+    )  # fmt: skip
+    said = found["settings"]
+    assert (said["sharding"], said["micro_batch_size"]) == ("shard_grad_op", 1)
+    assert said["activation_checkpointing"] == "full"
+    whole = named(text, path.name, zero_optimization={"stage": 2, "reduce_bucket_size": HIDDEN**2})
+    if isinstance(text, str) or text["deepspeed"] == "ds.json":
+        assert cli("check", str(whole), *SMALL, "--json").json["memory"] == found["memory"]
+    plain = cli("check", str(named(ARGUMENTS, zero_optimization={"stage": 2})), *SMALL, "--json")
+    assert plain.json["memory"]["needed_gib"] != found["memory"]["needed_gib"]
+
+
+def test_what_is_auto_stays_so_and_numbers_are_written(cli, named):
+    asked = (*SMALL, "--fidelity", "predicted", "--in-place", "--knob", "micro_batch_size=2")
+    for said in ({}, {"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 4}):
+        path = named(ARGUMENTS, **said)
+        done = cli("suggest", "--from", str(path), *asked, "--knob", "sharding=full_shard")
+        assert done.code == 0, done.err
+        mine, engine = (json.loads(path.with_name(one).read_text())
+                        for one in ("args.json", "ds.json"))  # fmt: skip
+        assert mine["deepspeed"] == "ds.json"
+        sizes = mine["per_device_train_batch_size"], mine["gradient_accumulation_steps"]
+        assert sizes == (2, 2)
+        assert engine["zero_optimization"] == {"stage": 3, "reduce_bucket_size": "auto"}
+        wanted = [*sizes, "auto"] if said else ["auto"] * 3
+        assert [engine[name] for name in BATCH] == wanted
+        assert json.loads(path.with_name("ds.json.bak").read_text())["zero_optimization"] == {
+            "stage": 2, "reduce_bucket_size": "auto",
+        }  # fmt: skip
+
+
+def test_what_transformers_refuses_is_refused(cli, named):
+    for said, why in (
+        ({"train_micro_batch_size_per_gpu": 4}, "got 4; the arguments say 1"),
+        ({"train_batch_size": 100}, "got 100; the file makes 32 on it"),
+        ({"bf16": {"enabled": False}}, "deepspeed.bf16.enabled: got false; the arguments say true"),
+    ):
+        found = cli("check", str(named(ARGUMENTS, **said)), *SMALL)
+        assert (found.code, why in found.err) == (2, True), found.err
+    path = named({**ARGUMENTS, "deepspeed": "gone.json"})
+    assert "deepspeed: got 'gone.json'; is not here" in cli("check", str(path), *SMALL).err
+
+
+def test_a_json_alone_does_not_say_what_is_auto(cli, named):
+    path = named("{}").with_name("ds.json")
+    beside = (*SMALL, "--global-batch-size", "32", "--settings", "micro_batch_size=1")
+    for more, precision in ((), "bf16_mixed"), (("--precision", "fp32"), "fp32"):
+        done = cli("check", str(path), *beside, *more, "--json")
+        assert (done.code, done.err) == (0, "")
+        assert done.json["workload"]["precision"] == precision
+
+
+@pytest.mark.parametrize(
+    "own", [{"deepspeed_config_file": "ds.json"}, {"zero_stage": 2, "zero3_init_flag": False}]
+)
+def test_accelerates_file_names_it_or_says_the_same(cli, named, own):
+    values = {"distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 8}
+    values |= {"deepspeed_config": own, "mixed_precision": "bf16"}
+    path = named(yaml.safe_dump(values), "accelerate.yaml")
+    today = ("--global-batch-size", "32", "--settings", "micro_batch_size=4")
+    done = cli("check", str(path), *SMALL, *today, "--json")
+    assert done.code == 0, done.err
+    assert done.json["settings"]["sharding"] == "shard_grad_op"
+    asked = (*SMALL, *today, "--fidelity", "predicted", "--knob", "sharding=full_shard")
+    asked += ("--knob", "micro_batch_size=2")
+    done = cli("suggest", "--from", str(path), *asked, "--in-place")
+    assert "the answer needs micro_batch_size=2" in " ".join(done.out.split())
+    again = yaml.safe_load(path.read_text())["deepspeed_config"]
+    if "zero_stage" in own:
+        assert again == {**own, "zero_stage": 3, "gradient_accumulation_steps": 2}
+    else:
+        assert again == own
+        engine = json.loads(path.with_name("ds.json").read_text())
+        assert engine["zero_optimization"]["stage"] == 3
+        assert engine["train_micro_batch_size_per_gpu"] == "auto"
+
+
+def test_a_file_without_a_batch_is_given_all_of_it(cli, named):
+    path = named("{}", **dict.fromkeys(BATCH)).with_name("ds.json")
+    for micro, steps in ((1, 4), (2, 2)):
+        asked = ("--global-batch-size", "32", "--knob", f"micro_batch_size={micro}", "--diff")
+        done = cli("suggest", "--from", str(path), *SMALL, "--fidelity", "predicted", *asked)
+        assert f'+  "train_micro_batch_size_per_gpu": {micro},' in done.out
+        assert f'+  "gradient_accumulation_steps": {steps}' in done.out
+
+
+def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named, tmp_path):
+    path = named({"deepspeed": AUTO, **ARGUMENTS, "per_device_train_batch_size": 1})
+    path.write_text(path.read_text().replace('"ds.json"', json.dumps(AUTO)))
+    asked = (*SMALL, "--fidelity", "predicted", "--knob", "micro_batch_size=2")
+    done = cli("suggest", "--from", str(path), *asked, "--json").json["from"]
+    assert "\\ No newline at end of file" in done["diff"]
+    subprocess.run(["patch", str(path)], input=done["diff"].encode(), check=True)
+    assert json.loads(path.read_text())["per_device_train_batch_size"] == 2

@@ -1,7 +1,5 @@
 """``tuner doctor`` on this machine, with verdicts put into its database by hand."""
 
-import sqlite3
-from contextlib import closing
 from importlib import metadata
 
 import pytest
@@ -36,21 +34,6 @@ def test_before_anything_was_checked(cli, database):
     assert "cpu_offload=true: not seen to act on a CPU" in result.out
     assert "tuner doctor --run checks them" in result.out
     assert not database.exists()
-
-
-def test_a_database_from_before_the_release_is_named(cli, database):
-    database.parent.mkdir(parents=True, exist_ok=True)
-    with closing(sqlite3.connect(database)) as old:
-        old.execute("CREATE TABLE tuner_alembic_version (version_num TEXT)")
-        old.execute("INSERT INTO tuner_alembic_version VALUES ('0010')")
-        old.commit()
-    result = cli("doctor")
-    assert result.code == 1
-    said = " ".join(result.out.split())
-    assert "wrong: the database" in said
-    assert "was written before the first release of tuner (its schema is 0010" in said
-    assert "measured   yes" in result.out, "the machine is diagnosed all the same"
-    assert not result.err
 
 
 def test_a_failure_is_the_exit_code(cli, database):

@@ -6,15 +6,13 @@ import pytest
 import yaml
 
 from tests.models import TINY
+from tests.questions import question_about
 from tests.unit.made import crashed, ok, oom, stored
 from tests.unit.opened import opened_by_optuna
-from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.script import read_script
 from tuner.core.study import Question, Study
-from tuner.core.workload import Workload
 from tuner.launchfiles import FORMATS
-from tuner.model import read_model_config
 from tuner.model.shape import unnamed_model
 from tuner.store import open_store
 
@@ -23,13 +21,8 @@ MINE = "general:\n  project: mine  # stays\ntokens:\n  train_steps: 100\n"
 
 
 def _question(name, cluster="2xl4", **versions):
-    return Question(
-        workload=Workload(
-            model=read_model_config(TINY, name="tiny"), sequence_length=32, global_batch_size=8
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework(name, versions or None),
-    )
+    stack = framework(name, versions or None)
+    return question_about(TINY, cluster, stack, tokens=32, batch=8)
 
 
 @pytest.fixture

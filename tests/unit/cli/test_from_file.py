@@ -146,6 +146,22 @@ def test_what_the_model_checkpoints_beside_fsdp_is_turned_off_where_it_is_said(
     assert changes == {field: "stage" in more}
 
 
+@pytest.mark.parametrize("more", ["max_length: 4096\n", "cutoff_len: 4096\nstage: sft\n"])
+def test_a_program_keeps_the_deepspeed_json_that_it_names(tmp_path, more):
+    path = tmp_path / "args.yaml"
+    text = SHARDED.partition("fsdp:")[0] + "bf16: true\ndeepspeed: ds.json\n"
+    path.write_text(text + more, encoding="utf-8")
+    engine = '{"zero_optimization": {"stage": 3}, "train_micro_batch_size_per_gpu": "auto"}'
+    (tmp_path / "ds.json").write_text(engine, encoding="utf-8")
+    given = {"cluster": "8xa100-80gb", "fidelity": "predicted"}
+    question = read_question(str(path), None, given)
+    asked = question.request.question(installed_versions())
+    wanted = "sharding=full_shard,micro_batch_size=4,gradient_accumulation_steps=4"
+    _, changes = patched(question, asked, parse_settings(f"{wanted},sync_each_batch=false"))
+    assert "per_device_train_batch_size" in changes
+    assert "deepspeed" not in changes
+
+
 def test_a_fused_loss_that_the_file_has_stays_among_what_is_looked_at(tmp_path):
     path = tmp_path / "ax.yaml"
     fused = "liger_fused_linear_cross_entropy: true\n"
@@ -304,3 +320,27 @@ def test_weights_that_a_file_leaves_open_are_the_usual_ones(tmp_path, said, clus
     assert asked.question(installed_versions()).workload.precision == precision
     stated = read_question(str(path), None, {**given, "precision": precision}).request
     assert stated == asked
+
+
+def test_what_is_done_today_beside_a_file_is_said(cli, tmp_path):
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(FSDP, encoding="utf-8")
+    bare = cli("suggest", "--from", str(path), "--fidelity", "predicted")
+    assert bare.code == 2
+    for option in ("model", "global-batch-size", "sequence-length"):
+        assert f"--{option} is required: the file does not say it" in bare.err
+    needed = ("--cluster", "8xh100-80gb", "--fidelity", "predicted", "--framework", "accelerate")
+    of = ("--model", "qwen2.5-0.5b", "--sequence-length", "1024", "--global-batch-size", "64")
+    today = "micro_batch_size=2,sync_each_batch=false,activation_checkpointing=full"
+    asked = ("suggest", "--from", str(path), *needed, *of)
+    shown = cli(*asked, "--settings", today, "--in-place")
+    said = " ".join(shown.out.partition("Your file: ")[2].split())
+    assert "today sharding=full_shard, micro_batch_size=2, " in said
+    assert "difference +" in said
+    assert "activation_checkpointing=none, which no field of it says" in said
+    assert "activation_checkpointing is taken as none" not in said
+    assert path.read_text(encoding="utf-8") == FSDP  # the script turns it on, and off
+    unsaid = " ".join(cli(*asked).out.split())
+    assert "--settings micro_batch_size=N,sync_each_batch=true|false" in unsaid
+    refused = cli("suggest", *of, "--settings", today)
+    assert (refused.code, "needs --from FILE" in refused.err) == (2, True)

@@ -55,27 +55,14 @@ def test_a_file_that_is_not_there_or_no_toml(cli, tmp_path):
     assert (found.code, "must be a TOML file of options: " in found.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "size"), [("8k", 8192), ("4K", 4096), ("2048", 2048), (" 1k ", 1024)]
-)
-def test_lengths_in_units_of_1024(text, size):
-    assert read_length("sequence_length", text) == size
-
-
-@pytest.mark.parametrize("text", ["k", "8kk", "0k", "1.5k", "-8k", ""])
-def test_what_is_no_length(text):
-    with pytest.raises(UsageError, match="must be a positive whole number"):
-        read_length("sequence_length", text)
-
-
-@pytest.mark.parametrize(
-    ("text", "tokens"), [("1T", 1e12), ("300B", 3e11), ("1.5e9", 1.5e9), ("20000", 2e4)]
-)
-def test_tokens(text, tokens):
-    assert read_tokens("tokens", text) == tokens
-
-
-@pytest.mark.parametrize("text", ["", "T", "0", "1Q", "-1B", "1e99"])
-def test_what_is_no_number_of_tokens(text):
-    with pytest.raises(UsageError, match="must be a number of tokens"):
-        read_tokens("tokens", text)
+def test_sizes_in_units_of_1024_and_tokens_in_thousands():
+    lengths = {"8k": 8192, "4K": 4096, "2048": 2048, " 1k ": 1024}
+    assert {text: read_length("sequence_length", text) for text in lengths} == lengths
+    tokens = {"1T": 1e12, "300B": 3e11, "1.5e9": 1.5e9, "20000": 2e4}
+    assert {text: read_tokens("tokens", text) for text in tokens} == tokens
+    for text in ("k", "8kk", "0k", "1.5k", "-8k", ""):
+        with pytest.raises(UsageError, match="must be a positive whole number"):
+            read_length("sequence_length", text)
+    for text in ("", "T", "0", "1Q", "-1B", "1e99"):
+        with pytest.raises(UsageError, match="must be a number of tokens"):
+            read_tokens("tokens", text)

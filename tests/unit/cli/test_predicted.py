@@ -4,14 +4,11 @@ import re
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.api.studies import classes_of
 from tuner.client import advance
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Question, Study
-from tuner.core.workload import Workload
+from tuner.core.study import Study
 from tuner.dryrun import dry_run_versions
-from tuner.model import load_model
 from tuner.store import open_store
 
 GIB = 2**30
@@ -21,11 +18,7 @@ SETTINGS = "sharding=full_shard,micro_batch_size=2"
 @pytest.fixture
 def question(tiny):
     """Of a GPU cluster that is not here."""
-    return Question(
-        workload=Workload(model=load_model(tiny), sequence_length=32, global_batch_size=16),
-        cluster=parse_cluster("2xa100-80gb"),
-        framework=framework("torch"),
-    )
+    return question_about(tiny, "2xa100-80gb", tokens=32, batch=16)
 
 
 @pytest.fixture

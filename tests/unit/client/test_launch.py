@@ -7,16 +7,14 @@ import pytest
 import yaml
 
 from tests.models import TINY
+from tests.questions import question_about
 from tests.unit.made import ok, study_of
 from tuner.client.answered import Target, answered_of, read_path, read_targets, with_launch
 from tuner.core.cluster import parse_cluster
 from tuner.core.framework import framework
 from tuner.core.script import Launch, read_script
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.errors import UsageError
 from tuner.explain.known import answer
-from tuner.model import read_model_config
 from tuner.space import enumerate_space
 
 FIRST = "sharding=full_shard,micro_batch_size=4"
@@ -24,12 +22,7 @@ FIRST = "sharding=full_shard,micro_batch_size=4"
 
 @pytest.fixture
 def question():
-    model = read_model_config(TINY, name="tiny")
-    return Question(
-        workload=Workload(model=model, sequence_length=32, global_batch_size=8),
-        cluster=parse_cluster("cpu:2"),
-        framework=framework("accelerate"),
-    )
+    return question_about(TINY, "cpu:2", "accelerate", tokens=32, batch=8)
 
 
 @pytest.fixture
@@ -64,7 +57,9 @@ def test_several_nodes_meet_at_one_of_them(study, name):
     assert launch["argv"] == ["torchrun", *sizes, *meeting, "SCRIPT.py"]
 
 
-def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_written(tmp_path):
+def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_written(
+    question, tmp_path
+):
     (tmp_path / "train.py").write_text("")
     (tmp_path / "config.yaml").write_text(
         "{micro_batch_size} {gradient_accumulation_steps} {sync_each_batch}"
@@ -76,14 +71,8 @@ def test_all_that_a_script_is_launched_with_is_told_and_what_was_asked_for_writt
         template="config.yaml",
         folder=tmp_path,
     )
-    model = read_model_config(TINY, name="tiny")
-    question = Question(
-        workload=Workload(model=model, sequence_length=32, global_batch_size=8),
-        cluster=parse_cluster("cpu:2"),
-        framework=framework("accelerate"),
-        script=script,
-    )
-    study = study_of(question, ("sharding=ddp,micro_batch_size=4", ok(0.1, 20)))
+    asked = replace(question, script=script)
+    study = study_of(asked, ("sharding=ddp,micro_batch_size=4", ok(0.1, 20)))
     path = tmp_path / "tuned.env"
     found = answered_of(study, [Target(format_name="env", path=path)])
     launch = found.suggestion.launch

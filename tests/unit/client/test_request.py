@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.models import TINY
+from tests.records import VERSIONS
 from tuner.client.cases import NotCoveredError, read_case
 from tuner.client.parts import LARGEST_FILE_BYTES
 from tuner.client.request import (
@@ -36,7 +37,6 @@ OWN: dict[str, Any] = {
 }
 CPU = {"name": "cpu", "device": "cpu", "memory_bytes": GIB}
 CPUS = {"nodes": 1, "gpus_per_node": 2, "gpu": CPU}
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
 def changed(values, change):

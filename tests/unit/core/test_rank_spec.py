@@ -1,22 +1,16 @@
 """What all specs of ranks have in common, as the probe program reads it."""
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
+from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.dryrun import plan_dry_runs
 from tuner.guard.replica import replica_of
-from tuner.model import load_model
 from workers.probe.spec import parse_spec
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 SETTINGS = parse_settings("sharding=hybrid_shard,micro_batch_size=2,gradient_accumulation_steps=4")
-ASKED = Question(
-    workload=Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=128),
-    cluster=parse_cluster("2x8xh100-80gb"),
-    framework=framework("torch", VERSIONS, {}),
-)
+STACK = framework("torch", VERSIONS, {})
+ASKED = question_about("llama-3.2-1b", "2x8xh100-80gb", STACK, tokens=512, batch=128)
 
 
 def test_the_probe_program_reads_the_specs_of_replicas_and_dry_runs():

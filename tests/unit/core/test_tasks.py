@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.questions import question_about
 from tests.unit.launchfiles.cases import ABOUT, STATED
 from tuner.catalog.models import Task, task_types
 from tuner.client.cases import read_case
@@ -42,12 +43,10 @@ def model_of(task: Task, **fields: Any) -> ModelConfig:
 
 
 def asked(task: Task, cluster: str = "8xa100-80gb", stack: str = "torch", **more: Any) -> Question:
-    work = {"sequence_length": 64, "global_batch_size": 64, **more}
-    fields = work.pop("fields", {})
-    return Question(
-        workload=Workload(model=model_of(task, **fields), **work),
-        cluster=parse_cluster(cluster),
-        framework=framework(stack, {}, STATED),
+    fields, tokens = more.pop("fields", {}), more.pop("sequence_length", 64)
+    batch, known = more.pop("global_batch_size", 64), framework(stack, {}, STATED)
+    return question_about(
+        model_of(task, **fields), cluster, known, tokens=tokens, batch=batch, **more
     )
 
 

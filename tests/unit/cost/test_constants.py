@@ -5,7 +5,7 @@ import pytest
 
 from tuner.core.framework import FrameworkName
 from tuner.cost.constants import BETWEEN_NODES, Costs, default_costs, experts_of
-from tuner.plain import plain
+from tuner.serialization import plain
 
 TABLES = tomllib.loads(files("tuner.catalog").joinpath("costs.toml").read_text(encoding="utf-8"))
 

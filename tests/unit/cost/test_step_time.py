@@ -123,3 +123,11 @@ def test_the_interval_of_a_stalled_step_holds_both_modes() -> None:
     assert f"{value - parts.unstalled_s:.3g} s of this step" in notes[0]
     assert "pipelines over nodes" in notes[0]
     assert none == ()
+
+
+def test_replicated_pipelines_over_nodes_stall_and_sharded_ones_hardly() -> None:
+    replicated, sharded = (piped(f"sharding={one},{PIPED}", H100)[1] for one in ("ddp", "zero1"))
+    slots = 64 + 8 - 1
+    assert replicated.exchange_stall_s == pytest.approx(2 * slots * COSTS.time.stall_s)
+    assert sharded.exchange_stall_s < 0.01 * replicated.exchange_stall_s
+    assert sharded.unstalled_s == pytest.approx(replicated.unstalled_s, rel=0.2)

@@ -1,11 +1,13 @@
-"""The parameters of every supported type, held against transformers' own models."""
+"""The parameters of every supported type, held against transformers' own models; DDP's buckets."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from tuner.cost.memory.shards import BUCKET_BYTES, FIRST_BUCKET_BYTES, ddp_buckets
 from tuner.cost.memory.tensors import buffer_bytes, counts, model_tensors
+from tuner.model import published_model as read
 from tuner.model import read_model_config
 from tuner.model.fields import ARCHITECTURES
 
@@ -64,3 +66,16 @@ def test_tensors_are_those_of_transformers() -> None:
             (p.shape[0], p.numel() // p.shape[0]) for p in real.parameters()
         ]
         assert buffer_bytes(model) == sum(b.numel() * b.element_size() for b in real.buffers())
+
+
+def test_ddp_s_buckets_are_those_of_the_dry_run() -> None:
+    import torch
+
+    from workers.probe import ddp
+
+    assert (ddp.FIRST_BUCKET_BYTES, ddp.BUCKET_BYTES) == (FIRST_BUCKET_BYTES, BUCKET_BYTES)
+    for name in ("gpt2", "llama-3.1-8b"):
+        for weight_bytes, dtype in ((2, torch.bfloat16), (4, torch.float32)):
+            parameters = built(read(name).as_config()).to(dtype).parameters()
+            buckets = map(ddp.bytes_of, ddp.assigned(parameters))
+            assert tuple(buckets) == ddp_buckets(read(name), weight_bytes)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 import tuner.core.framework
+from tests.records import VERSIONS
 from tuner.client import advance
 from tuner.client.cases import DryRuns, Policy, read_case
 from tuner.core.cluster import Link, parse_cluster
@@ -16,7 +17,6 @@ from tuner.dryrun import NotDryRunError, dry_run_versions, plan_dry_runs
 from tuner.model import published_model as read
 from tuner.model import read_model_config
 
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 WORKLOAD = Workload(model=read("llama-3.1-8b"), sequence_length=1024, global_batch_size=64)
 CLUSTER = parse_cluster("2x8xh100-80gb")
 TORCH = framework("torch", installed=VERSIONS)

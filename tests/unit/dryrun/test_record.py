@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.records import VERSIONS
 from tests.unit.dryrun.traces import linear_moments, trace
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
@@ -14,8 +15,6 @@ from tuner.core.workload import Workload
 from tuner.dryrun import DryRun, plan_dry_runs
 from tuner.dryrun.profile import LIMIT_S
 from tuner.model import published_model as read
-
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
 def plan():

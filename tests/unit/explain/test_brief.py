@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.explain.test_english import LONGER, PAID, PAIR, TOO_LARGE, evaluation
 from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import Change, Provenance, Quantity
-from tuner.core.study import Limits, Question, Study, StudyState
+from tuner.core.study import Limits, Study, StudyState
 from tuner.core.words import sizes_text
-from tuner.core.workload import Workload
 from tuner.cost.memory.tensors import counts
 from tuner.explain import facts
 from tuner.explain.brief import brief, scale
@@ -27,13 +26,7 @@ PREDICTED = Provenance.PREDICTED
 
 
 def question(model="llama-3.1-8b", cluster="8xh100-80gb"):
-    return Question(
-        workload=Workload(
-            model=published_model(model), sequence_length=4096, global_batch_size=256
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework("torch"),
-    )
+    return question_about(model, cluster, tokens=4096, batch=256)
 
 
 def between(value, low, high, provenance=PREDICTED):

@@ -2,15 +2,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import Settings, parse_settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Basis
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.cost.memory.step import step_memory
 from tuner.explain.memory import memory_changes, memory_facts
-from tuner.model import published_model as read
 from tuner.space import enumerate_space
 from tuner.text import show
 
@@ -21,13 +17,7 @@ CODELLAMA = "sharding=full_shard,activation_checkpointing=full,gradient_accumula
 def question(
     model="codellama-34b", cluster="8xa100-80gb", stack="torch", batch=128, sequence_length=1024
 ):
-    return Question(
-        workload=Workload(
-            model=read(model), sequence_length=sequence_length, global_batch_size=batch
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework(stack),
-    )
+    return question_about(model, cluster, stack, tokens=sequence_length, batch=batch)
 
 
 def changes(text, of, profiles=None):

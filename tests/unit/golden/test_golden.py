@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
+from tests.records import VERSIONS
 from tuner.cli import main
 from tuner.client.request import read_request
 from tuner.space.enumeration import enumerate_space
 
 HERE = Path(__file__).parent
 # Identities hold the versions of the stack: fixed here, whatever is installed.
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 GOLDEN = HERE / "golden.json"
 
 

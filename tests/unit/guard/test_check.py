@@ -2,24 +2,18 @@
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Precision
 from tuner.guard.check import CheckState, GuardCheck, caused, judge
 from tuner.guard.replica import STEPS, replica_of
-from tuner.model import load_model
 
 FULL = "sharding=full_shard,gradient_accumulation_steps=4"
 
 
 def replica(precision=Precision.FP32, text=FULL):
-    workload = Workload(model=load_model("llama-3.1-8b"), sequence_length=512, global_batch_size=64)
-    asked = Question(
-        workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
-    )
+    asked = question_about("llama-3.1-8b", "8xa100-80gb", tokens=512, batch=64)
     return replica_of(asked, parse_settings(text), precision)
 
 

@@ -2,47 +2,27 @@
 
 from dataclasses import replace
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
+from tests.records import VERSIONS
+from tests.unit import made
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Precision, Workload
-from tuner.guard.check import CheckState, GuardCheck
+from tuner.core.workload import Precision
 from tuner.guard.faults import Faults, bears_on, blamed_by_counts, checks_of, path_of
 from tuner.guard.replica import family_of
-from tuner.model import load_model
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 ACC = "gradient_accumulation_steps=3"
 
 
 def question(model="llama-3.1-8b", stack="torch"):
-    workload = Workload(model=load_model(model), sequence_length=128, global_batch_size=64)
-    versions = VERSIONS if stack == "torch" else {}
-    return Question(
-        workload=workload,
-        cluster=parse_cluster("8xh100-80gb"),
-        framework=framework(stack, versions, VERSIONS),
-    )
+    known = framework(stack, VERSIONS if stack == "torch" else {}, VERSIONS)
+    return question_about(model, "8xh100-80gb", known, tokens=128, batch=64)
 
 
-def verdict(text, *, wrong=False, ranks=2, **more):
-    """On a replica of another model than the question's, unless its family is given."""
-    outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
-    values = {
-        "key": f"{text} {ranks} {more}",
-        "family": "another",
-        "result": CheckState.FAILED if wrong else CheckState.PASSED,
-        "outcome": outcome,
-        "detail": "as planted" if wrong else "",
-        "settings": parse_settings(text).as_dict(),
-        "ranks": ranks,
-        "precision": "fp32",
-        "versions": {**VERSIONS, "torch": "2.13.0+cpu"},
-        **more,
-    }
-    return GuardCheck(**values)
+def verdict(text, **more):
+    """Of ranks that tell their own build of torch."""
+    return made.verdict(text, **{"versions": {**VERSIONS, "torch": "2.13.0+cpu"}, **more})
 
 
 def faults(*verdicts):
@@ -86,7 +66,7 @@ def test_losses_of_another_model_or_number_format_are_no_neighbours():
         found = faults(failed, verdict(f"{tensor}=true", **other))
         assert on(found, f"sharding=full_shard,{tensor}=false") is None
         same = on(found, f"{tensor}=false", ranks=2)
-        assert same.why.startswith("such settings ended as wrong_result: as planted")
+        assert same.why.startswith("such settings ended as wrong_result: rank 0: the optimizer")
 
 
 def test_one_failure_speaks_against_the_value_everywhere_until_another_layout_is_seen():

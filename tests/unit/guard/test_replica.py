@@ -4,27 +4,23 @@ from dataclasses import replace
 
 import pytest
 
+from tests.questions import question_about
+from tests.records import VERSIONS
 from tuner.core.adapter import Adapter
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.packing import Packing
-from tuner.core.study import Question
-from tuner.core.workload import Optimizer, Precision, Workload
+from tuner.core.workload import Optimizer, Precision
 from tuner.errors import UsageError
 from tuner.guard.replica import GLOBAL_BATCH, MOST_RANKS, NoReplicaError, family_of, replica_of
 from tuner.model import load_model
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 FULL = "sharding=full_shard,gradient_accumulation_steps=16"
 
 
 def question(cluster="8xa100-80gb", model="llama-3.1-8b", name="torch", **versions):
-    workload = Workload(model=load_model(model), sequence_length=2048, global_batch_size=256)
     stated = {"nanotron": "0.4"} if name == "nanotron" else {**VERSIONS, **versions}
-    return Question(
-        workload=workload, cluster=parse_cluster(cluster), framework=framework(name, stated, {})
-    )
+    return question_about(model, cluster, framework(name, stated, {}), tokens=2048, batch=256)
 
 
 def settings(text):

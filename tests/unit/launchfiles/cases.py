@@ -6,6 +6,7 @@ from functools import cache
 from itertools import cycle, product
 from typing import Any
 
+from tests.records import VERSIONS as STATED
 from tuner.core.adapter import Adapter
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding, parse_settings
@@ -21,13 +22,12 @@ ABOUT = About(
     study_id="st-0123456789ab",
     date="2026-01-15",
     provenance=Provenance.MEASURED,
-    versions={"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"},
+    versions=STATED,
     figures=(
         "3425 tokens/s per GPU (3390 to 3460)",
         "61.9 GiB of 79.2 GiB allocated on the fullest GPU (61.9 to 62.3)",
     ),
 )
-STATED = {"accelerate": "1.15.0", "torch": "2.13.0", "transformers": "5.23.0"}
 TORCH = Framework(name=FrameworkName.TORCH, versions={"torch": "2.13.0"})
 ZERO = Framework(name=FrameworkName.DEEPSPEED, versions={"deepspeed": "0.19.8"})
 NANOTRON = Framework(name=FrameworkName.NANOTRON, versions={"nanotron": "0.4"})

@@ -14,7 +14,7 @@ from tuner.core.framework import installed_versions
 from tuner.errors import UsageError
 from tuner.launchfiles.fields import Fields
 from tuner.launchfiles.files import open_file
-from tuner.launchfiles.trained import _targets
+from tuner.launchfiles.fine_tuning import _targets
 
 AXOLOTL = """\
 base_model: NousResearch/Meta-Llama-3.1-8B  # the model
@@ -355,6 +355,20 @@ def test_what_no_figure_takes_into_account_is_told_once_by_name(written: Any) ->
     assert "taken to have the shape of llama-3.1-8b" in " ".join(
         asked.notes
     )  # NousResearch's is Meta's
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "misspelt"),
+    [
+        (AXOLOTL, "micro_batch_size", "micro_batchsize"),
+        (LLAMA_FACTORY, "per_device_train_batch_size", "per_device_train_batchsize"),
+        (TRL, "gradient_accumulation_steps", "gradient_accumulation_step"),
+    ],
+)
+def test_a_misspelt_field_is_not_passed_over(written, text, named, misspelt) -> None:
+    assert named in text
+    with pytest.raises(UsageError, match=rf"{misspelt}: got .*; did you mean {named}\?"):
+        open_file(written(text.replace(named, misspelt)))
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.launchfiles.cases import CASES, EXAMPLES
 from tests.unit.launchfiles.test_contract import canonical
 from tuner.client.files import case_of
@@ -273,14 +274,9 @@ def test_context_parallelism_is_written_and_read(format_name: str) -> None:
     chosen = parse_settings(
         "sharding=full_shard,cp_size=4,gradient_accumulation_steps=2,activation_checkpointing=full"
     )
-    workload = Workload(
-        model=load_model("llama-3.1-8b"), sequence_length=65536, global_batch_size=4,
-        **SHARDED_IN_FP32 if format_name == "torchtitan" else {"precision": Precision.BF16},
-    )  # fmt: skip
+    work = SHARDED_IN_FP32 if format_name == "torchtitan" else {"precision": Precision.BF16}
     stack = "torch" if format_name == "torchtitan" else format_name.partition("-")[0]
-    question = Question(
-        workload=workload, cluster=parse_cluster("8xh100-80gb"), framework=framework(stack)
-    )
+    question = question_about("llama-3.1-8b", "8xh100-80gb", stack, tokens=65536, batch=4, **work)
     text = export(format_name, question, chosen, ABOUT)
     found = read_text(text, FORMATS[format_name].file_name).found
     assert case_of(found, {}).settings == chosen

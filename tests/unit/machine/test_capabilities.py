@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.cost import calibrations
 from tuner import machine
 from tuner.client.capabilities import best_fidelity, stands_in, why_not_emulated, why_not_measured
@@ -12,10 +13,8 @@ from tuner.core.cluster import Cluster, Link, parse_cluster
 from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity
 from tuner.core.packing import Packing
-from tuner.core.study import Question, missing_beside
-from tuner.core.workload import Workload
+from tuner.core.study import missing_beside
 from tuner.machine import Machine, ReportedGpu, together
-from tuner.model import published_model as read
 from workers.calibrate import plan
 
 GIB = 2**30
@@ -32,12 +31,8 @@ def has(monkeypatch):
     return set_up
 
 
-def question(cluster, stack=None):
-    return Question(
-        workload=Workload(model=read("llama-3.2-1b"), sequence_length=1024, global_batch_size=64),
-        cluster=parse_cluster(cluster) if isinstance(cluster, str) else cluster,
-        framework=stack or framework("torch"),
-    )
+def question(cluster, stack="torch"):
+    return question_about("llama-3.2-1b", cluster, stack, tokens=1024, batch=64)
 
 
 def test_a_gpu_that_is_hidden_is_not_in_use(tmp_path):

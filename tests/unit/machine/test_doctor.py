@@ -3,14 +3,13 @@
 import json
 from dataclasses import replace
 
+from tests.records import VERSIONS
 from tuner.client.doctor import CHECKED, GpuLook, diagnose
 from tuner.core.cluster import Cluster, parse_cluster
 from tuner.core.configuration import KNOBS
 from tuner.core.measurement import Outcome
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.replica import replica_of, usual_cases
-
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 def verdicts():

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
+from tests.records import VERSIONS
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Outcome
 from tuner.core.script import read_script
-from tuner.core.study import Limits, Probe, ProbeState, Question, Study, StudyState
-from tuner.core.workload import Workload
+from tuner.core.study import Limits, Probe, ProbeState, Study, StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer
 from tuner.model.shape import unnamed_model
@@ -18,20 +18,16 @@ from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
 
 BOTH = ("{micro_batch_size}", "{gradient_accumulation_steps}")
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 
 
 @pytest.fixture
 def study(tmp_path):
     """Of a script whose model is not named, under a limit that its stand-in would never keep."""
     (tmp_path / "train.py").write_text("")
-    question = Question(
-        workload=Workload(model=unnamed_model(), sequence_length=32, global_batch_size=16),
-        cluster=parse_cluster("8xa100-80gb"),
-        framework=framework("torch", {}, VERSIONS),
-        script=read_script(
-            "train.py", arguments=(*BOTH, "{tp_size}", "{sharding}"), folder=tmp_path
-        ),
+    script = read_script("train.py", arguments=(*BOTH, "{tp_size}", "{sharding}"), folder=tmp_path)
+    stack = framework("torch", {}, VERSIONS)
+    question = question_about(
+        unnamed_model(), "8xa100-80gb", stack, tokens=32, batch=16, script=script
     )
     limits = Limits(memory_limit_bytes=2**28)
     return Study(id="st-1", question=question, limits=limits, state=StudyState.RUNNING)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 from api.answers import Whole
 from api.pages.study import study_page
+from tests.records import VERSIONS
 from tests.unit import made as plain
 from tests.unit.api.studies import TINY
 from tuner.client.answered import with_launch
@@ -18,7 +19,6 @@ from tuner.store import Moments, StudyStatus
 
 GIB = 2**30
 BEGAN = datetime(2026, 11, 21, 6, tzinfo=UTC)
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 
 
 def question(cluster="8xa100-80gb", batch=256, name="tiny", **knobs):

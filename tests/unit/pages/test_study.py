@@ -51,6 +51,14 @@ def answer(made, needed_gib=None):
     return answer_of(made, found and with_launch(found, made.question), needed_gib)
 
 
+def test_a_knob_at_its_default_is_shown_where_another_value_was_weighed():
+    made = study(question(tp_size=[1]), FOUND)
+    found = best_known(made)
+    weighed = {"knob": "sync_each_batch", "of_answer": True, "probes": (1, 2), "step": None}
+    told = replace(found, facts=(*found.facts, {"kind": "knob_predicted", "changes": [weighed]}))
+    assert dict(answer_of(made, told, None).chosen)["sync_each_batch"] == "true"
+
+
 def test_what_to_run_and_what_to_copy():
     found = answer(study(question(tp_size=[1]), FOUND), 30.25)
     assert (found.title, found.note, found.why_none) == ("Run this", "", "")

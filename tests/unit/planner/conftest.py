@@ -9,14 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import Checkpointing, Settings, Sharding
 from tuner.core.framework import framework
 from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
-from tuner.core.workload import Precision, Workload
+from tuner.core.workload import Precision
 from tuner.cost.memory.step import memory_bound
-from tuner.model import read_model_config
 from tuner.planner import Stop, Wait, next_probe
 
 MIB = 2**20
@@ -36,17 +35,10 @@ SIZES = {
 
 def make_question(cluster="cpu:2", batch=8, heads=6, **knobs):
     sizes = {**SIZES, "num_attention_heads": heads, "num_key_value_heads": heads}
-    return Question(
-        workload=Workload(
-            model=read_model_config({"model_type": "llama", **sizes}, name="tiny"),
-            sequence_length=128,
-            global_batch_size=batch,
-            precision=Precision.FP32,
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework("torch", {"torch": "2.13.0"}, {}),
-        knobs=knobs,
-    )
+    return question_about(
+        {"model_type": "llama", **sizes}, cluster, framework("torch", {"torch": "2.13.0"}, {}),
+        tokens=128, batch=batch, knobs=knobs, precision=Precision.FP32,
+    )  # fmt: skip
 
 
 def make_study(question=None, *, probes=(), seed=0, **limits):

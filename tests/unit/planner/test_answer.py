@@ -5,18 +5,15 @@ from dataclasses import replace
 import pytest
 
 from tests.models import TINY
+from tests.questions import question_about
 from tests.unit.made import ok, study_of
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Sharding, parse_settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement
 from tuner.core.packing import Packing
 from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
 from tuner.core.study import Question, Study, StudyState
-from tuner.core.workload import Workload
 from tuner.explain.known import answer
-from tuner.model import read_model_config
 from tuner.planner import Stop, is_answered
 from tuner.planner.knowledge import learned
 from tuner.planner.step_times import fair
@@ -212,17 +209,7 @@ def test_a_probe_that_fits_takes_its_place(lab, question):
 def test_of_a_script_is_said_what_was_counted(tmp_path):
     (tmp_path / "train.py").write_text("")
     script = read_script("train.py", arguments=("{micro_batch_size}",), folder=tmp_path)
-    asked = Question(
-        workload=Workload(
-            model=read_model_config(TINY, name="tiny"),
-            sequence_length=32,
-            global_batch_size=8,
-            packing=Packing(),
-        ),
-        cluster=parse_cluster("cpu:2"),
-        framework=framework("torch"),
-        script=script,
-    )
+    asked = question_about(TINY, "cpu:2", tokens=32, batch=8, script=script, packing=Packing())
 
     def ran(loss: float, count: int) -> Measurement:
         return replace(

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tests.records import VERSIONS
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Outcome
@@ -12,7 +13,6 @@ from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
 
 GIB = 2**30
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 DDP = parse_settings("sharding=ddp,micro_batch_size=4")
 MANY = parse_settings("sharding=ddp,micro_batch_size=2,gradient_accumulation_steps=2")
 FULL = parse_settings("sharding=full_shard,micro_batch_size=4")

@@ -272,13 +272,6 @@ def several(study, count):
     return found
 
 
-def test_each_is_another_one(lab):
-    found = several(lab.study(), 8)
-    assert found[0] == next_probe(lab.study())
-    assert len({request.settings for request in found}) == 8
-    assert {request.repetition for request in found} == {0}
-
-
 def test_dry_runs_are_waited_for(lab):
     study = lab.study(fidelity=Fidelity.PREDICTED)
     one = enumerate_space(study.question).legal[0]

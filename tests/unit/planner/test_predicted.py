@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from tests.questions import question_about
+from tests.records import VERSIONS
 from tuner.catalog.gpus import matmul_share
 from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import Cluster
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
@@ -26,19 +28,17 @@ from tuner.core.study import (
     Study,
 )
 from tuner.core.words import describe
-from tuner.core.workload import Workload
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.dryrun import plan_dry_runs
 from tuner.explain.known import answer
-from tuner.model import load_model, read_model_config
+from tuner.model import read_model_config
 from tuner.planner import Stop, is_answered, next_probe, what_is_needed
 from tuner.planner.forecast import forecast
 from tuner.planner.ranking import choose_predicted
 from tuner.results.what_if import Predictor
 
 GIB = 2**30
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 FAILURE = {"type": "NotImplementedError", "message": "no fake kernel", "operator": "aten::odd"}
 
 Says = Callable[[Settings], float | Mapping[str, str]]
@@ -48,14 +48,8 @@ Play = Callable[..., tuple[Study, Stop]]
 
 def ask(name="torch", cluster="8xh100-80gb", **knobs):
     stated = {} if name == "nanotron" else {"torch": "2.13.0"}
-    return Question(
-        workload=Workload(
-            model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework(name, stated, {"nanotron": "0.4"} if name == "nanotron" else {}),
-        knobs=knobs,
-    )
+    stack = framework(name, stated, {"nanotron": "0.4"} if name == "nanotron" else {})
+    return question_about("llama-3.1-8b", cluster, stack, tokens=4096, batch=64, knobs=knobs)
 
 
 @pytest.fixture(scope="session")

@@ -4,19 +4,17 @@ from dataclasses import replace
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.opened import opened_by_optuna
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Checkpointing
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
-from tuner.core.study import ProbeRequest, ProbeState, Question, StudyState
-from tuner.core.workload import Workload
+from tuner.core.study import ProbeRequest, ProbeState, StudyState
 from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError
 from tuner.explain.brief import brief, is_forecast
 from tuner.explain.known import answer, why_none
-from tuner.model import load_model
 from tuner.model.shape import unnamed_model
 from tuner.planner import Stop, Wait, is_answered, next_probe
 from tuner.planner.dry_runs import FINALISTS
@@ -30,13 +28,10 @@ GIB = 2**30
 
 @pytest.fixture(scope="module")
 def asked(lab):
-    question = Question(
-        workload=Workload(
-            model=load_model("llama-3.1-8b"), sequence_length=4096, global_batch_size=64
-        ),
-        cluster=parse_cluster("8xh100-80gb"),
-        framework=framework("torch", {"torch": "2.13.0"}),
-        knobs={"tp_size": (1,), "micro_batch_size": (1, 2, 4), "fused_loss": (False,)},
+    knobs = {"tp_size": (1,), "micro_batch_size": (1, 2, 4), "fused_loss": (False,)}
+    stack = framework("torch", {"torch": "2.13.0"})
+    question = question_about(
+        "llama-3.1-8b", "8xh100-80gb", stack, tokens=4096, batch=64, knobs=knobs
     )
 
     def make(**limits):

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.records import VERSIONS
 from tuner.client.request import SizeRequest, read
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity
@@ -23,7 +24,6 @@ from tuner.planner.sizing import (
 from tuner.planner.sizing import nothing_known as unknown
 
 GIB = 2**30
-VERSIONS = {"torch": "2.13.0", "transformers": "5.23.0", "accelerate": "1.15.0"}
 # few layouts, so that all of them can be looked at in a test
 KNOBS = {"sharding": ["full_shard", "ddp"], "tp_size": [1, 2], "fused_loss": [False]}
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from tests.records import VERSIONS
+from tests.unit.made import MISCOUNTED, verdict
 from tests.unit.planner.machines import play_at_once
 from tuner.core.configuration import Sharding, parse_settings
 from tuner.core.framework import framework
@@ -12,15 +14,12 @@ from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, StudyState
 from tuner.errors import TrainsWronglyError
 from tuner.explain.known import answer, require_best, why_none
-from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import path_of
 from tuner.guard.replica import replica_of
 from tuner.planner import Stop, next_probe, to_guard
 from tuner.planner.knowledge import learned
 
-VERSIONS = {"torch": "2.13.0", "accelerate": "1.15.0", "transformers": "5.23.0"}
 GIB = 2**30
-DETAIL = "rank 0: the optimizer stepped 18 times instead of 6"
 
 
 def steps_on_each(settings):
@@ -34,7 +33,7 @@ def only_ddp(settings):
 def miscounted():
     return Measurement(
         outcome=Outcome.WRONG_RESULT,
-        detail=DETAIL,
+        detail=MISCOUNTED,
         optimizer_steps=18,
         expected_optimizer_steps=6,
         wall_s=1.0,
@@ -112,7 +111,7 @@ def test_where_all_that_fits_is_wrong_the_end_says_so(lab):
     study, stop = played(lab, study_of(lab, limits={"max_probes": 8}, **knobs), steps_on_each)
     assert len(study.probes) == 2
     assert stop.failure.startswith(
-        f"what fits trains something else: sync_each_batch=true trains something else: {DETAIL}"
+        f"what fits trains something else: sync_each_batch=true trains something else: {MISCOUNTED}"
     )
     found = answer(study)
     assert (found.best, found.alternatives, found.pareto) == (None, (), ())
@@ -180,24 +179,13 @@ def test_the_speed_of_what_is_wrong_is_nothing_to_beat(lab):
     assert "(#1; trains wrongly)" in compared
 
 
-def verdict(text, *, wrong, ranks=2, **more):
-    outcome = Outcome.WRONG_RESULT if wrong else Outcome.OK
-    result = CheckState.FAILED if wrong else CheckState.PASSED
-    values = {
-        "key": f"{text} {ranks}", "family": "another", "result": result, "outcome": outcome,
-        "detail": DETAIL if wrong else "", "settings": parse_settings(text).as_dict(),
-        "ranks": ranks, "precision": "fp32", "versions": VERSIONS, **more,
-    }  # fmt: skip
-    return GuardCheck(**values)
-
-
 def of_the_doctor(**more):
     """That each synchronization is wrong, and the last one right, in all shardings of a node."""
     found = []
     for sharding in ("ddp", "shard_grad_op", "full_shard"):
         text = f"sharding={sharding},gradient_accumulation_steps=3,sync_each_batch"
         found.append(verdict(f"{text}=true", wrong=True, knob="sync_each_batch", **more))
-        found.append(verdict(f"{text}=false", wrong=False, **more))
+        found.append(verdict(f"{text}=false", **more))
     return {one.key: one for one in found}
 
 
@@ -235,7 +223,7 @@ def test_a_prediction_of_any_model_leaves_it_out(lab):
     assert found.best is not None
     shown = [found.best, *found.alternatives, *found.pareto]
     assert not any(steps_on_each(one.settings) for one in shown)
-    assert any(DETAIL in line for line in found.explanation)
+    assert any(MISCOUNTED in line for line in found.explanation)
 
 
 def predicted(lab, *guards, **limits):
@@ -273,13 +261,13 @@ def test_a_failure_that_losses_show_is_confirmed_by_a_replica(lab):
     study = study_of(lab)
     probes = (lab.probe(1, fast, lab.ok(1.0, GIB)), lab.probe(2, slow, lab.ok(2.0, GIB)))
     failed = verdict("sharding=ddp,activation_checkpointing=full", wrong=True)
-    right = verdict("sharding=ddp", wrong=False)
+    right = verdict("sharding=ddp")
     study = replace(study, probes=probes, guards={failed.key: failed, right.key: right})
     known = learned(study)
     assert known.wrong[fast].is_unconfirmed
     assert answer(study).best.settings == slow
     assert to_guard(known)[0] == fast
     replica = replica_of(study.question, fast)
-    passed = verdict(str(replica.settings), wrong=False, key=replica.key(VERSIONS))
+    passed = verdict(str(replica.settings), key=replica.key(VERSIONS))
     known = learned(replace(study, guards={**study.guards, passed.key: passed}))
     assert fast not in known.wrong

@@ -3,16 +3,14 @@
 from dataclasses import replace
 
 from tests.conftest import VERSIONS, make_dry_run
+from tests.questions import question_about
 from tests.unit.planner.conftest import SIZES, done, make_question, make_study
 from tuner.catalog.versions import version_table
 from tuner.client.advance import measurement_of
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.framework import FrameworkName, framework
 from tuner.core.measurement import Fidelity
-from tuner.core.study import ProbeRequest, Question
-from tuner.core.workload import Workload
-from tuner.model import read_model_config
+from tuner.core.study import ProbeRequest
 
 MIB = 2**20
 GIB = 2**30
@@ -23,16 +21,8 @@ def gpu_question(cluster="2xa100-80gb", batch=8, name="torch", **knobs):
     table = version_table().frameworks[FrameworkName(name)]
     stated = {p: v for p, v in {**VERSIONS, "nanotron": "0.4"}.items() if p in table.oldest}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
-    return Question(
-        workload=Workload(
-            model=read_model_config({"model_type": "llama", **SIZES, **heads}, name="tiny"),
-            sequence_length=128,
-            global_batch_size=batch,
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework(name, stated, {}),
-        knobs=knobs,
-    )
+    model, stack = {"model_type": "llama", **SIZES, **heads}, framework(name, stated, {})
+    return question_about(model, cluster, stack, tokens=128, batch=batch, knobs=knobs)
 
 
 def predicted_study(question=None, **limits):

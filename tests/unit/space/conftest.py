@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.framework import framework
 from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.model import read_model_config
 
 LLAMA = {
@@ -44,16 +43,9 @@ def make_question(
     **knobs: tuple[Any, ...],
 ) -> Question:
     """A question about a Llama of 8B's shape with changes, or about ``only`` another model."""
-    return Question(
-        workload=Workload(
-            model=read_model_config(only or {**LLAMA, **(config or {})}, name="model"),
-            sequence_length=sequence_length,
-            global_batch_size=batch,
-        ),
-        cluster=parse_cluster(cluster),
-        framework=framework(name, {**VERSIONS[name], **(versions or {})}, {}),
-        knobs=knobs,
-    )
+    model = read_model_config(only or {**LLAMA, **(config or {})}, name="model")
+    stack = framework(name, {**VERSIONS[name], **(versions or {})}, {})
+    return question_about(model, cluster, stack, tokens=sequence_length, batch=batch, knobs=knobs)
 
 
 @pytest.fixture(scope="session")

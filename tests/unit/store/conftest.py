@@ -11,13 +11,10 @@ from sqlalchemy import Engine, event, select, update
 from sqlalchemy.orm import Session
 
 from tests.conftest import make_dry_run
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import Settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Memory, Outcome
-from tuner.core.study import Limits, ProbeRequest, Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
+from tuner.core.study import Limits, ProbeRequest
 from tuner.store import WorkerIdentity, open_store
 from tuner.store.tables import AttemptRow, StudyRow, clock
 
@@ -65,11 +62,7 @@ def store(url):
 @pytest.fixture(scope="session")
 def question():
     """A question."""
-    return Question(
-        workload=Workload(model=load_model("stories15m"), sequence_length=128, global_batch_size=8),
-        cluster=parse_cluster("cpu:2"),
-        framework=framework("torch"),
-    )
+    return question_about("stories15m", "cpu:2", tokens=128, batch=8)
 
 
 @pytest.fixture(scope="session")

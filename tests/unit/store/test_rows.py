@@ -22,6 +22,9 @@ def test_an_unknown_study_is_refused_with_the_nearest(store, study):
     wrong = study.id[:-1] + "-"
     with pytest.raises(UnknownNameError, match=f"study: .*did you mean {study.id}"):
         store.study(wrong)
+    other = "st-" + study.id[3:].translate(str.maketrans("0123456789abcdef", "123456789abcdef0"))
+    with pytest.raises(UsageError, match="tuner studies list"):
+        store.study(other)
     for given in ("", "st-", "%", "st-_"):
         with pytest.raises(UsageError, match="study: "):
             store.study(given)

@@ -6,12 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.workers.fakes import HandStop
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
-from tuner.core.study import Question
-from tuner.core.workload import Workload
-from tuner.model import load_model
 from tuner.store import open_store
 
 TIMED = (
@@ -26,9 +22,7 @@ TIMED = (
 @pytest.fixture
 def question():
     """Small: stories15m on two CPU ranks."""
-    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=4)
-    cluster = parse_cluster("cpu:2")
-    return Question(workload=workload, cluster=cluster, framework=framework("torch"))
+    return question_about("stories15m", "cpu:2", tokens=64, batch=4)
 
 
 @pytest.fixture

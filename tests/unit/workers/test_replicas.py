@@ -4,16 +4,13 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.questions import question_about
 from tests.unit.workers.fakes import FakeLauncher
-from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import framework, installed_versions
+from tuner.core.framework import installed_versions
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.guard.check import CheckState, caused
 from tuner.guard.replica import STEPS, replica_of
-from tuner.model import load_model
 from tuner.store import Store
 from workers import replicas as guard_module
 from workers.replicas import ReplicaTrainer, check_knobs_here
@@ -24,10 +21,7 @@ Does = Callable[[dict], dict]
 
 
 def question():
-    workload = Workload(model=load_model("llama-3.2-1b"), sequence_length=512, global_batch_size=64)
-    return Question(
-        workload=workload, cluster=parse_cluster("8xa100-80gb"), framework=framework("torch")
-    )
+    return question_about("llama-3.2-1b", "8xa100-80gb", tokens=512, batch=64)
 
 
 def replica(sync):

@@ -1,7 +1,6 @@
 """Queues of studies and what becomes of those that cause trouble; services, and their entries."""
 
 import threading
-import time
 from dataclasses import dataclass, field, replace
 from functools import partialmethod
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from tests.unit.workers.fakes import FakeDryRunner, FakeLauncher
+from tests.waiting import until
 from tuner.core.cluster import parse_cluster
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.core.study import Limits, Study, StudyState
@@ -332,20 +332,13 @@ def entry(store, monkeypatch):
     return made
 
 
-def eventually(condition):
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_it_lives_while_it_is_entered(store, entry):
     with entry:
         (found,) = living(store)
         assert (found.name, found.pools) == ("w1", ("h100",))
         assert Machine.from_dict(found.machine) == MACHINE
         assert "torch" in found.versions
-        eventually(lambda: living(store)[0].seen_at > found.seen_at)
+        until(lambda: living(store)[0].seen_at > found.seen_at)
     assert living(store) == []
 
 
@@ -358,10 +351,10 @@ def test_a_store_that_fails_holds_up_nothing(store, entry, monkeypatch):
 
     monkeypatch.setattr(Workers, "register", fail)
     with entry:
-        eventually(lambda: len(failures) > 2)
+        until(lambda: len(failures) > 2)
         assert living(store) == []
         monkeypatch.undo()
-        eventually(lambda: living(store))
+        until(lambda: living(store))
         monkeypatch.setattr(Workers, "stopped", fail)
 
 

@@ -57,6 +57,12 @@ def read_settings(value: Any) -> tuple[Settings, frozenset[str]]:
     return Settings(**found), frozenset(found)
 
 
+def said_knobs(value: Any) -> dict[str, Any]:
+    """The values of the knobs that were given to :func:`read_settings`."""
+    written, names = read_settings(value)
+    return {name: getattr(written, name) for name in names}
+
+
 def _read_settings(value: Any, info: ValidationInfo) -> tuple[Settings, frozenset[str]]:
     if isinstance(value, Settings):
         return value, frozenset(KNOBS)

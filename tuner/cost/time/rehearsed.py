@@ -20,7 +20,7 @@ from tuner.cost.time.collectives import Op
 from tuner.cost.time.communication import Group, collective_s
 from tuner.cost.time.compute import LAYER_KERNELS, host_bytes_per_s
 from tuner.cost.time.traced import AMOUNTS, Amounts, gpu_s
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 # Steps that are played one after another: the last one's time is a steady step's.
 PLAYED = 2

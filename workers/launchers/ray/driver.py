@@ -23,8 +23,8 @@ from ray.exceptions import AuthenticationError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from workers.launchers.base import Job
+from workers.launchers.ray.job import Node, NotPlacedError, PlacedJob, alive, why
 from workers.launchers.ray.node import facts
-from workers.launchers.ray.placed import Node, NotPlacedError, PlacedJob, alive, why
 from workers.launchers.site import Facts
 
 # Seconds for a connection to the cluster.

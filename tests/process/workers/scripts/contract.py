@@ -14,13 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.process.workers.scripted import SETTINGS, as_torchrun, asking_script, left, waiting
-from tuner.core.cluster import parse_cluster
-from tuner.core.framework import framework
+from tests.questions import question_about
 from tuner.core.measurement import Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.errors import ProbeError
-from tuner.model import load_model
 from workers.scripts.probe import ScriptRun
 
 SUPERVISOR = """
@@ -53,9 +49,7 @@ def probing(launcher, nodes, folder):
 @pytest.fixture
 def on_nodes(tmp_path):
     """``on_nodes(step, whole=...)``: a question about a script on two nodes of two ranks each."""
-    workload = Workload(model=load_model("stories15m"), sequence_length=64, global_batch_size=8)
-    cluster = parse_cluster("2x2xcpu")
-    asked = Question(workload=workload, cluster=cluster, framework=framework("torch"))
+    asked = question_about("stories15m", "2x2xcpu", tokens=64, batch=8)
     return lambda step="pass", **more: asking_script(asked, tmp_path, step, **more)
 
 

@@ -3,14 +3,10 @@
 from dataclasses import replace
 from itertools import product
 
-from tuner.core.cluster import parse_cluster
+from tests.questions import question_about
 from tuner.core.configuration import parse_settings
-from tuner.core.framework import framework
 from tuner.core.measurement import Collective, Measurement, Memory, Outcome
-from tuner.core.study import Question
-from tuner.core.workload import Workload
 from tuner.guard.check import Counts, caused
-from tuner.model import load_model
 from workers.measuring.measure import check_knobs
 
 SYNC = "gradient_accumulation_steps=4,sync_each_batch={}"
@@ -21,8 +17,7 @@ TENSOR = "sharding=full_shard,tp_size=2,gradient_accumulation_steps=4,tp_recompu
 
 
 def question(model="llama-3.2-1b", cluster="8xh100-80gb"):
-    workload = Workload(model=load_model(model), sequence_length=512, global_batch_size=64)
-    return Question(workload=workload, cluster=parse_cluster(cluster), framework=framework("torch"))
+    return question_about(model, cluster, tokens=512, batch=64)
 
 
 def counts(settings, asked=None):

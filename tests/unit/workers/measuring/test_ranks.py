@@ -9,6 +9,7 @@ import pytest
 from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
 from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
+from tests.waiting import until
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
 from workers.launchers.base import Why
@@ -151,10 +152,7 @@ def test_ranks_are_ended_when_they_are_idle_for_long(warm, clock, monkeypatch):
     time.sleep(0.05)
     assert it.ranks.alive
     clock.move(2.0)
-    until = time.monotonic() + 60
-    while it.ranks.alive:
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    until(lambda: not it.ranks.alive)
     assert it.outcome() is Outcome.OK
 
 

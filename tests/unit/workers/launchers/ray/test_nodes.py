@@ -5,7 +5,7 @@ import pytest
 
 from workers.launchers.base import Job
 from workers.launchers.ray.driver import alike
-from workers.launchers.ray.placed import Node, NotPlacedError, bundle
+from workers.launchers.ray.job import Node, NotPlacedError, bundle
 
 
 def machine(gpus=0, kind="H100", cores=64):

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.core.measurement import Outcome
 from tuner.core.quantity import UNKNOWN, Provenance, Quantity
-from tuner.plain import Plain
+from tuner.serialization import Plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Tells what processes find on this machine's GPUs, as one line of JSON on standard output.
 
-    python -P -m workers.look
+    python -P -m workers.look_at_gpus
 
 ``gpus`` is what each found (``workers/probe/check.py``), ``why_unusable`` the reason why no probe
 can be run on them, and ``in_use`` whether a worker's probes run there, which are not disturbed.

@@ -30,7 +30,7 @@ UNCOUNTED: Mapping[str, str] = {
          "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
          "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
          "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp", "use_unsloth",
-         "enable_liger_kernel"), KERNELS,
+         "enable_liger_kernel", "use_v1_kernels"), KERNELS,
     ),
     **dict.fromkeys(
         ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
@@ -65,7 +65,8 @@ UNCOUNTED: Mapping[str, str] = {
                     "this optimizer is not predicted"),
     "mixture_of_depths": "layers are passed over: less memory and time than predicted",
     "shift_attn": "attention is shorter than predicted",
-    "activation_offloading": "kept activations wait on the host: less memory, mostly slower",
+    **dict.fromkeys(("activation_offloading", "use_unsloth_gc"),
+                    "kept activations wait on the host: less memory, mostly slower"),
     "fp16": "fp16 is not predicted: the figures are of bf16, whose numbers are as large",
     "auto_find_batch_size": "the Trainer makes the batch smaller where memory runs out",
     "parallelism_config": "is not predicted: each model is on one GPU, or sharded",
@@ -164,6 +165,7 @@ def of_trainer(
     packing: Mapping[str, Any] | None,
     mixes: bool,
     bf16: bool = False,
+    reads: frozenset[str],
 ) -> Found:
     """What a file of ``TrainingArguments`` and more says.
 
@@ -177,11 +179,13 @@ def of_trainer(
         packing: how documents lie in a sequence.
         mixes: whether what is trained is kept in fp32.
         bf16: whether numbers are bf16 unless that is said.
+        reads: fields that the program has beside the Trainer's, and that are looked at.
     """
+    fields.refuse_misspelt(reads | trainer.READ | UNCOUNTED.keys())
     own = {
         name: value
         for name, value in fields.values.items()
-        if name in trainer.READ and name not in ("optim", *trainer.REFUSED)
+        if name in trainer.READ and name not in ("optim", "deepspeed", *trainer.REFUSED)
     }
     optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}
