@@ -280,10 +280,10 @@ class _Fastest:
         if speed is not None and not self._is_closed(settings):
             self._speeds[settings] = speed
             self.speed = max(speed, self.speed or 0.0)
-        # All are looked at only where one was closed, or told anew: there may be hundreds.
-        now = len(self._closed), len(self._closed_layouts), self._wrong
-        if closed != now or before is not None:
+        # All are looked at only where one was closed: there may be hundreds.
+        if is_closing := closed != (len(self._closed), len(self._closed_layouts), self._wrong):
             self._speeds = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
+        if is_closing or before is not None:
             self.speed = max(self._speeds.values(), default=None)
 
     def _is_closed(self, settings: Settings) -> bool:
