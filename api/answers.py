@@ -25,7 +25,7 @@ from tuner.explain.known import best_known, is_unanswered, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
 from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
-from tuner.results.summary import in_brief
+from tuner.results.summary import in_brief, summary_of
 from tuner.store import Store, StudyStatus
 from tuner.text import json_text
 
@@ -188,7 +188,7 @@ class Answers:
     def _read(self, status: StudyStatus) -> Whole:
         study = self._store.study(status.id)
         found = best_known(study)
-        keep_line(self._store, study, found, status.newest_event)
+        keep_line(self._store, summary_of(study, found), status.newest_event)
         return Whole(
             status=status,
             study=study,

@@ -154,13 +154,13 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
     The plot shows the crowd; the whole is a zoom away. ``per`` is the word for a rank.
     """
     points = [point for one in series for point in one.points]
-    unit, divisor = size_unit(max((p.needed_gib.value or 0.0 for p in points), default=1.0) * GIB)
+    unit, divisor = size_unit(max((p.needed_bytes.value or 0.0 for p in points), default=GIB))
     limits = {one.limit_bytes / divisor for one in series}
     marks = [
         mark
         for number, one in enumerate(series)
         for point in one.points
-        if (mark := _mark(point, number, one, GIB / divisor, unit))
+        if (mark := _mark(point, number, one, divisor, unit))
     ]
     timed = [mark for mark in marks if mark.y]
     memory = [mark.x.value for mark in marks if mark.x]
@@ -206,15 +206,15 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
 
 
 def _mark(
-    point: Evaluation, number: int, of: Series, scale: float, unit: str
+    point: Evaluation, number: int, of: Series, divisor: int, unit: str
 ) -> SimpleNamespace | None:
     """A point as a mark; of unknown memory only what ran out of it has a place, at the limit."""
-    x, y = interval_of(point.needed_gib, scale), interval_of(point.tokens_per_s_per_gpu)
+    x, y = interval_of(point.needed_bytes, 1 / divisor), interval_of(point.tokens_per_s_per_gpu)
     ran_out = point.too_large and point.outcome is Outcome.OOM
     if x is None:
         if not ran_out:
             return None
-        x = Interval(*[of.limit_bytes / GIB * scale] * 3)
+        x = Interval(*[of.limit_bytes / divisor] * 3)
     shape = str(point.known_from)
     if not (point.fits or point.too_large):
         shape = FAILED
@@ -236,7 +236,8 @@ def _mark(
         whisker=(),
         href=of.href(point),
         # Its row in a table has the configuration.
-        said=[str(y) if y else "no speed", f"needs {'over ' * (shape == OOM)}{x} {unit}"],
+        said=f"{f'{y} tokens/s' if y else 'no speed'}, needs {'over ' * (shape == OOM)}{x} {unit}",
+        at=f"{x.value:.5g} {y.value:.5g}" if y else f"{x.value:.5g}",
     )
 
 

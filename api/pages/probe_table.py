@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
@@ -14,7 +15,6 @@ from tuner.core.quantity import UNKNOWN
 from tuner.core.study import Probe, ProbeState
 from tuner.core.words import rank_word, speed_text
 from tuner.errors import UsageError
-from tuner.planner import speed_of
 from tuner.results.points import Evidence, differing, knob_texts
 from tuner.text import duration_text, show, size_number, size_unit, time_text
 
@@ -103,7 +103,7 @@ class ProbeTable:
         """The cells of a row behind its outcome, escaped together: there may be hundreds of rows,
         and end tags that HTML lets one leave out are."""
         texts = [cell.text for cell in list(row.cells.values())[2:]]
-        return escape("\n".join(texts)).replace("\n", Markup("<td>"))
+        return Markup(str(escape("\n".join(texts))).replace("\n", "<td>"))  # noqa: S704 (escaped)
 
     def sorted_by(self, column: ProbeColumn) -> str:
         """``ascending`` or ``descending`` where the rows are sorted by a column, else empty."""
@@ -163,6 +163,17 @@ def table_of(evidence: Evidence, best: Settings | None) -> ProbeTable:
     return table.chosen(FASTEST_FIRST, ANY)
 
 
+# A table is made again after every probe, of much the same settings.
+@lru_cache(maxsize=4096)
+def _knob_cells(settings: Settings) -> Mapping[str, ProbeCell]:
+    meant, values = knob_texts(settings), settings.all_values()
+    nothing = ProbeCell("-", None)
+    return {
+        knob: nothing if meant[knob] == "-" else ProbeCell(show(value), getattr(settings, knob))
+        for knob, value in values.items()
+    }
+
+
 def _row(
     evidence: Evidence,
     probe: Probe,
@@ -172,8 +183,8 @@ def _row(
 ) -> ProbeRow:
     found, settings, fidelity = probe.measurement, probe.request.settings, probe.request.fidelity
     outcome = str(found.outcome) if found else str(probe.state)
-    step = evidence.step_times.get(probe.id, UNKNOWN)
-    speed = speed_of(step, evidence.study.question).value
+    step = evidence.step_times.get(probe.id, UNKNOWN).value
+    speed = evidence.speeds.get(probe.id, UNKNOWN).value
     needed = found.needed_bytes if found else None
     at_least = "> " if found and found.memory is None else ""
     known = {
@@ -181,20 +192,15 @@ def _row(
         "outcome": (outcome, outcome),
         "fidelity": (str(fidelity), FIDELITIES.index(fidelity)),
         "memory": (f"{at_least}{size_number(needed, divisor)}" if needed else "-", needed),
-        "step": (time_text(step.value), step.value),
+        "step": (time_text(step), step),
         "speed": (speed_text(speed), speed),
         "took": (duration_text(found.wall_s), found.wall_s) if found else ("-", None),
     }
-    meant = knob_texts(settings)
-    cells = {}
-    for column in columns:
-        if (key := column.key) in known:
-            cells[key] = ProbeCell(*known[key])
-        elif meant[key] == "-":
-            cells[key] = ProbeCell("-", None)
-        else:
-            value = getattr(settings, key)
-            cells[key] = ProbeCell(show(value), value)
+    knobs = _knob_cells(settings)
+    cells = {
+        (key := column.key): ProbeCell(*known[key]) if key in known else knobs[key]
+        for column in columns
+    }
     return ProbeRow(
         id=probe.id,
         outcome=outcome,

@@ -5,7 +5,7 @@ Its answer is the best configuration, its evidence, and what to copy (:func:`ans
 
 import json
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -38,8 +38,7 @@ from tuner.launchfiles import FORMATS, why_not
 from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
-from tuner.store import Event, Store, StudyStatus
-from tuner.store.tables import EventKind
+from tuner.store import Moments, Store, StudyStatus
 from tuner.store.workers import Workers
 from tuner.text import count_text, duration_text, show
 
@@ -218,8 +217,6 @@ def _tabs(
 MOST_KEPT = 64
 # Threads for those who watch: one makes a page, the other finds what is made.
 MAKERS = 2
-# Events that are looked at for when things began.
-LATEST_EVENTS = 256
 # Failed probes that are shown in short; all of them are in the table.
 MOST_TROUBLES = 12
 # Configurations in the table behind the scatter, which were not probed; best ones first.
@@ -317,7 +314,7 @@ class StudyPages:
 
     def _make(self, status: StudyStatus) -> StudyPage:
         whole = self._answers.whole(status)
-        events = self._store.events(status.id, limit=LATEST_EVENTS, last=True)
+        moments = self._store.moments(whole.study)
 
         def why_it_waits() -> str:
             workers = Workers(self._store.transactions).living(whole.study.limits.pool)
@@ -330,14 +327,13 @@ class StudyPages:
                 return f"Waiting for a worker, which is at {listed(others[:3])}"
             return "A worker is about to take it"
 
-        return study_page(whole, events, why_it_waits)
+        return study_page(whole, moments, why_it_waits)
 
 
 def study_page(
-    whole: Whole, events: Sequence[Event], waits_for: Callable[[], str] = lambda: ""
+    whole: Whole, moments: Moments, waits_for: Callable[[], str] = lambda: ""
 ) -> StudyPage:
-    """A study's page; ``events`` are its latest ones, oldest first, and ``waits_for`` says why no
-    worker is at it."""
+    """A study's page; ``waits_for`` says why no worker is at it."""
     study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
@@ -351,7 +347,7 @@ def study_page(
         sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
         sizes[charts.OUTSIDE] = (answer.needed_gib - (best.allocated_gib.value or 0.0)) * GIB
         bar = charts.memory_bar(sizes, study, f"Memory of one {per} at the peak")
-    status = status_of(study, events, waits_for)
+    status = status_of(study, moments, waits_for)
     failed = [
         (probe, probe.measurement)
         for probe in reversed(study.in_order)
@@ -451,22 +447,16 @@ def head_of(study: Study) -> StudyHead:
 
 
 def status_of(
-    study: Study, events: Sequence[Event], waits_for: Callable[[], str] = lambda: ""
+    study: Study, moments: Moments, waits_for: Callable[[], str] = lambda: ""
 ) -> ShownStatus:
-    """The state of a study; its latest events, oldest first, tell when things began."""
+    """The state of a study, and since when."""
     is_open = study.state in OPEN
-    ends = [event.at for event in events if event.kind is EventKind.STUDY]
-    began = {
-        event.data["number"]: event.at
-        for event in events
-        if event.kind is EventKind.PROBE and event.data.get("state") == ProbeState.RUNNING
-    }
     running = tuple(
         RunningProbe(
             id=probe.id,
             kind=probe_word(probe.request.fidelity).capitalize(),
             words=spaced(describe(probe.request.settings)),
-            since=began.get(probe.id, ""),
+            since=moments.began.get(probe.id, ""),
         )
         for probe in study.probes
         if is_open and probe.state is ProbeState.RUNNING
@@ -513,7 +503,7 @@ def status_of(
         is_open=is_open,
         reason=study.reason,
         began=study.asked_at,
-        ended=ends[-1] if ends and not is_open else "",
+        ended=moments.ended,
         budgets=tuple(budgets),
         running=running,
         latest=tuple(done[: -MOST_LATEST - 1 : -1]),

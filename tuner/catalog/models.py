@@ -45,8 +45,12 @@ def find(spec: str) -> str | None:
     """
     if "/" in spec:
         return _repositories().get(spec.lower())
-    letters = {name.translate(_BLANK): name for name in names()}
-    return letters.get(spec.lower().translate(_BLANK))
+    return _by_letters().get(spec.lower().translate(_BLANK))
+
+
+@cache
+def _by_letters() -> dict[str, str]:
+    return {name.translate(_BLANK): name for name in names()}
 
 
 # Words of a repository's name that say how its weights were trained or stored, and nothing of its

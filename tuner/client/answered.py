@@ -33,7 +33,7 @@ from tuner.explain.brief import is_forecast
 from tuner.explain.known import answer, why_none
 from tuner.launchfiles import FORMATS, About, export, why_not
 from tuner.results.points import row_text, rows_of
-from tuner.results.summary import summary_of
+from tuner.results.summary import AnswerSummary
 from tuner.space import Space
 from tuner.store import Store
 
@@ -259,20 +259,19 @@ def answered_of(study: Study, targets: Sequence[Target] = ()) -> Answered:
     )
 
 
-def keep_line(store: Store, study: Study, suggestion: Suggestion | None, newest_event: int) -> None:
+def keep_line(store: Store, line: AnswerSummary, newest_event: int) -> None:
     """Keeps a study's answer in one line for lists of studies; they go without where the database
     does not take it. ``newest_event`` is of before the study was read."""
     try:
-        line = summary_of(study, suggestion)
         store.keep_summary(
-            study.id,
+            line.study_id,
             line.as_dict(),
             newest_event,
             tokens_per_s=line.tokens_per_s_per_gpu.value,
             needed_share=line.needed_share,
         )
     except TunerError as error:
-        log.warning("the summary of %s was not kept: %s", study.id, error)
+        log.warning("the summary of %s was not kept: %s", line.study_id, error)
 
 
 class Progress(Protocol):

@@ -22,6 +22,7 @@ from tuner.core.measurement import PROBED, Fidelity
 from tuner.core.script import Script
 from tuner.cost.prediction import uncovered
 from tuner.errors import TunerError, UsageError
+from tuner.results.summary import summary_of
 from tuner.store import open_store
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ def answer_at(
         # For the list of studies. What came in meanwhile is not in this answer.
         status = store.status(study.id)
         if status is not None and status.revision == study.revision:
-            keep_line(store, study, found.suggestion, status.newest_event)
+            keep_line(store, summary_of(study, found.suggestion), status.newest_event)
     return found
 
 

@@ -9,7 +9,7 @@ them: then only those where it failed are closed.
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 from tuner.core.configuration import Settings
@@ -32,6 +32,8 @@ from tuner.text import kept, show
 Path = tuple[tuple[str, Any], ...]
 
 
+# A study is planned, answered and shown after every probe, and its probes' settings are the same.
+@lru_cache(maxsize=4096)
 def path_of(settings: Settings, ranks: int) -> Path:
     """The knobs that act in settings on so many ranks, with their values.
 

@@ -20,7 +20,7 @@ from tuner.core.measurement import (
     Measurement,
     Outcome,
 )
-from tuner.core.quantity import Quantity
+from tuner.core.quantity import UNKNOWN, Quantity
 from tuner.core.study import Probe, ProbeState, Question, Study, by_settings
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import communicator_count
@@ -127,13 +127,14 @@ class Knowledge:
             return True
         return bool(self.fitting) and self.fitting[0].seconds < slow.step_time_s.value
 
-    def candidates(self) -> list[Settings]:
-        """Legal configurations that may be worth a probe of their own: untried, not ruled out.
+    def candidates(self, but: Collection[Settings] = ()) -> list[Settings]:
+        """Legal configurations that may be worth a probe of their own: untried, not ruled out, and
+        none of others that are named.
 
         Those of :attr:`unconfirmed` are among them.
         """
         closed, slow = self.closed.keys() - self.unconfirmed, filter(self._is_too_slow, self.slow)
-        out = {*self.findings, *closed, *slow, *self.infeasible}
+        out = {*self.findings, *closed, *slow, *self.infeasible, *but}
         left = [settings for settings in self.space.legal if settings not in out]
         if not self.closed_layouts:
             return left
@@ -333,21 +334,19 @@ def _slow(
             continue
         measurements, fidelity = measurements_of(found), found[0].request.fidelity
         early = tuple(p for p in found if outcome_of(p) is Outcome.STOPPED_EARLY)
-        memories = [one.memory for one in measurements if one.memory]
+        needs = [one.memory.needed_bytes for one in measurements if one.memory]
         time = step_time(measurements, settings.gradient_accumulation_steps)
-        slow[settings] = one = Evaluation(
+        slow[settings] = Evaluation(
             settings=settings,
             fidelity=fidelity,
             outcome=Outcome.STOPPED_EARLY if early else Outcome.TIMEOUT,
+            needed_bytes=exactly(max(needs), fidelity) if needs else UNKNOWN,
             limit_bytes=limit_bytes,
             step_time_s=time,
             spread_s=time,
             tokens_per_s_per_gpu=speed_of(time, question),
             probes=early,
         )
-        if memories:
-            needed = max(memory.needed_bytes for memory in memories)
-            slow[settings] = replace(one, needed_bytes=exactly(needed, fidelity))
     return slow
 
 

@@ -332,8 +332,8 @@ class Search:
         return Proposed(settings=self.prior.settings[found.index], gain=found.gain)
 
     def _candidates(self) -> list[Settings]:
-        left = [one for one in self._known.candidates() if one not in self._pending]
-        return left if self._confirms else [s for s in left if s not in self._known.unconfirmed]
+        unconfirmed = frozenset() if self._confirms else self._known.unconfirmed
+        return self._known.candidates(but=self._pending | unconfirmed)
 
     def _last_resort(self) -> Proposed | None:
         """The smallest of what is not expected to fit, while nothing is known to fit.

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -77,6 +78,11 @@ class Evidence:
         return {p.id: step_time_of(self.study, p, found) for p, found in ended if found}
 
     @cached_property
+    def speeds(self) -> Mapping[int, Quantity]:
+        """Tokens per second and rank of the same."""
+        return {n: speed_of(time, self.study.question) for n, time in self.step_times.items()}
+
+    @cached_property
     def expectation(self) -> Expectation | None:
         """Expected times of configurations that were not probed, where the cost model knows no
         rates; ``None`` where it does, or no step was timed.
@@ -114,29 +120,32 @@ def _found(known: Knowledge) -> dict[Settings, Evaluation]:
         ordered = tuple(sorted(probes, key=lambda probe: probe.id))
         finding, last, fidelity = findings.get(settings), _last(ordered), probes[0].request.fidelity
         slow, need = known.slow.get(settings), known.too_large.get(settings)
-        found = replace(
+        closed = "" if need else why_closed(known, settings)
+        if finding and finding.probes == ordered and not (need or closed):
+            evaluated[settings] = finding  # as most are: each of its probes ended well
+            continue
+        told: dict[str, Any] = {"why": "" if last.outcome is Outcome.OK else last.detail}
+        memory = None if finding else last.memory
+        if memory is not None:
+            told["fits"] = True if slow else None
+            told["allocated_bytes"] = exactly(memory.allocated_bytes, fidelity)
+            told["needed_bytes"] = exactly(memory.needed_bytes, fidelity)
+        elif last.oom and not finding:
+            # One that ran out under a smaller limit than today's may fit now.
+            told["needed_bytes"] = exactly(last.oom.needed_bytes, fidelity)
+        if need is not None:
+            told |= {"fits": False, "over_bytes": need.over_bytes}
+            if not finding:
+                told["needed_bytes"] = need.needed_bytes
+        elif closed:
+            told |= {"fits": False, "why": told["why"] or closed}
+        evaluated[settings] = replace(
             finding or slow or Evaluation(settings=settings, fidelity=fidelity),
             outcome=last.outcome,
-            why="" if last.outcome is Outcome.OK else last.detail,
             probes=ordered,
             limit_bytes=known.limit_bytes,
+            **told,
         )
-        if finding is None and (memory := last.memory) is not None:
-            found = replace(
-                found,
-                fits=True if slow else None,
-                allocated_bytes=exactly(memory.allocated_bytes, fidelity),
-                needed_bytes=exactly(memory.needed_bytes, fidelity),
-            )
-        elif finding is None and last.oom:
-            # One that ran out under a smaller limit than today's may fit now.
-            found = replace(found, needed_bytes=exactly(last.oom.needed_bytes, fidelity))
-        if need is not None:
-            needed = found.needed_bytes if finding else need.needed_bytes
-            found = replace(found, fits=False, over_bytes=need.over_bytes, needed_bytes=needed)
-        elif closed := why_closed(known, settings):
-            found = replace(found, fits=False, why=found.why or closed)
-        evaluated[settings] = found
     return evaluated
 
 
@@ -222,7 +231,7 @@ def progress(evidence: Evidence) -> tuple[BestSoFar, ...]:
     done = [(probe, probe.measurement) for probe in study.in_order if probe.measurement]
     fastest, steps = _Fastest(study), []
     for number, (probe, found) in enumerate(done, start=1):
-        speed = speed_of(evidence.step_times[probe.id], study.question)
+        speed = evidence.speeds[probe.id]
         fastest.add(probe, found, speed)
         steps.append(
             BestSoFar(
@@ -266,14 +275,16 @@ class _Fastest:
             self._closed_layouts.add(settings.layout)
         elif found.outcome in BROKEN:
             self._closed.add(settings)
-        self._speeds.pop(settings, None)
+        before = self._speeds.pop(settings, None)
         speed = self._speed_of(settings, own)
         if speed is not None and not self._is_closed(settings):
             self._speeds[settings] = speed
-        # All are looked at only where something was closed: there may be hundreds.
-        if closed != (len(self._closed), len(self._closed_layouts), self._wrong):
+            self.speed = max(speed, self.speed or 0.0)
+        # All are looked at only where one was closed, or told anew: there may be hundreds.
+        now = len(self._closed), len(self._closed_layouts), self._wrong
+        if closed != now or before is not None:
             self._speeds = {s: one for s, one in self._speeds.items() if not self._is_closed(s)}
-        self.speed = max(self._speeds.values(), default=None)
+            self.speed = max(self._speeds.values(), default=None)
 
     def _is_closed(self, settings: Settings) -> bool:
         closed = settings in self._closed or settings in self._wrong

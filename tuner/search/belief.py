@@ -45,6 +45,9 @@ SHIFT = 0.2
 MOST_PAST = 300
 # Trials below which errors are not taken to be smaller than usual: one may be chance.
 FEW = 3
+# Trials by which sizes of errors are judged, the first ones: more hardly change what is found, and
+# each size that is tried takes the cube of their number.
+MOST_JUDGED = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -133,7 +136,7 @@ def likeliest(
 ) -> ErrorSizes:
     """The sizes of errors that make the trials most likely by which they are judged; arguments as
     of :func:`learn`."""
-    judged = slice(errors.judged)
+    judged = slice(min(errors.judged, MOST_JUDGED))
     off, fixed = _against(near[:, judged], errors, told, judged)
     index = errors.index[judged]
     among, same = near[index, judged], np.equal.outer(index, index)

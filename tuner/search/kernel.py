@@ -146,9 +146,10 @@ def solved(factor: Array, right: Array) -> Array:
     """``x`` of ``factor @ x = right``, for a lower triangle."""
     # NumPy has no solver for triangles, and the inverse of a whole one takes twice as long. The
     # inverse of a block is as exact here as solving.
-    x = np.empty(right.shape)
+    x = np.array(right)
     for begin in range(0, len(factor), BLOCK):
         rows = slice(begin, begin + BLOCK)
-        known = factor[rows, :begin] @ x[:begin] if begin else 0.0
-        x[rows] = np.linalg.inv(factor[rows, rows]) @ (right[rows] - known)
+        if begin:
+            x[rows] -= factor[rows, :begin] @ x[:begin]
+        x[rows] = np.linalg.inv(factor[rows, rows]) @ x[rows]
     return x

@@ -3,7 +3,7 @@
 from tuner.store.claims import Claim
 from tuner.store.engine import default_url
 from tuner.store.requests import study_id
-from tuner.store.rows import Event
+from tuner.store.rows import Event, Moments
 from tuner.store.store import Store, StudyStatus, StudySummary, open_store
 from tuner.store.tables import EventKind
 from tuner.store.workers import WorkerIdentity
@@ -12,6 +12,7 @@ __all__ = [
     "Claim",
     "Event",
     "EventKind",
+    "Moments",
     "Store",
     "StudyStatus",
     "StudySummary",

@@ -6,7 +6,7 @@ import json
 import statistics
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from functools import lru_cache
@@ -19,7 +19,7 @@ from sqlalchemy.orm import InstrumentedAttribute, Session
 from tuner.core import lease
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import PROBED, Measurement, believable
-from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study
+from tuner.core.study import OPEN, Limits, Probe, ProbeRequest, ProbeState, Question, Study
 from tuner.errors import UnknownNameError, UnreadableStudyError, UsageError
 from tuner.store.caches import read_calibration, read_checks_for, read_dry_runs
 from tuner.store.tables import (
@@ -290,14 +290,37 @@ def add_event(
 
 
 def read_events(
-    session: Session, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
+    session: Session, study_id: str, after: int = 0, limit: int | None = None
 ) -> list[Event]:
-    """The events of a study since the event ``after``, oldest first."""
+    """The first events of a study since the event ``after``, oldest first."""
     columns = (EventRow.id, EventRow.kind, EventRow.at, EventRow.data)
     newer = select(*columns).where(EventRow.study_id == study_id, EventRow.id > after)
-    order = EventRow.id.desc() if last else EventRow.id
-    found = [
+    return [
         Event(id=row.id, study_id=study_id, kind=row.kind, at=iso(row.at), data=row.data)
-        for row in session.execute(newer.order_by(order).limit(limit))
+        for row in session.execute(newer.order_by(EventRow.id).limit(limit))
     ]
-    return found[::-1] if last else found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moments:
+    """When a study ended, or what runs of it began, UTC in ISO 8601."""
+
+    ended: str = ""
+    """Empty while it is open, and where no event tells."""
+    began: Mapping[int, str] = field(default_factory=dict)
+    """Of the running probes of one that is open, by their numbers."""
+
+
+def read_moments(session: Session, study: Study) -> Moments:
+    if study.state not in OPEN:
+        moved = select(EventRow.at).where(
+            EventRow.study_id == study.id, EventRow.kind == EventKind.STUDY
+        )
+        at = session.scalar(moved.order_by(EventRow.id.desc()).limit(1))
+        return Moments(ended=iso(at) if at else "")
+    running = (
+        select(ProbeRow.number, AttemptRow.started_at)
+        .join(AttemptRow, AttemptRow.probe_id == ProbeRow.id)
+        .where(ProbeRow.study_id == study.id, AttemptRow.state == AttemptState.RUNNING)
+    )
+    return Moments(began={number: iso(since) for number, since in session.execute(running)})

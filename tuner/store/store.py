@@ -44,9 +44,11 @@ from tuner.store.requests import ID_PREFIX, ask_question
 from tuner.store.rows import (
     MOST_SIMILAR,
     Event,
+    Moments,
     add_event,
     locked_study,
     read_events,
+    read_moments,
     read_study,
     similar_studies,
     unknown_study,
@@ -456,15 +458,17 @@ class Store(Queue, Caches):
                     found[study_id] = status, until
         return found
 
-    def events(
-        self, study_id: str, after: int = 0, limit: int | None = None, *, last: bool = False
-    ) -> list[Event]:
-        """The events of a study since the event ``after``, oldest first.
-
-        ``limit`` is the most of them: the first ones or, with ``last``, the last.
-        """
+    def events(self, study_id: str, after: int = 0, limit: int | None = None) -> list[Event]:
+        """The events of a study since the event ``after``, oldest first, at most ``limit``."""
         with self.transactions.read() as session:
-            return read_events(session, study_id, after, limit, last=last)
+            return read_events(session, study_id, after, limit)
+
+    def moments(self, study: Study) -> Moments:
+        """When a study ended; or when what runs of it began, as far as that was read with it."""
+        if study.state in OPEN and all(p.state is not ProbeState.RUNNING for p in study.probes):
+            return Moments()
+        with self.transactions.read() as session:
+            return read_moments(session, study)
 
 
 def _wanted(

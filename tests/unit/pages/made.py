@@ -11,12 +11,11 @@ from tests.unit.api.studies import TINY
 from tuner.client.answered import with_launch
 from tuner.client.request import read_request
 from tuner.core.measurement import Fidelity
-from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
+from tuner.core.study import OPEN, Limits, Probe, ProbeRequest, ProbeState, Study, StudyState
 from tuner.explain.known import best_known
 from tuner.results.points import Evidence
 from tuner.space import enumerate_space
-from tuner.store import Event, StudyStatus
-from tuner.store.tables import EventKind
+from tuner.store import Moments, StudyStatus
 
 GIB = 2**30
 BEGAN = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -103,21 +102,14 @@ def whole(made):
 
 
 def shown(made):
-    return study_page(whole(made), events(made))
+    return study_page(whole(made), moments(made))
 
 
-def events(made):
-    """What happened to it: running probes began, and it ended, if it did."""
-    running = [
-        _event(made, EventKind.PROBE, 30 * p.id, probe=p.id, number=p.id, state="running")
-        for p in made.probes
-        if p.state is ProbeState.RUNNING
-    ]
-    return [*running, _event(made, EventKind.STUDY, 20_000, state=str(made.state))]
-
-
-def _event(made, kind, at_s, **data):
-    return Event(id=1, study_id=made.id, kind=kind, at=_moment(at_s), data=data)
+def moments(made):
+    """Running probes began half a minute after each other; a study at its end ended later."""
+    running = (p.id for p in made.probes if p.state is ProbeState.RUNNING)
+    ended = "" if made.state in OPEN else _moment(20_000)
+    return Moments(ended=ended, began={n: _moment(30 * n) for n in running})
 
 
 def _status(made):

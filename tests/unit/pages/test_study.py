@@ -7,7 +7,7 @@ import pytest
 from api.pages.charts import OUTSIDE
 from api.pages.study import MOST_TROUBLES, answer_of, head_of, status_of
 from tests.unit.pages.html import Element, read_part
-from tests.unit.pages.made import GIB, crashed, events, ok, oom, question, shown, study
+from tests.unit.pages.made import GIB, crashed, moments, ok, oom, question, shown, study
 from tuner.client.answered import with_launch
 from tuner.core.adapter import Adapter, AdapterMethod
 from tuner.core.evaluation import Guard
@@ -18,6 +18,7 @@ from tuner.core.study import Limits, ProbeState, StudyState
 from tuner.explain.known import best_known
 from tuner.results.summary import summary_of
 from tuner.space import enumerate_space
+from tuner.store import Moments
 
 MOST_BYTES = 300_000
 AROUND_BYTES = 10_000
@@ -212,14 +213,14 @@ def test_knobs_that_count_are_bars_where_enough_ran_and_words_where_none_does():
 
 def test_what_runs_and_since_when():
     made = study(question(), [ok(1.0, 1, GIB), None], StudyState.RUNNING)
-    found = status_of(made, events(made))
+    found = status_of(made, moments(made))
     (running,) = found.running
     assert (running.id, running.since) == (2, "2026-11-21T06:01:00.000+00:00")
     assert found.latest == (1,), "the one that runs has not ended"
     assert "#2" in found.said
     assert (found.is_open, found.ended) == (True, "")
     assert (found.budgets[0].spent, found.budgets[0].most) == (1, 5)
-    (unknown,) = status_of(made, []).running
+    (unknown,) = status_of(made, Moments()).running
     assert unknown.since == "", "no event tells when it began"
     told = part(shown(made), "status")
     since = [one["data-since"] for one in told.all() if one.get("data-since")]
@@ -232,10 +233,10 @@ def test_dry_runs_are_not_counted_as_probes():
     made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
-    assert status_of(both, []).budgets[0].words == "1 of 4 probes"
+    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes"
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
-    assert status_of(over, []).budgets[0].words == "2 probes", "never 2 of 1"
+    assert status_of(over, Moments()).budgets[0].words == "2 probes", "never 2 of 1"
 
 
 def test_what_is_waited_for_and_the_end():
@@ -249,9 +250,9 @@ def test_what_is_waited_for_and_the_end():
         (replace(one, reason="waiting for st-1 on this machine"), "Waiting for st-1 on this"),
         (replace(one, probes=(*one.probes, queued)), "Probe #2 waits"),
     ):
-        assert status_of(made, []).said.startswith(expected)
+        assert status_of(made, Moments()).said.startswith(expected)
     made = study(question(), [ok(1.0, 1, GIB)], reason="nothing more is worth it")
-    found = status_of(made, events(made))
+    found = status_of(made, moments(made))
     assert found.said.startswith("Done: nothing more is worth it")
     assert (found.ended, found.running) == ("2026-11-21T11:33:20.000+00:00", ())
-    assert status_of(made, []).ended == ""
+    assert status_of(made, Moments()).ended == ""

@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from tests.unit.store.conftest import ELSEWHERE, claimed, enter
 from tuner.core.measurement import TRIED_AGAIN, Measurement, Outcome
 from tuner.core.study import OPEN, Limits, ProbeState, StudyState
-from tuner.store import engine, open_store, queue
+from tuner.store import Moments, engine, open_store, queue
 from tuner.store.tables import AttemptRow, AttemptState
 
 
@@ -58,7 +58,17 @@ def test_many_who_claim_at_once_get_each_probe_once(url, store, study, requests,
     events = store.events(study.id)
     assert len(events) == 1 + 1 + 3 * number
     assert [e.at for e in events] == sorted(e.at for e in events), "in the order of commits"
-    assert store.events(study.id, limit=5, last=True) == events[-5:]
+
+
+def test_a_study_tells_when_what_runs_began_and_when_it_ended(store, claim):
+    began = store.events(claim.study_id)[-1].at
+    moments = store.moments(store.study(claim.study_id))
+    assert moments == Moments(began={claim.probe.id: began})
+    assert store.record(claim, Measurement(outcome=Outcome.OK))
+    assert store.moments(store.study(claim.study_id)) == Moments()
+    assert store.move(claim.study_id, StudyState.DONE)
+    ended = store.events(claim.study_id)[-1].at
+    assert store.moments(store.study(claim.study_id)) == Moments(ended=ended)
 
 
 def test_a_probe_has_one_running_attempt_at_most(store, claim):
