@@ -2,7 +2,8 @@
 
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -19,8 +20,10 @@ from tuner.client.cases.reading import said_knobs
 from tuner.client.check import Checked
 from tuner.client.from_file import (
     FileQuestion,
+    Written,
     beside_file,
     changed_files,
+    is_as_fast,
     least_change,
     patched,
     put_back,
@@ -28,7 +31,7 @@ from tuner.client.from_file import (
     today,
 )
 from tuner.core.answer import Candidate
-from tuner.core.words import describe, rank_word, rate_text, sizes_text
+from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
 from tuner.errors import UsageError, all_of
 from tuner.store import open_store
 from tuner.text import show
@@ -59,8 +62,9 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     ):
         now = today(question, answered.study.question, store, watch, Policy.AUTO)
     best = answered.suggestion.best if answered.why_none is None else None
+    tolerance = answered.study.limits.tolerance
     if best is not None:
-        best = least_change(question, answered.suggestion, answered.study.limits.tolerance)
+        best = least_change(question, answered.suggestion, tolerance)
     text: str = question.opened.text
     wanted: dict[str, Any] = {}
     refused: UsageError | None = None
@@ -69,40 +73,59 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
             text, wanted = patched(question, answered.study.question, best.settings)
         except UsageError as error:  # the answer is one nevertheless
             refused = error
+    keep = ""
+    if best is not None and is_as_fast(now, best, tolerance):
+        changes = wanted or refused or beside_file(question, answered.study.question, best.settings)
+        said = f"your file is as fast as anything found (within {share_text(tolerance)}): keep it"
+        keep = said if changes else ""
     files, copies = changed_files(question, text, wanted), []
-    if asked.in_place and wanted:
+    writes = asked.in_place and bool(wanted) and not keep
+    if writes:
         copies = put_back(files, backup=not asked.no_backup)
+    is_refused = refused is not None and (asked.in_place or asked.diff) and not keep
     patch = "".join(one.diff for one in files)
     if asked.json:
-        said = _as_json(question, now, best, wanted, patch, written=asked.in_place and bool(wanted))
-        code = show_asked(asked, answered, {"from": said})
-        if refused is not None and (asked.in_place or asked.diff):
-            return report(refused, as_json=False)
-        return code
+        own = _as_json(question, now, best, wanted, patch, written=writes)
+        code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
+        return report(refused, as_json=False) if refused and is_refused else code
     launch = LAUNCHERS.get(question.opened.found.format_name, "")
     then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
-    if wanted and not asked.in_place:
+    if keep:
+        then = then or f"nothing: keep {path}"
+    elif wanted and not asked.in_place:
         then = f"the same command with --in-place, which writes it into {path}"
     code = show_asked(asked, answered, then=then)
-    if refused is not None and (asked.in_place or asked.diff):
+    if refused and is_refused:
         code = report(refused, as_json=False)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
-    print_facts(console, _facts(question, answered, now, best, wanted, refused))
+    print_facts(console, _facts(question, answered, now, best, wanted, refused, keep))
     paragraphs(console, question.asked.notes, "", further=2)
     paragraphs(console, [str(one) for one in question.asked.uncounted], "Not counted", further=2)
     if asked.diff and patch:
         console.print()
         sys.stdout.flush()
         typer.echo(patch, nl=False)
+    if done := _done(asked, wanted, keep, files, copies):
+        console.print(Text(f"\n{done}"), soft_wrap=True)
+    return code
+
+
+def _done(
+    asked: SuggestAsked,
+    wanted: Mapping[str, Any],
+    keep: str,
+    files: Iterable[Written],
+    copies: Iterable[Path],
+) -> str:
+    """Says what was written, or what would be; empty where that is shown."""
+    if keep:
+        return "nothing is written: a smaller --tolerance asks for more" if asked.in_place else ""
     if asked.in_place and wanted:
         kept = f"; as it was: {', '.join(map(str, copies))}" if copies else ""
-        wrote = " and ".join(str(one.path) for one in files)
-        console.print(Text(f"\nwrote {wrote}{kept}"), soft_wrap=True)
-    elif wanted and not asked.diff:
-        console.print(Text("\n--diff shows the change, --in-place makes it."), soft_wrap=True)
-    return code
+        return f"wrote {' and '.join(str(one.path) for one in files)}{kept}"
+    return "--diff shows the change, --in-place makes it." if wanted and not asked.diff else ""
 
 
 def _facts(
@@ -112,6 +135,7 @@ def _facts(
     best: Candidate | None,
     wanted: Mapping[str, Any],
     refused: UsageError | None,
+    keep: str,
 ) -> Iterator[tuple[str, str]]:
     asked = answered.study.question
     per, work = rank_word(asked), asked.workload
@@ -126,7 +150,7 @@ def _facts(
     if best is None:
         return
     script = beside_file(question, asked, best.settings)
-    if not wanted and refused is None:
+    if not wanted and refused is None and not keep:
         of_all = ", of what it says" if script else ""
         yield "best", f"the file has the fastest settings that fit already{of_all}"
         if script:
@@ -141,13 +165,16 @@ def _facts(
         mine, named = best.settings.all_values(), {one.split("=")[0] for one in said.split(",")}
         turned = (name for name, value in theirs if value != mine[name] and name not in named)
         said = ",".join([said, *(f"{name}={show(mine[name])}" for name in turned)])
-    yield "best", said.replace(",", ", ")
+    if keep:
+        yield "best", keep
+    yield "alternative" if keep else "best", said.replace(",", ", ")
     yield "", _figures(best, per)
     if best is not answered.suggestion.best:
         yield "", "tied with the answer, and changes less of the file"
     if said := _difference(now, best):
         yield "difference", said
-    yield "changes", ", ".join(wanted) if refused is None else f"none: {refused}"
+    fields = ", ".join(wanted) or "no field of it"
+    yield "changes", fields if refused is None else f"none: {refused}"
     if script:
         yield "beside it", f"the answer needs {script}, which no field of it says"
 

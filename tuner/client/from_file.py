@@ -28,7 +28,14 @@ from tuner.client.request import (
 )
 from tuner.client.values import BESIDE_A_FILE, NotCoveredError
 from tuner.core.answer import Suggestion
-from tuner.core.configuration import BATCH, Checkpointing, Settings, idle_knobs, knob_value
+from tuner.core.configuration import (
+    ACCUMULATION,
+    BATCH,
+    Checkpointing,
+    Settings,
+    idle_knobs,
+    knob_value,
+)
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Fidelity
 from tuner.core.script import checkpoints_in_script, is_sharded
@@ -39,7 +46,7 @@ from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
 from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
 from tuner.launchfiles.fsdp import of_fsdp1
-from tuner.planner.ranking import LIGHTER, near
+from tuner.planner.ranking import LIGHTER, indistinguishable, near
 from tuner.store import Store
 from tuner.text import show
 
@@ -245,6 +252,21 @@ def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: floa
     return min((best, *tied), key=changed)  # the best itself where several change as many
 
 
+def is_as_fast(now: Checked | UsageError, best: Evaluation, tolerance: float) -> bool:
+    """Whether the file's own settings fit for sure, and the best is not faster than they are by
+    more than what ties settings in any answer, among figures of one kind."""
+    if isinstance(now, UsageError) or not now.fits or now.trains_wrongly:
+        return False
+    limit, most = now.prediction.limit_gib, now.needed_gib.high
+    own, other = now.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu
+    if now.seen is None and limit and most is not None and most > limit:
+        return False
+    if not own.value or not other.value or own.provenance is not other.provenance:
+        return False
+    tied = now.seen is not None and indistinguishable(now.seen.figures, best, tolerance)
+    return tied or other.value <= own.value * (1 + tolerance)
+
+
 def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[str, dict[str, Any]]:
     """The file's text with the best settings, and what was changed in it.
 
@@ -317,6 +339,9 @@ def beside_file(question: FileQuestion, asked: Question, best: Settings) -> str:
     found, known = question.opened.found, {**Settings().all_values(), **question.asked.knobs}
     for name in {*BATCH} - question.asked.knobs.keys():
         del known[name]  # whoever starts the file must say it
+    if (micro := known.get("micro_batch_size")) and ACCUMULATION not in known:
+        ranks = best.data_parallel_size(asked.cluster.world_size)
+        known[ACCUMULATION] = asked.workload.global_batch_size // (micro * ranks)
     idle = {*idle_knobs(best), *(() if sync_acts(asked, best) else ("sync_each_batch",))}
     changed = (
         f"{name}={show(value)}"

@@ -195,7 +195,7 @@ def test_accelerates_file_names_it_or_says_the_same(cli, named, own):
     values = {"distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 8}
     values |= {"deepspeed_config": own, "mixed_precision": "bf16"}
     path = named(yaml.safe_dump(values), "accelerate.yaml")
-    today = ("--global-batch-size", "32", "--settings", "micro_batch_size=4")
+    today = ("--global-batch-size", "32", "--settings", "micro_batch_size=1")
     done = cli("check", str(path), *SMALL, *today, "--json")
     assert done.code == 0, done.err
     assert done.json["settings"]["sharding"] == "shard_grad_op"
@@ -230,3 +230,25 @@ def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named, t
     assert "\\ No newline at end of file" in done["diff"]
     subprocess.run(["patch", str(path)], input=done["diff"].encode(), check=True)
     assert json.loads(path.read_text())["per_device_train_batch_size"] == 2
+
+
+def test_a_file_that_is_as_fast_is_kept(cli, named):
+    sizes = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    path = named({**ARGUMENTS, **sizes, "gradient_checkpointing": False})
+    before = path.read_text()
+    asked = ("suggest", "--from", str(path), *SMALL[:-1], "8192", "--fidelity", "predicted")
+    asked += ("--knob", "micro_batch_size=4", "--in-place", "--diff", "--tolerance")
+    kept = cli(*asked, "0.9")
+    assert kept.code == 0, kept.err
+    said = " ".join(kept.out.split())
+    assert "best your file is as fast as anything found (within 90%): keep it" in said
+    assert "alternative sharding=" in said
+    assert '+  "per_device_train_batch_size": 4' in kept.out
+    assert "nothing is written: a smaller --tolerance asks for more" in said
+    assert f"Next nothing: keep {path}" in said
+    assert path.read_text() == before
+    found = cli(*asked, "0.9", "--json").json["from"]
+    assert (found["keep"], found["written"]) == (True, False)
+    found = cli(*asked, "0.001", "--json").json["from"]
+    assert (found["keep"], found["written"]) == (False, True)
+    assert path.read_text() != before
