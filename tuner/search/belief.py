@@ -45,8 +45,8 @@ SHIFT = 0.2
 MOST_PAST = 300
 # Trials below which errors are not taken to be smaller than usual: one may be chance.
 FEW = 3
-# Trials by which sizes of errors are judged, the first ones: more hardly change what is found, and
-# each size that is tried takes the cube of their number.
+# Trials by which sizes of errors are judged, the first ones: each size that is tried takes the cube
+# of their number. Of 300 to 340 trials of three studies of 480 probes the same sizes are chosen.
 MOST_JUDGED = 200
 
 
