@@ -233,7 +233,9 @@ def test_dry_runs_are_not_counted_as_probes():
     made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
-    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes"
+    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes of this request", (
+        "the table has both"
+    )
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
     assert status_of(over, Moments()).budgets[0].words == "2 probes", "never 2 of 1"
