@@ -450,7 +450,9 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     words = f"{ended} of {count_text(limits.max_probes, noun)}"
     if ended > limits.max_probes:  # another worker was running one when it was asked
         words = count_text(ended, noun)
-    if len(asked) < len(study.probes):  # its table has those of earlier requests, and dry runs
+    if ended < sum(
+        probe.state is ProbeState.DONE for probe in study.probes
+    ):  # its table has those of earlier requests, and dry runs
         words += " of this request"
     budgets = [Budget(spent=ended, most=max(ended, limits.max_probes), words=words)]
     times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))

@@ -238,7 +238,7 @@ def test_dry_runs_are_not_counted_as_probes():
     )
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
-    assert status_of(over, Moments()).budgets[0].words == "2 probes", "never 2 of 1"
+    assert status_of(over, Moments()).budgets[0].words == "2 probes of this request", "not 2 of 1"
 
 
 def test_what_is_waited_for_and_the_end():
