@@ -22,6 +22,7 @@ from api.pages.people import ForPeople
 from api.problems import add_problems
 from api.security import OPEN_PATHS, Gate, keys_needed
 from api.settings import Settings
+from tuner.client.parts import build_models
 from tuner.errors import TunerError
 from tuner.store import Store
 from tuner.store.access import LOCAL, Audit, Keys
@@ -53,6 +54,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     def figures() -> Figures:
         return read_figures(store.transactions)
 
+    build_models()
     keys = Keys(store.transactions)
     context = Context.of(store, settings)
     app = FastAPI(

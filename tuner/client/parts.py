@@ -138,6 +138,13 @@ class Part(BaseModel):
         return {name: one for name, one in value.items() if one is not None or name not in known}
 
 
+def build_models(of: type[BaseModel] = Part) -> None:
+    """Builds all models of requests now, where no request is to wait for it."""
+    for one in of.__subclasses__():
+        one.model_rebuild()
+        build_models(one)
+
+
 def few(value: Any) -> Any:
     """Refuses an object of so many names that to tell what is wrong with each takes long."""
     if isinstance(value, Mapping) and len(value) > MOST_NAMES:

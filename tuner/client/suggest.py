@@ -26,6 +26,7 @@ from tuner.results.summary import summary_of
 from tuner.store import open_store
 
 if TYPE_CHECKING:
+    from tuner.client.predict import SettingsLike
     from tuner.search.sampler import CostModelSampler
 
 
@@ -36,6 +37,7 @@ def suggest(
     global_batch_size: int | None = None,
     sequence_length: int | None = None,
     from_file: str | os.PathLike[str] | None = None,
+    settings: "SettingsLike | None" = None,
     cluster: ClusterLike | None = None,
     optimizer: str | None = None,
     precision: str | None = None,
@@ -85,6 +87,8 @@ def suggest(
         from_file: a configuration that is launched today, by its path or as its text, which says
             the question, as ``tuner suggest --from`` reads it. Other arguments say what it does
             not, and none says otherwise what it says.
+        settings: knobs that are used with ``from_file`` today and that it does not say, such as
+            ``"micro_batch_size=2"``.
         cluster: ``local``, ``cpu:2``, ``8xa100-80gb``, a .toml file, or its fields; by default
             ``local``, and with ``predicted`` that of a file which says one.
         optimizer: one of :class:`~tuner.core.workload.Optimizer`, such as ``adamw_8bit``; by
@@ -153,21 +157,28 @@ def suggest(
         StoreError: the database cannot be used.
     """
     asked = dict(locals())
-    for name in ("from_file", "server", "key", "write", "db", "progress"):
+    for name in ("from_file", "settings", "server", "key", "write", "db", "progress"):
         del asked[name]
     beside = []
     if headroom is not None and memory_limit_gib is not None:  # nobody may see a note here
         allowed = "is not applied with memory_limit_gib: give one"
         beside.append(UsageError("headroom", headroom, allowed))
     if from_file is None:
+        if settings is not None:
+            allowed = "is for from_file, of what it does not say; knobs allows values of the answer"
+            beside.append(UsageError("settings", str(settings), allowed))
         asked["cluster"] = "local" if cluster is None else cluster
         request = read_here(plain_arguments(**asked), beside)
     elif beside:
         raise beside[0]
     else:
-        from tuner.client.from_file import read_question  # with all that reads files
+        from tuner.client.cases.reading import said_knobs  # with all that reads files
+        from tuner.client.from_file import read_question
 
-        request = read_question(os.fspath(from_file), None, plain_arguments(**asked), db).request
+        given = plain_arguments(**asked)
+        if settings is not None:
+            given["settings"] = said_knobs(settings)
+        request = read_question(os.fspath(from_file), None, given, db).request
     if not isinstance(write or {}, Mapping):
         raise UsageError("write", write, "must be a mapping, of values by name")
     for path in (write or {}).values():

@@ -33,7 +33,7 @@ MEASURED: dict[str, Any] = {
         "precision": "fp32",
     },
     "cluster": "cpu:2",
-    "framework": "accelerate",
+    "framework": "torch",
     "fidelity": "measured",
     "budget": {"max_probes": 6},
     "tolerance": 0.001,
@@ -107,9 +107,9 @@ def _pictures(browser, url, database, made, folder):
 def _wanted(llama, mixtral, large, measured):
     return (
         Picture(name="studies", path="/", height=720),
-        Picture(name="study", path=f"/studies/{measured}", height=1290),
-        Picture(name="study-dark", path=f"/studies/{measured}", height=980, theme="dark"),
-        Picture(name="study-narrow", path=f"/studies/{measured}", width=NARROW, height=980),
+        Picture(name="study", path=f"/studies/{llama}", height=1290),
+        Picture(name="study-dark", path=f"/studies/{llama}", height=980, theme="dark"),
+        Picture(name="study-narrow", path=f"/studies/{llama}", width=NARROW, height=980),
         Picture(name="scatter", path=f"/studies/{measured}", of="#scatter"),
         Picture(name="changes", path=f"/studies/{llama}", of="#changes", theme="dark"),
         Picture(name="nothing-fits", path=f"/studies/{large}", height=620),

@@ -304,6 +304,11 @@ def test_python_says_nothing_otherwise_than_the_file(environment, tmp_path):
     for said in ({"optimizer": "adamw"}, {"framework": "torch"}):
         with pytest.raises(tuner.UsageError, match="the file says"):
             tuner.suggest(from_file=path, cluster="2xrtx-4090", fidelity="predicted", **said)
+    asked = {"cluster": "2xrtx-4090", "fidelity": "predicted", "settings": "micro_batch_size=4"}
+    with pytest.raises(tuner.UsageError, match=r"settings: .*the file says micro_batch_size=2"):
+        tuner.suggest(from_file=path, **asked)
+    with pytest.raises(tuner.UsageError, match=r"settings: .*is for from_file"):
+        tuner.suggest(model="stories15m", global_batch_size=8, sequence_length=128, **asked)
 
 
 @pytest.mark.parametrize(
