@@ -104,7 +104,8 @@ def answer_of(
     else:
         facts = suggestion.facts if suggestion else ()
         tied = (one for one in facts if one["kind"] == "tied_with_fastest")
-        title, note = "Run this", next((tied_text(one, best) for one in tied), "")
+        title = "Run this" if best.basis is None else "Predicted: try this"
+        note = next((tied_text(one, best) for one in tied), "")
     if suggestion and best:
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
         how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
