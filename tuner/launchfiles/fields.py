@@ -1,5 +1,6 @@
 """The fields of a configuration file, each taken by its kind or refused by its path."""
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -80,7 +81,8 @@ class Fields:
         value = self.values.get(name)
         if value in ABSENT:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not abs(value) <= sys.float_info.max:  # which NaN is not either
             raise self.error(name, "must be a number")
         return value
 

@@ -479,6 +479,9 @@ def parse(text: str, path: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         known = ", ".join(READERS)
         raise UsageError("file", path, f"must hold one object of fields, as files of {known} do")
+    if wrong := [str(name) for name in values if not isinstance(name, str)]:  # as on: is, or 1:
+        allowed = f"must have names that are texts: put quotes around {wrong[0][:80]}"
+        raise UsageError("file", path, allowed)
     _check_few(values, path)
     return values
 

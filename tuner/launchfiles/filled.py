@@ -44,9 +44,10 @@ def of_trainer(fields: Fields, found: Found, unsaid: frozenset[str]) -> Found:
         values[name] = found.knobs[knob]
     is_half = fields.flag("bf16")
     values = _halved(values, is_half)
-    if values["bf16"].get("enabled") is not is_half and "torch_autocast" not in values:
+    bf16 = Fields(values, "deepspeed.").part("bf16")
+    if bf16.values.get("enabled") is not is_half and "torch_autocast" not in values:
         allowed = f"the arguments say {str(is_half).lower()}: transformers wants the same, or auto"
-        raise UsageError("deepspeed.bf16.enabled", values["bf16"].get("enabled"), allowed)
+        raise UsageError("deepspeed.bf16.enabled", bf16.values.get("enabled"), allowed)
     engine = deepspeed.read(values)
     lines = [*found.uncounted, *engine.uncounted, *_sizes_of(values)]
     if found.knobs.get("fused_loss"):
