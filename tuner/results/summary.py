@@ -114,6 +114,7 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "study_id": study["study_id"],
         "state": study["state"],
+        "reason": study.get("reason", ""),
         "pending": study.get("pending", False),
         "settings": best.get("settings"),
         "provenance": best.get("provenance"),
