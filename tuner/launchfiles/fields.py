@@ -81,9 +81,10 @@ class Fields:
         value = self.values.get(name)
         if value in ABSENT:
             return default
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not abs(value) <= sys.float_info.max:  # which NaN is not either
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "must be a number")
+        if not abs(value) <= sys.float_info.max:  # which NaN is not either
+            raise self.error(name, "must be a number that is finite")
         return value
 
     def text(self, name: str) -> str:

@@ -85,11 +85,44 @@ _FLAG = re.compile(
 )
 
 
-def _flags(text: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Flags by name; comments are blanked."""
-    shown = re.sub(r"(?m)^\s*#.*$", lambda line: " " * len(line[0]), text)
-    for found in _FLAG.finditer(shown):
+# What a command begins with before its script: a launcher with flags of its own.
+_LAUNCHER = re.compile(
+    r"(?<![\w./-])(?:accelerate(?:-|[ \t]+)launch|accelerate\.commands\.launch|torchrun|deepspeed"
+    r"|torch\.distributed\.(?:run|launch))\s(?:\\\r?\n|[^;&|\n])*?"
+    r"(?=\.py\b|\s-m\s|\s--module\s)"
+)
+# Flags of launchers by which something else shards than by the script's arguments.
+_SHARDS = {
+    "config_file": "ask about that file itself, with --from",
+    "accelerate_config": "ask about accelerate's file itself, with --from",
+    "deepspeed_config_file": "give its script --deepspeed with that file in its place",
+    "deepspeed_config": "ask about that file itself, with --from; of the Trainer's scripts"
+    " --deepspeed with it is read",
+    "use_deepspeed": "give its script --deepspeed with a JSON in its place",
+    "use_fsdp": "ask about a file of accelerate's that says the same, or give its script --fsdp",
+    "use_megatron_lm": "Megatron-LM is not predicted",
+    "use_parallelism_config": "ask about a file of accelerate's that says the same",
+}
+
+
+def _blank(found: re.Match[str]) -> str:
+    return " " * len(found[0])
+
+
+def _flags(text: str, *, of_launchers: bool = False) -> Iterator[tuple[str, re.Match[str]]]:
+    """Flags of the script by name, or with those of what launches it; comments are blanked."""
+    shown = re.sub(r"(?m)^\s*#.*$", _blank, text)
+    for found in _FLAG.finditer(shown if of_launchers else _LAUNCHER.sub(_blank, shown)):
         yield found["name"].replace("-", "_"), found
+
+
+def _refuse_launched(text: str) -> None:
+    """Refuses a command whose launcher shards by flags or a file of its own."""
+    said = {name: found["value"] for name, found in _flags(text, of_launchers=True)}
+    for name, instead in _SHARDS.items():
+        if name in said:
+            allowed = f"is the launcher's, and not read with a command: {instead}"
+            raise UsageError(f"--{name}", said[name] or True, allowed)
 
 
 def _parse_flags(text: str) -> dict[str, Any]:
@@ -321,7 +354,9 @@ def read_text(
         _check_few(values, path)
     if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
         format_name = torchtitan.NAME
-    elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
+    elif syntax is FLAGS and told is None:
+        _refuse_launched(text)
+    if format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
         format_name = trl.NAME
     name = format_name or format_of(values, path)
     values, other = _with_other(values, path, other, reads_others=reads_others)

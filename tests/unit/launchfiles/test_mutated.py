@@ -25,11 +25,12 @@ HALF = {**DEEPSPEED, **AUTO}
 ENGINE = {"deepspeed": HALF}
 SIZED = {"stage": 3, "reduce_bucket_size": 5e8, "offload_param": {"device": "cpu"},
          "offload_optimizer": {"device": "cpu"}}  # fmt: skip
-ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 8, "mixed_precision": "bf16"}
+ZERO = {"distributed_type": "DEEPSPEED", "num_processes": 8}
 SAMPLES: dict[str, dict[str, Any]] = {
     "accelerate": {**FSDP, "parallelism_config": {"dp_shard_size": 8}},
     "accelerate, fields of DeepSpeed's": {
         **ZERO,
+        "mixed_precision": "bf16",
         "deepspeed_config": {"zero_stage": 3, "offload_param_device": "none"},
     },
     "accelerate, DeepSpeed's JSON": {
@@ -107,9 +108,9 @@ def test_a_file_as_it_is_is_answered(name: str) -> None:
         ({**TRAINER, "deepspeed": {**HALF, "bf16": True}}, "deepspeed.bf16: got true"),
         ({**TRAINER, "deepspeed": {**HALF, "bf16": "auto"}}, "deepspeed.bf16: got 'auto'"),
         ({**DEEPSPEED, "zero_optimization": {"reduce_bucket_size": float("inf")}},
-         "zero_optimization.reduce_bucket_size: got inf; must be a number"),
+         "zero_optimization.reduce_bucket_size: got inf; must be a number that is finite"),
         ({**DEEPSPEED, "zero_optimization": {"reduce_bucket_size": float("nan")}},
-         "zero_optimization.reduce_bucket_size: got nan; must be a number"),
+         "zero_optimization.reduce_bucket_size: got nan; must be a number that is finite"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_none_of_the_field_is_refused(values: dict[str, Any], said: str) -> None:
