@@ -19,6 +19,7 @@ import anyio
 
 from tuner.client.advance import is_answered
 from tuner.client.answered import keep_line, with_launch
+from tuner.client.place import with_reason
 from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.explain.known import best_known, is_unanswered, why_none
@@ -105,6 +106,8 @@ class Kept(Generic[T]):
             made_at, then, found = kept
             if then.newest_event < status.newest_event or self._clock() - made_at > oldest_s:
                 return None
+            if then.newest_event == status.newest_event and then.state is not status.state:
+                return None  # a lease has ended, which makes no event
             self._found.move_to_end(status.id)
             return found
 
@@ -186,7 +189,7 @@ class Answers:
                 self.turn.release()
 
     def _read(self, status: StudyStatus) -> Whole:
-        study = self._store.study(status.id)
+        study = with_reason(self._store, self._store.study(status.id))
         found = best_known(study)
         keep_line(self._store, summary_of(study, found), status.newest_event)
         return Whole(

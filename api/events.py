@@ -123,7 +123,7 @@ class Poller:
             if not feed.listeners:
                 self._feeds.pop(study_id, None)
 
-    async def wait(self, feed: Feed, ready: Callable[[], bool], wait_s: float) -> None:
+    async def wait(self, feed: Feed, ready: Callable[[], bool], wait_s: float | None) -> None:
         """Waits until something has made ``ready`` true, for ``wait_s`` seconds at most."""
         try:
             async with asyncio.timeout(wait_s):
@@ -164,7 +164,7 @@ class Poller:
         while self._feeds and not self.stopped:
             await asyncio.sleep(pause_s)
             feeds = dict(self._feeds)  # of the same study another may have begun when it is read
-            newest = {study_id: feed.newest for study_id, feed in feeds.items()}
+            newest = {one: (feed.newest, feed.status.state) for one, feed in feeds.items()}
             try:
                 read = partial(self._store.changes, newest, PAGE)
                 found = await self._in_thread(read)

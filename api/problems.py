@@ -217,7 +217,9 @@ def problem_of(error: TunerError) -> JSONResponse:
         members["errors"] = [FieldError(**one.as_dict()) for one in error.errors]
         if isinstance(first, UnknownNameError):
             members["nearest"] = first.nearest
-        return problem(422, str(first), **members)
+        others = len(error.errors) - 1
+        detail = f"{first}; and {others} more, see errors" if others else str(first)
+        return problem(422, detail, **members)
     if isinstance(error, ProbeError):
         return problem(409, str(error), code=ProblemCode.NO_ANSWER)
     if isinstance(error, NO_ANSWER):

@@ -353,6 +353,7 @@ class Brief(Answered):
 
     study_id: str = Field(pattern=STUDY_ID)
     state: StudyState
+    reason: str = Field(description="Why it stands there, or waits.")
     pending: bool
     settings: dict[str, Any] | None
     provenance: Provenance | None

@@ -94,10 +94,10 @@ class UsageError(TunerError, ValueError):
             value = _shown(given)
         return {"field": self.field, "value": value, "allowed": self.allowed}
 
-    def at(self, field: str) -> "UsageError":
-        """The same error of a field's path."""
+    def at(self, field: str, given: object = None) -> "UsageError":
+        """The same error of a field's path, or of the whole value that has the wrong part."""
         found = copy(self)
-        found.field = field
+        found.field, found.given = field, self.given if given is None else given
         found.args = (f"{field}: {found.detail}",)
         return found
 

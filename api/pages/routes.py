@@ -77,6 +77,9 @@ LONGEST_VALUE = 1000
 RELOADS_S = (5, 3600)
 # Seconds between two changes that are sent to the same viewer, at least.
 PAUSE_S = 1.0
+# Seconds after which the page of a queued study is looked at again: workers come and go without an
+# event.
+WAITING_S = 15.0
 # Studies whose predictions are kept while somebody moves their knobs.
 MOST_PREDICTORS = 8
 
@@ -290,7 +293,7 @@ async def stream_page(
     last_event_id: Annotated[int, Header(ge=0, le=LARGEST_EVENT)] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
     """The page's body, whenever something has happened since ``after``, until the study's end."""
-    known = max(after, last_event_id)
+    known, said = max(after, last_event_id), ""
     while not context.poller.stopped:
         changed = feed.changed
         try:
@@ -298,7 +301,10 @@ async def stream_page(
         except TunerError as error:
             log.warning("%s; viewers connect again", error)
             return
-        if page.newest_event > known or not page.status.is_open:
+        # What it waits for changes without an event.
+        is_other = said not in ("", page.status.said)
+        said = page.status.said
+        if page.newest_event > known or is_other or not page.status.is_open:
             known = page.newest_event
             change = {
                 "is_open": page.status.is_open,
@@ -310,8 +316,8 @@ async def stream_page(
         if not page.status.is_open:
             return
         await context.poller.wait(feed, lambda: False, PAUSE_S)
-        while changed is feed.changed and not context.poller.stopped:
-            await changed.wait()
+        waits_s = WAITING_S if page.status.state is StudyState.QUEUED else None
+        await context.poller.wait(feed, changed.is_set, waits_s)
 
 
 @router.get("/studies/{study_id}/probes/{probe_id}")

@@ -5,7 +5,7 @@ Its answer is the best configuration, its evidence, and what to copy (:func:`ans
 
 import json
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ from tuner.core.evaluation import GIB, KNOBS_PASSED, NOT_CHECKED, UNCHECKED, Eva
 from tuner.core.measurement import RAN
 from tuner.core.script import tuned_name
 from tuner.core.study import OPEN, ProbeState, Study, StudyState
-from tuner.core.words import describe, listed, probe_word, rank_word
+from tuner.core.words import describe, probe_word, rank_word
 from tuner.errors import NothingFitsError
 from tuner.explain.brief import is_forecast, named_knobs, tied_text
 from tuner.explain.english import KNOB_HEADS, knob_rows, shown
@@ -39,7 +39,6 @@ from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.store import Moments, Store, StudyStatus
-from tuner.store.workers import Workers
 from tuner.text import count_text, duration_text, show
 
 GUARD_PASSED = "passed"
@@ -105,7 +104,8 @@ def answer_of(
     else:
         facts = suggestion.facts if suggestion else ()
         tied = (one for one in facts if one["kind"] == "tied_with_fastest")
-        title, note = "Run this", next((tied_text(one, best) for one in tied), "")
+        title = "Run this" if best.basis is None else "Predicted: try this"
+        note = next((tied_text(one, best) for one in tied), "")
     if suggestion and best:
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
         how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
@@ -314,26 +314,10 @@ class StudyPages:
 
     def _make(self, status: StudyStatus) -> StudyPage:
         whole = self._answers.whole(status)
-        moments = self._store.moments(whole.study)
-
-        def why_it_waits() -> str:
-            workers = Workers(self._store.transactions).living(whole.study.limits.pool)
-            if not workers:
-                pool = f" --pool {whole.study.limits.pool}" if whole.study.limits.pool else ""
-                return f"No worker runs: start one with tuner worker{pool}"
-            others = [one.id for one in self._store.open_studies({whole.study.limits.pool})
-                      if one.state is StudyState.RUNNING and one.id != whole.study.id]  # fmt: skip
-            if others:
-                return f"Waiting for a worker, which is at {listed(others[:3])}"
-            return "A worker is about to take it"
-
-        return study_page(whole, moments, why_it_waits)
+        return study_page(whole, self._store.moments(whole.study))
 
 
-def study_page(
-    whole: Whole, moments: Moments, waits_for: Callable[[], str] = lambda: ""
-) -> StudyPage:
-    """A study's page; ``waits_for`` says why no worker is at it."""
+def study_page(whole: Whole, moments: Moments) -> StudyPage:
     study, suggestion, evidence = whole.study, whole.suggestion, whole.evidence
     best = suggestion.best if suggestion else None
     per = rank_word(study.question)
@@ -347,7 +331,7 @@ def study_page(
         sizes = {name: size * GIB for name, size in best.breakdown_gib.items()}
         sizes[charts.OUTSIDE] = (answer.needed_gib - (best.allocated_gib.value or 0.0)) * GIB
         bar = charts.memory_bar(sizes, study, f"Memory of one {per} at the peak")
-    status = status_of(study, moments, waits_for)
+    status = status_of(study, moments)
     failed = [
         (probe, probe.measurement)
         for probe in reversed(study.in_order)
@@ -446,9 +430,7 @@ def head_of(study: Study) -> StudyHead:
 # -- status -----------------------------------------------------------------------------------
 
 
-def status_of(
-    study: Study, moments: Moments, waits_for: Callable[[], str] = lambda: ""
-) -> ShownStatus:
+def status_of(study: Study, moments: Moments) -> ShownStatus:
     """The state of a study, and since when."""
     is_open = study.state in OPEN
     running = tuple(
@@ -469,6 +451,10 @@ def status_of(
     words = f"{ended} of {count_text(limits.max_probes, noun)}"
     if ended > limits.max_probes:  # another worker was running one when it was asked
         words = count_text(ended, noun)
+    if ended < sum(
+        probe.state is ProbeState.DONE for probe in study.probes
+    ):  # its table has those of earlier requests, and dry runs
+        words += " of this request"
     budgets = [Budget(spent=ended, most=max(ended, limits.max_probes), words=words)]
     times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))
     for of_what, gone_s, most_s in times:
@@ -478,10 +464,10 @@ def status_of(
     queued = [probe for probe in study.probes if probe.state is ProbeState.QUEUED]
     done = [probe.id for probe in study.in_order if probe.state is ProbeState.DONE]
     doing = ""
-    if is_open and study.state is StudyState.QUEUED:
-        doing = waits_for() or "Waiting for a worker"
-    elif is_open and study.reason:  # what its worker is at, beside probes
+    if is_open and study.reason:  # what it waits for, or its worker is at, beside probes
         doing = f"{study.reason[0].upper()}{study.reason[1:]}"
+    elif study.state is StudyState.QUEUED:
+        doing = "Waiting for a worker"
     elif is_open and queued:
         first = probe_word(queued[0].request.fidelity).capitalize()
         doing = f"{first} #{queued[0].id} waits for its devices"

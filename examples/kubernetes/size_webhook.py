@@ -23,6 +23,7 @@ ASKED, SIZED = "tuner/size", "tuner/sized"
 GPU = os.environ.get("TUNER_GPU_RESOURCE", "nvidia.com/gpu")
 # Kubernetes waits 30 seconds at most; the webhook's timeoutSeconds should be more than this.
 TIMEOUT_S = float(os.environ.get("TUNER_TIMEOUT_S", "20"))
+MOST_BYTES = 8 * 2**20  # of a review: Kubernetes keeps objects of 1.5 MiB
 
 
 def size(question: dict[str, Any]) -> dict[str, Any]:
@@ -85,8 +86,14 @@ def review(asked: dict[str, Any]) -> dict[str, Any]:
 class Webhook(BaseHTTPRequestHandler):
     """Answers one review at a time in each connection."""
 
+    timeout = TIMEOUT_S  # of a caller that says nothing, whose connection would stay open
+
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        size_bytes = int(self.headers["Content-Length"])
+        if not 0 <= size_bytes <= MOST_BYTES:
+            self.send_error(413)
+            return
+        body = self.rfile.read(size_bytes)
         text = json.dumps(review(json.loads(body))).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")

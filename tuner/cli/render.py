@@ -23,6 +23,7 @@ from tuner.cli.serve import page_of
 from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
+from tuner.client.place import with_reason
 from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
@@ -119,7 +120,7 @@ def show_asked(
 
 def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> int:
     with open_store(db, create=False) as store:
-        study = store.study(study_id)
+        study = with_reason(store, store.study(study_id))
     suggestion = with_launch(answer(study), study.question)
     if as_json:
         own = {"id": study.id, "state": str(study.state), "reason": study.reason}

@@ -261,7 +261,7 @@ def answered_of(study: Study, targets: Sequence[Target] = ()) -> Answered:
 
 def keep_line(store: Store, line: AnswerSummary, newest_event: int) -> None:
     """Keeps a study's answer in one line for lists of studies; they go without where the database
-    does not take it. ``newest_event`` is of before the study was read."""
+    does not take it. ``newest_event`` is the last that the study was read with."""
     try:
         store.keep_summary(
             line.study_id,

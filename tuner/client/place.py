@@ -5,10 +5,9 @@ has been written anywhere.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tuner.catalog.versions import version_table
 from tuner.client.capabilities import (
@@ -30,7 +29,8 @@ from tuner.core.framework import (
 )
 from tuner.core.launcher import LauncherName, default_launcher
 from tuner.core.measurement import PROBED, Fidelity
-from tuner.core.study import Limits, Question, missing_beside
+from tuner.core.study import Limits, Question, Study, StudyState, missing_beside
+from tuner.core.words import listed
 from tuner.cost.calibration import Calibration
 from tuner.cost.memory.tensors import counts
 from tuner.cost.prediction import uncovered
@@ -38,12 +38,10 @@ from tuner.errors import UsageError
 from tuner.explain.ways_out import least_need
 from tuner.machine import Machine
 from tuner.space import Space, enumerate_space
-from tuner.store import default_url, open_store
+from tuner.store import Store, default_url, open_store
 from tuner.store.engine import is_sqlite, parse_url
+from tuner.store.workers import RegisteredWorker, Workers
 from tuner.text import duration_text, show_all, size_text
-
-if TYPE_CHECKING:
-    from tuner.store.workers import RegisteredWorker
 
 STRONGEST = tuple(Fidelity)
 
@@ -80,7 +78,7 @@ class Placed:
         return enumerate_space(self.question)
 
 
-def place(request: TuneRequest, workers: "Sequence[RegisteredWorker]", rates: Rates) -> Placed:
+def place(request: TuneRequest, workers: Sequence[RegisteredWorker], rates: Rates) -> Placed:
     """Decide what was left open: versions that were not stated, and the fidelity.
 
     Versions are those of the workers. Where none lives they are those installed here, and of
@@ -151,6 +149,44 @@ def _in_versions(
         for what, versions in told.items()
         if versions
     ]
+
+
+def with_reason(store: Store, study: Study) -> Study:
+    """The study, as others see it: of a queued one the reason says what it waits for, too."""
+    if study.state is not StudyState.QUEUED or study.question.script is not None:
+        return study
+    pool = study.limits.pool
+    workers = Workers(store.transactions).living(pool)
+    lacking = [_lacks(study, worker) for worker in workers]
+    if not workers:
+        why = f"no worker runs: start one with tuner worker{f' --pool {pool}' if pool else ''}"
+    elif all(lacking):
+        needed = listed(dict.fromkeys(lacking))
+        why = f"waiting for a worker that has {needed}: none of those alive has"
+    elif at := [one.id for one in store.open_studies({pool}) if one.state is StudyState.RUNNING]:
+        why = f"waiting for a worker, which is at {listed(at[:3])}"
+    else:
+        why = "a worker is about to take it"
+    return replace(study, reason="; ".join(filter(None, (study.reason, why))))
+
+
+def _lacks(study: Study, worker: RegisteredWorker) -> str:
+    """What a worker lacks to run a study's probes; empty if it can."""
+    question, fidelity = study.question, study.limits.fidelity
+    if fidelity is Fidelity.PREDICTED:
+        return ""
+    for package, version, _ in not_installed(question.framework, worker.versions):
+        return f"{package} {version}"
+    cluster = question.cluster
+    has, why_not = {
+        Fidelity.MEASURED: (cluster.name, why_not_measured),
+        Fidelity.EMULATED: (f"a device of {cluster.name}", why_not_emulated),
+    }.get(fidelity, ("", lambda cluster, there: ""))
+    try:
+        lacks = has if why_not(cluster, Machine.from_dict(worker.machine)) else ""
+    except UsageError:  # its driver does not answer
+        lacks = has
+    return lacks or missing_beside(question, worker.versions)
 
 
 # -- on this machine ------------------------------------------------------------------------------

@@ -225,7 +225,7 @@ def answer_at(
         found = answered_of(study, targets)
         # For the list of studies. What came in meanwhile is not in this answer.
         status = store.status(study.id)
-        if status is not None and status.revision == study.revision:
+        if status and (status.revision, status.state) == (study.revision, study.state):
             keep_line(store, summary_of(study, found.suggestion), status.newest_event)
     return found
 

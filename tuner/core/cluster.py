@@ -198,7 +198,11 @@ def parse_cluster(text: str, there: machine.Machine | None = None) -> Cluster:
     nodes, gpus = (sizes[1], sizes[2]) if sizes[2] else (None, sizes[1])
     if sizes[3] == "cpu":
         return _cpu_cluster(text, int(nodes or 1), int(gpus or 1), there)
-    kind, count = gpu_kind(sizes[3], "cluster"), int(gpus or 1)
+    count = int(gpus or 1)
+    try:
+        kind = gpu_kind(sizes[3])
+    except UsageError as error:
+        raise error.at("cluster", text) from None
     _in_bounds(text, int(nodes or 1), MOST_NODES, "nodes")
     _in_bounds(text, count, MOST_GPUS_PER_NODE, "GPUs of a node")
     gpu = _gpu(kind, kind.memory_bytes)

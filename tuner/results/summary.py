@@ -114,6 +114,7 @@ def in_brief(study: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "study_id": study["study_id"],
         "state": study["state"],
+        "reason": study.get("reason", ""),
         "pending": study.get("pending", False),
         "settings": best.get("settings"),
         "provenance": best.get("provenance"),
@@ -159,6 +160,8 @@ class Cell:
     text: str = ""
     quantity: Quantity | None = None
     """The number that the words are of, where they are of one with an interval."""
+    limit_share: float | None = None
+    """Part of the limit that the number is, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,9 +285,9 @@ def _answer(compared: tuple[Compared, AnswerSummary], per: str) -> dict[str, Cel
         text = f"{seconds_text(step.value)} ({interval_text(step)})"
         told["step"] = Cell(text=text, quantity=step)
     if needed.value is not None:
-        share = share_text(needed.value / best.limit_gib)
-        text = f"{size_text(needed.value * GIB)}, {share} of the limit"
-        told["memory needed"] = Cell(text=text, quantity=needed)
+        share = needed.value / best.limit_gib
+        text = f"{size_text(needed.value * GIB)}, {share_text(share)} of the limit"
+        told["memory needed"] = Cell(text=text, quantity=needed, limit_share=share)
     return {
         **cells,
         "stands on": str(line.provenance),

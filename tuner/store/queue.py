@@ -59,7 +59,7 @@ from tuner.store.tables import (
     StudyRow,
     clock,
 )
-from tuner.store.workers import WorkerIdentity
+from tuner.store.workers import WorkerIdentity, read_left
 
 # Lost workers after which a probe is closed: it may be what kills them.
 MOST_LOSSES = 3
@@ -298,16 +298,11 @@ def _is_gone(worker: Mapping[str, Any]) -> bool:
 
 
 def _is_orphan(session: Session, study: StudyRow) -> bool:
-    """True for a running study that no worker is at: none holds a probe, and the one that was at
-    it last is gone or, where that cannot be seen from here, gave no sign for a lease's time."""
+    """True for a running study that no worker is at, nor has one of its probes."""
     held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
     if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
         return False
-    alive = WorkerIdentity.from_dict(study.worker).is_alive() if study.worker else None
-    if alive is not None:
-        return not alive
-    seen_at, patience = study.worker_seen_at, timedelta(seconds=lease.LEASE_S)
-    return seen_at is None or seen_at + patience <= clock(session)
+    return study.id in read_left(session, [study.id])
 
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:

@@ -31,8 +31,10 @@ from tuner.store.tables import (
     MeasurementRow,
     ProbeRow,
     StudyRow,
+    UtcNow,
     iso,
 )
+from tuner.store.workers import read_left, state_of
 
 if TYPE_CHECKING:
     from tuner.dryrun import DryRun
@@ -87,8 +89,9 @@ def unknown_study(session: Session, given: str) -> UsageError:
 
 
 def read_study(session: Session, row: StudyRow) -> Study:
-    """The whole study, with earlier ones that may teach something of it. Raises
-    UnreadableStudyError: it was written by a version whose questions this one cannot read."""
+    """The whole study, with earlier ones that may teach something of it; what a worker holds whose
+    lease is over waits for another. Raises UnreadableStudyError: it was written by a version whose
+    questions this one cannot read."""
     # The row was read first: should a probe change between the two, the revision is the older one,
     # and a plan made from it is not entered.
     found = session.execute(
@@ -97,8 +100,15 @@ def read_study(session: Session, row: StudyRow) -> Study:
         .where(ProbeRow.study_id == row.id)
         .order_by(ProbeRow.id)
     ).all()
+    lost: set[int] = set()
+    if row.state in OPEN and any(one.state is ProbeState.RUNNING for one in found):
+        overdue = (AttemptRow.state == AttemptState.RUNNING, AttemptRow.lease_until <= UtcNow())
+        lost = set(session.scalars(select(AttemptRow.probe_id).where(*overdue)))
     try:
         probes = tuple(probe_of(one, _measurement(one.found)) for one in found)
+        if lost:
+            waits = ProbeState.QUEUED
+            probes = tuple(replace(p, state=waits) if p.row_id in lost else p for p in probes)
         dry_runs = {p.measurement.dry_run for p in probes if p.measurement} - {""}
         study = _study_of(row, probes, read_dry_runs(session, dry_runs))
         question = study.question
@@ -107,6 +117,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
             study,
             wasted_s=wasted_s,
             wasted_before_s=wasted_before_s,
+            **state_of(row, read_left(session, [row.id])),
             guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )

@@ -9,7 +9,7 @@ from typing import Any, Self
 from sqlalchemy import (
     ColumnElement,
     Engine,
-    Row,
+    Select,
     SQLColumnExpression,
     Text,
     bindparam,
@@ -64,7 +64,7 @@ from tuner.store.tables import (
     from_row,
     iso,
 )
-from tuner.store.workers import WorkerIdentity
+from tuner.store.workers import WorkerIdentity, read_left, state_of
 
 # A study's place in the list: the time when it was last asked, in ISO 8601, and its id.
 Position = tuple[str, str]
@@ -274,7 +274,11 @@ class Store(Queue, Caches):
             for owner, outcome, count in session.execute(outcomes):
                 assert outcome is not None
                 counts[owner][outcome] = count
-            return [from_row(StudySummary, row, probes=counts[row.id]) for row in rows]
+            left = read_left(session, [row.id for row in rows])
+            return [
+                from_row(StudySummary, row, probes=counts[row.id], **state_of(row, left))
+                for row in rows
+            ]
 
     def count_studies(self, *, state: StudyState | None = None, query: str = "") -> int:
         """The number of studies that :meth:`studies` would list."""
@@ -291,7 +295,7 @@ class Store(Queue, Caches):
         wanted = (StudyRow.state.in_(OPEN), StudyRow.pool.in_({"", *pools}))
         oldest = _STATUSES.where(*wanted).order_by(StudyRow.asked_at, StudyRow.id)
         with self.transactions.read() as session:
-            return [_status(row) for row in session.execute(oldest)]
+            return list(_read_statuses(session, oldest).values())
 
     def count_open(self, actor: str | None = None) -> int:
         """The number of studies that are not at their end; of one actor's, as the audit has them.
@@ -437,22 +441,25 @@ class Store(Queue, Caches):
         if not study_ids:
             return {}
         with self.transactions.read() as session:
-            return _read_statuses(session, study_ids)
+            return _read_statuses(session, _STATUSES_OF, {"study_ids": sorted(study_ids)})
 
     def status(self, study_id: str) -> StudyStatus | None:
         """The status of one study; ``None`` when there is none of this id."""
         return self.statuses([study_id]).get(study_id)
 
     def changes(
-        self, known: Mapping[str, int], limit: int
+        self, known: Mapping[str, tuple[int, StudyState]], limit: int
     ) -> dict[str, tuple[StudyStatus, list[Event]]]:
         """Studies to which something happened, with their status and the events that led to it;
-        ``known`` is the id of the newest event that is known of each study."""
+        ``known`` is the id of the newest event that is known of each study, and its state, which
+        the end of a lease changes without an event."""
         found = {}
         with self.transactions.read() as session:
-            for study_id, status in _read_statuses(session, known).items():
-                if status.newest_event > known[study_id]:
-                    events = read_events(session, study_id, known[study_id], limit)
+            statuses = _read_statuses(session, _STATUSES_OF, {"study_ids": sorted(known)})
+            for study_id, status in statuses.items():
+                newest, state = known[study_id]
+                if status.newest_event > newest or status.state is not state:
+                    events = read_events(session, study_id, newest, limit)
                     # What happens between the two queries is left for the next look.
                     until = [event for event in events if event.id <= status.newest_event]
                     found[study_id] = status, until
@@ -487,13 +494,17 @@ def _wanted(
     return wanted
 
 
-def _read_statuses(session: Session, study_ids: Collection[str]) -> dict[str, StudyStatus]:
-    rows = session.execute(_STATUSES_OF, {"study_ids": sorted(study_ids)})
-    return {row.id: _status(row) for row in rows}
-
-
-def _status(row: Row[Any]) -> StudyStatus:
-    return from_row(StudyStatus, row, newest_event=row.newest_event or 0)
+def _read_statuses(
+    session: Session, wanted: Select[Any], values: Mapping[str, Any] = MappingProxyType({})
+) -> dict[str, StudyStatus]:
+    rows = session.execute(wanted, values).all()
+    left = read_left(session, [row.id for row in rows if row.state is StudyState.RUNNING])
+    return {
+        row.id: from_row(
+            StudyStatus, row, newest_event=row.newest_event or 0, **state_of(row, left)
+        )
+        for row in rows
+    }
 
 
 def open_store(

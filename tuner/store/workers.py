@@ -5,17 +5,27 @@ import platform
 import socket
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import ColumnElement, delete, select
+from sqlalchemy import ColumnElement, Row, delete, func, select
 from sqlalchemy.orm import Session
 
 from tuner.core import lease
+from tuner.core.study import StudyState
 from tuner.serialization import Plain
 from tuner.store.engine import Transactions
-from tuner.store.tables import WorkerRow, clock, from_row
+from tuner.store.tables import (
+    AttemptRow,
+    AttemptState,
+    ProbeRow,
+    StudyRow,
+    UtcNow,
+    WorkerRow,
+    clock,
+    from_row,
+)
 
 # Seconds after its last sign for which a worker is remembered.
 KEPT_S = 7 * 24 * 3600
@@ -23,6 +33,25 @@ KEPT_S = 7 * 24 * 3600
 # and no pid comes round again so soon.
 # Seconds: start times of a pid that are nearer than this are of the same process.
 START_TOLERANCE_S = 2.0
+
+# The end of the last lease of a study's probes, and the last sign of the worker that is at it.
+_HELD_UNTIL = (
+    select(func.max(AttemptRow.lease_until))
+    .join(ProbeRow, ProbeRow.id == AttemptRow.probe_id)
+    .where(ProbeRow.study_id == StudyRow.id, AttemptRow.state == AttemptState.RUNNING)
+)
+_SEEN_AT = select(func.max(WorkerRow.seen_at)).where(
+    WorkerRow.identity == StudyRow.worker, WorkerRow.stopped_at.is_(None)
+)
+_RUNNING = select(
+    StudyRow.id,
+    StudyRow.asked_at,
+    StudyRow.worker,
+    StudyRow.worker_seen_at,
+    _HELD_UNTIL.correlate(StudyRow).scalar_subquery().label("held_until"),
+    _SEEN_AT.correlate(StudyRow).scalar_subquery().label("seen_at"),
+    UtcNow().label("now"),
+).where(StudyRow.state == StudyState.RUNNING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +179,34 @@ def read_living(session: Session) -> list[RegisteredWorker]:
     signed = (WorkerRow.seen_at > since, WorkerRow.stopped_at.is_(None))
     found = _read(session, *signed)
     return [worker for worker in found if worker.identity.is_alive() is not False]
+
+
+def read_left(session: Session, study_ids: Collection[str] | None = None) -> dict[str, datetime]:
+    """Running studies, of all or of these, that no worker is at, with the last sign of the one that
+    was: the leases of its probes are over, or it holds none and its process is gone or, where that
+    cannot be seen from here, silent for as long. They are queued when the next worker comes."""
+    if study_ids is not None and not study_ids:
+        return {}
+    wanted = _RUNNING if study_ids is None else _RUNNING.where(StudyRow.id.in_(study_ids))
+    patience = timedelta(seconds=lease.LEASE_S)
+    left = {}
+    for row in session.execute(wanted):
+        is_alive, sign = None, row.held_until and row.held_until - patience
+        if sign is None:
+            is_alive = WorkerIdentity.from_dict(row.worker).is_alive() if row.worker else None
+            sign = max(filter(None, (row.seen_at, row.worker_seen_at)), default=row.asked_at)
+        if sign + patience <= row.now if is_alive is None else not is_alive:
+            left[row.id] = sign
+    return left
+
+
+def state_of(row: StudyRow | Row[Any], left: Mapping[str, datetime]) -> dict[str, Any]:
+    """The ``state`` of a study and its ``reason``, which is another than its row's of one of those
+    that :func:`read_left` finds."""
+    if (since := left.get(row.id)) is None:
+        return {"state": row.state, "reason": row.reason}
+    reason = f"its worker gave no sign of life since {since:%H:%M:%S} UTC"
+    return {"state": StudyState.QUEUED, "reason": reason}
 
 
 def _read(session: Session, *where: ColumnElement[bool]) -> list[RegisteredWorker]:

@@ -43,8 +43,8 @@ def ok(seconds, count, size=3 * 10**8):
     return replace(made.ok(seconds, size / 2**20), step_times_s=times, versions={}, wall_s=2.0)
 
 
-def probe(store, study_id, found=None):
-    """What a worker does: plan a probe, claim it, and record what it found."""
+def claimed(store, study_id):
+    """What a worker does first: plan a probe, and claim it."""
     store.move(study_id, StudyState.RUNNING, worker=WorkerIdentity.of_this_process())
     study = store.study(study_id)
     request = next_probe(study)
@@ -52,7 +52,13 @@ def probe(store, study_id, found=None):
     assert store.enter_probe(study_id, study.revision, request, 10**12)
     claim = store.claim(study_id, WorkerIdentity.of_this_process())
     assert claim is not None
-    count = request.settings.gradient_accumulation_steps
+    return claim
+
+
+def probe(store, study_id, found=None):
+    """What a worker does: plan a probe, claim it, and record what it found."""
+    claim = claimed(store, study_id)
+    count = claim.probe.request.settings.gradient_accumulation_steps
     assert store.record(claim, found or ok(1.0, count))
     return store.study(study_id)
 

@@ -3,13 +3,17 @@
 import json
 import threading
 from dataclasses import replace
+from datetime import timedelta
 
 import anyio
 import pytest
+from sqlalchemy import update
 
 from api.answers import FRESH_S, OLDEST_S, Answers, Body, Kept
-from tests.unit.api.studies import MEASURED, probe, question_of
+from tests.unit.api.studies import MEASURED, claimed, probe, question_of
 from tuner.core.study import Limits
+from tuner.store.tables import AttemptRow
+from tuner.store.tables import clock as clock_of
 
 
 @pytest.fixture
@@ -132,3 +136,17 @@ def test_of_studies_those_asked_for_last_are_kept(store, clock, study_id):
         kept.of(wanted)
     assert len(kept) == 2
     assert made == ["st-1", "st-2", "st-3", "st-2"]
+
+
+def test_what_is_kept_ends_with_the_lease(store, answers, study_id):
+    """Which makes no event."""
+    claimed(store, study_id)
+    first = answers.of(status(store, study_id))
+    assert json.loads(first.content)["state"] == "running"
+    with store.transactions.write() as session:
+        over = clock_of(session) - timedelta(seconds=1)
+        session.execute(update(AttemptRow).values(lease_until=over))
+    now = answers.of(status(store, study_id))
+    assert json.loads(now.content)["state"] == "queued"
+    assert now.status.newest_event == first.status.newest_event
+    assert now.etag != first.etag

@@ -66,3 +66,14 @@ def test_a_study_of_another_version_is_500_for_good_and_holds_up_no_other(client
     assert {one["study_id"] for one in listed} == {bad, good}
     client.delete(f"/tune/{bad}")  # it can be got rid of
     assert client.get("/tune?state=cancelled").json()["studies"][0]["study_id"] == bad
+
+
+def test_of_several_fields_the_first_is_told_and_how_many_more(client):
+    wrong = {**PREDICTED, "cluster": "8xh100", "headroom": 2, "tolerance": -1}
+    body = client.post("/tune", json=wrong).json()
+    assert body["detail"].endswith("; and 2 more, see errors")
+    assert len(body["errors"]) == 3
+    by_field = {one["field"]: one for one in body["errors"]}
+    assert by_field["cluster"]["value"] == "8xh100"
+    alone = client.post("/tune", json={**PREDICTED, "cluster": "8xh100"}).json()
+    assert alone["detail"].startswith("cluster: got '8xh100'; there are several")

@@ -1,14 +1,17 @@
 """Requests, and studies seen, listed and cancelled over HTTP."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import yaml
 from sqlalchemy import update
 
+from api.answers import Answers, brief
 from api.app import tidy
 from api.schemas import Brief, Study, Submitted
 from tests.unit.api.studies import MEASURED, PREDICTED, WORKLOAD, finish, probe, question_of
@@ -17,10 +20,12 @@ from tuner.core.measurement import Measurement, Outcome
 from tuner.core.study import Limits, StudyState
 from tuner.errors import StoreError
 from tuner.launchfiles import FORMATS
+from tuner.machine import Machine, ReportedGpu
 from tuner.model import load_model
 from tuner.planner import Stop, next_probe
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
+from tuner.store.workers import Workers
 
 PROBLEM = "application/problem+json"
 
@@ -441,3 +446,30 @@ def test_what_is_older_than_is_kept_is_deleted(store):
             task.cancel()
 
     asyncio.run(tidied())
+
+
+def test_a_queued_study_says_what_it_waits_for(client, store):
+    """What workers there are changes without an event: what is kept of a study has an age."""
+    asked = {**PREDICTED, "cluster": "4x8xh100-80gb", "fidelity": "measured", "pool": "big"}
+    path = ask(client, asked).headers["location"]
+
+    def reason() -> str:
+        answers = Answers(store)
+        content = answers.of(store.status(path.rpartition("/")[2])).content
+        assert json.loads(brief(content))["reason"] == json.loads(content)["reason"]
+        return json.loads(content)["reason"]
+
+    assert client.get(path).json()["reason"] == reason()
+    assert reason() == "no worker runs: start one with tuner worker --pool big"
+    here = WorkerIdentity.of_this_process()
+    workers, versions = Workers(store.transactions), installed_versions()
+    machine = Machine(name="cpus", gpus=(), cores=8, memory_bytes=2**36)
+    workers.register(here, ["big"], machine.as_dict(), versions)
+    needed = "waiting for a worker that has 4x8xh100-80gb: none of those alive has"
+    assert reason() == needed
+    gpus = (ReportedGpu(name="NVIDIA H100 80GB HBM3", memory_mib=81559, uuid="GPU-1"),) * 8
+    nodes = tuple(replace(machine, name=f"node{n}", gpus=gpus) for n in range(4))
+    workers.register(here, [], replace(nodes[0], others=nodes[1:]).as_dict(), versions)
+    assert reason() == needed, "it serves no such pool"
+    workers.register(here, ["big"], replace(nodes[0], others=nodes[1:]).as_dict(), versions)
+    assert reason() == "a worker is about to take it"

@@ -14,6 +14,13 @@ def test_a_study_is_shown_as_json(cli, answered):
     assert found["suggestion"]["best"]["settings"]["sharding"] == "full_shard"
 
 
+def test_what_a_queued_study_waits_for_is_shown(cli, answered):
+    with open_store() as store:
+        store.ask(answered.question, Limits(max_probes=50, pool="big"))
+    found = cli("studies", "show", answered.id, "--json").json["study"]
+    assert found["reason"] == "no worker runs: start one with tuner worker --pool big"
+
+
 def test_what_is_not_there_is_a_usage_error(cli, answered, tmp_path):
     result = cli("studies", "list", "--db", f"sqlite:///{tmp_path}/none.db")
     assert (result.code, "there is no such database yet" in result.err) == (2, True)

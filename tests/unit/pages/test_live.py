@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from api.inputs import Context
 from api.pages import routes as module
 from api.settings import Settings
-from tests.unit.api.studies import MEASURED, probe, question_of
+from tests.unit.api.studies import MEASURED, claimed, probe, question_of
 from tuner.core.study import Limits, StudyState
+from tuner.store.tables import AttemptRow
 
 WITHIN_S = 60
 
@@ -68,3 +71,24 @@ def test_a_viewer_is_sent_each_change_and_the_end(store, context, study_id):
     assert seen[-1]["said"] == page.status.said
     assert seen[-1]["id"] == str(status.newest_event)
     assert "enough" in seen[-1]["body"]
+
+
+def test_a_viewer_is_told_when_the_worker_is_silent_without_an_event(store, context, study_id):
+    claimed(store, study_id)
+    seen: list[Any] = []
+
+    def run_out() -> None:
+        with store.transactions.write() as session:
+            session.execute(update(AttemptRow).values(lease_until=datetime(2000, 1, 1, 12)))
+
+    async def happen() -> None:
+        await until(lambda: len(seen) == 1)
+        assert "#2 is running" in seen[0]["said"]
+        await asyncio.to_thread(run_out)
+        await until(lambda: len(seen) == 2)
+        await asyncio.to_thread(store.move, study_id, StudyState.CANCELLED, "enough")
+
+    run(lambda: watch(context, study_id, seen), happen)
+    assert "Its worker gave no sign of life since 11:59:00 UTC; no worker runs" in seen[1]["body"]
+    assert "is running" not in seen[1]["body"]
+    assert (seen[1]["id"], seen[1]["is_open"]) == (seen[0]["id"], True)

@@ -1,5 +1,6 @@
 """Registered workers: every test runs on each kind of database."""
 
+import re
 from dataclasses import replace
 from datetime import timedelta
 
@@ -7,9 +8,11 @@ import pytest
 from sqlalchemy import update
 
 from tests.unit.store.conftest import ELSEWHERE
+from tuner.core.study import ProbeState, StudyState
 from tuner.machine import Machine, ReportedGpu
 from tuner.store import workers as module
-from tuner.store.tables import WorkerRow
+from tuner.store.figures import read_figures
+from tuner.store.tables import AttemptState, WorkerRow
 from tuner.store.workers import KEPT_S, Workers
 
 GPU = ReportedGpu(name="NVIDIA L4", memory_mib=23034, uuid="GPU-1")
@@ -89,3 +92,43 @@ def test_workers_are_forgotten_after_a_week(workers, store):
     assert not workers.stopped(old)
     assert living(workers) == [new]
     assert new != old
+
+
+def test_what_a_worker_left_is_told_before_another_one_comes(store, claim, run_out):
+    """Nothing is written: whoever reads goes by the lease."""
+    before = store.status(claim.study_id)
+    assert (before.state, before.reason) == (StudyState.RUNNING, "")
+    run_out()
+    status, study, (listed,) = (
+        store.status(claim.study_id),
+        store.study(claim.study_id),
+        store.studies(),
+    )
+    for told in (status, study, listed, *store.open_studies()):
+        assert told.state is StudyState.QUEUED
+        assert re.fullmatch(
+            r"its worker gave no sign of life since \d\d:\d\d:\d\d UTC", told.reason
+        )
+    assert [probe.state for probe in study.probes] == [ProbeState.QUEUED]
+    assert status.newest_event == before.newest_event
+    known = {claim.study_id: (before.newest_event, before.state)}
+    assert store.changes(known, 9) == {claim.study_id: (status, [])}
+    found = read_figures(store.transactions)
+    assert (found.attempts[AttemptState.RUNNING], found.attempts[AttemptState.LOST]) == (0, 1)
+    assert (found.studies[StudyState.RUNNING], found.probes[ProbeState.RUNNING]) == (0, 0)
+    assert (found.studies[StudyState.QUEUED], found.probes[ProbeState.QUEUED]) == (1, 1)
+    assert store.beat(claim), "it was stopped, and goes on"
+    assert store.status(claim.study_id) == before
+
+
+def test_a_worker_elsewhere_that_gives_signs_is_at_its_study_between_probes(
+    store, workers, study, run_out
+):
+    store.move(study.id, StudyState.RUNNING, worker=ELSEWHERE)
+    run_out()
+    assert store.status(study.id).state is StudyState.QUEUED
+    register(workers)
+    assert store.status(study.id).state is StudyState.RUNNING
+    assert store.reap() == 0
+    age(store, 61)
+    assert store.status(study.id).state is StudyState.QUEUED
