@@ -179,6 +179,8 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
             mark.whisker = tuple(_down(plot, end) for end in (mark.y.low, mark.y.high))
     has_rail = len(timed) < len(marks)
     best = next((mark for mark in marks if mark.best and mark.y), None)
+    # Limits that read the same are one line.
+    lines = {f"limit {figure(limit)} {unit}": limit for limit in sorted(limits)}
     used = {mark.shape for mark in marks}
     # in the order of the legend
     names = {**{str(one): str(one) for one in Provenance}, **LEGEND}
@@ -191,7 +193,7 @@ def scatter(series: Sequence[Series], *, per: str) -> SimpleNamespace:
         marks=marks,
         groups=_groups(marks, several=len(series) > 1),
         fronts=[_front(marks, number, plot) for number in range(len(series))],
-        limits=[(limit, f"limit {figure(limit)}") for limit in sorted(limits)],
+        limits=[(limit, words) for words, limit in lines.items()],
         whole=whole,
         is_cut=any(mark.is_beyond for mark in marks),
         has_rail=has_rail,

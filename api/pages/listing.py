@@ -290,7 +290,8 @@ FURTHER = "Fields of models and clusters"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """Lines of one kind, each with the part of its largest value that each study's is."""
+    """Lines of one kind, each with the part of its limit, or else of the line's largest value, that
+    each study's is."""
 
     title: str
     rows: tuple[tuple[Difference, tuple[float | None, ...], tuple[str, ...]], ...]
@@ -382,7 +383,9 @@ def _ratios(line: Difference) -> tuple[str, ...]:
 
 
 def _shares(line: Difference) -> tuple[float | None, ...]:
-    """Each study's part of the largest value, where several have rates, times or sizes."""
+    """Each study's part of its limit, or of the largest value where several have rates or times."""
+    if any(one.limit_share is not None for one in line.cells):
+        return tuple(one.limit_share and min(1.0, one.limit_share) for one in line.cells)
     values = [
         one.quantity.value if one.quantity and line.name != STEP else None for one in line.cells
     ]

@@ -91,6 +91,7 @@ UNKNOWN = "unknown"
 OUTCOMES = {"oom": "out of memory", "host_oom": "host out of memory"}
 _COMMA = re.compile(r",(?=\w+=)")
 _PROBE = re.compile(r"#(\d{1,18})")
+_BREAK = re.compile("([=_,])")
 _CODE = re.compile(r"`([^`]+)`")
 # They turn the direction of all text that follows, and a stranger's words may hold them.
 _CONTROLS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -128,6 +129,7 @@ def environment() -> Environment:
         age,
         ago,
         between,
+        breakable,
         gib,
         moment,
         outcome,
@@ -201,6 +203,11 @@ def settings_path(study_id: str, settings: Settings) -> str:
 def spaced(text: str) -> str:
     """A sentence in which configurations, which have no spaces, can be wrapped."""
     return _COMMA.sub(", ", text)
+
+
+def breakable(text: str) -> Markup:
+    """Names and values that may be broken after ``=``, ``_`` and commas, where a line ends."""
+    return Markup(_BREAK.sub(r"\1<wbr>", str(escape(text))))  # noqa: S704 (escaped)
 
 
 def sentence(text: str) -> str:

@@ -104,7 +104,8 @@ def answer_of(
     else:
         facts = suggestion.facts if suggestion else ()
         tied = (one for one in facts if one["kind"] == "tied_with_fastest")
-        title, note = "Run this", next((tied_text(one, best) for one in tied), "")
+        title = "Run this" if best.basis is None else "Predicted: try this"
+        note = next((tied_text(one, best) for one in tied), "")
     if suggestion and best:
         said = zip(suggestion.facts, suggestion.explanation, strict=False)
         how = (text for fact, text in said if fact["kind"] == NOT_MEASURED)
@@ -450,6 +451,10 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     words = f"{ended} of {count_text(limits.max_probes, noun)}"
     if ended > limits.max_probes:  # another worker was running one when it was asked
         words = count_text(ended, noun)
+    if ended < sum(
+        probe.state is ProbeState.DONE for probe in study.probes
+    ):  # its table has those of earlier requests, and dry runs
+        words += " of this request"
     budgets = [Budget(spent=ended, most=max(ended, limits.max_probes), words=words)]
     times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))
     for of_what, gone_s, most_s in times:

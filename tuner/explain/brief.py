@@ -294,8 +294,11 @@ def _other(one: Mapping[str, Any], best: Evaluation, ratio: float | None) -> str
 
 def tied_text(fact: PlainFact, best: Evaluation) -> str:
     """Says why the answer is not the fastest, which the clock cannot tell from it."""
+    checked = "each of this one's knobs was seen to train right, and not each of the other's"
+    if best.guard.verdict == "passed":
+        checked = "this one was seen to train right"
     why = {
-        Reason.CHECKED: "this one was seen to train right",
+        Reason.CHECKED: checked,
         Reason.LIGHTER: f"this one needs {spared_text(fact['spared_bytes'])}",
         Reason.SIMPLER: "this one keeps more of the defaults",
     }[Reason(fact["reason"])]

@@ -21,6 +21,7 @@ from tuner.core.words import (
     change_text,
     describe,
     interval_text,
+    listed,
     need_text,
     probes_text,
     seconds_text,
@@ -246,10 +247,12 @@ def how_it_stands(study: Study, known: Knowledge) -> Iterator[Fact]:
     limits = study.limits
     out_of_time = study.state is StudyState.DONE and limits.wall_s and not isinstance(plan, Stop)
     if spent(known.study) or out_of_time:
-        budgets = {"--budget": limits.wall_s, "--max-gpu-seconds": limits.device_s}
-        options = ("--max-probes", *(name for name, one in budgets.items() if one))
-        text = f"Ask again with a larger budget ({', '.join(options)}): it goes on where it ended."
-        yield fact("go_on", text, options=options)
+        budgets = {"--max-probes": "probes"}
+        budgets |= {"--budget": "time"} if limits.wall_s else {}
+        budgets |= {"--max-gpu-seconds": "device time"} if limits.device_s else {}
+        of = listed(tuple(budgets.values()))
+        text = f"Ask again with a larger budget of {of}: it goes on where it ended."
+        yield fact("go_on", text, options=tuple(budgets))
     elif study.state is StudyState.CANCELLED:
         yield fact("go_on", "Ask again, and it goes on where it ended.", options=())
 
@@ -264,12 +267,8 @@ def _smallest_need(least: Evaluation, limit_bytes: int) -> Fact:
 
 def how_to_measure(cluster: Cluster) -> str:
     """How a question about a cluster is asked so that it is measured."""
-    if cluster.nodes > 1:
-        return (
-            f"use --fidelity measured with --launcher slurm or ray on {cluster.name}, or start a"
-            " tuner worker with one of these there"
-        )
-    return f"use --fidelity measured on {cluster.name}, or start a tuner worker there"
+    launcher = ", with launcher slurm or ray" if cluster.nodes > 1 else ""
+    return f"ask with fidelity measured on {cluster.name}, or start a worker there{launcher}"
 
 
 def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
@@ -323,7 +322,7 @@ def _of_best(known: Forecast, choice: Choice) -> Iterator[Fact]:
             "unverified",
             f"By arithmetic {describe(leader.settings)} would be faster, with"
             f" {seconds_text(leader.seconds)} ({change_text(ratio)}) and {most_text(leader)}, but"
-            " its layout was not dry-run; more --max-probes allow that.",
+            " its layout was not dry-run; more probes allow that.",
             leader=leader,
             ratio=ratio,
         )

@@ -256,11 +256,20 @@ class _TwiceError(ValueError):
     """A name that an object has twice, of which launchers take the last one, or none."""
 
 
+def edited_lines(
+    edit: Callable[[str, Mapping[str, Any]], str], text: str, wanted: Mapping[str, Any]
+) -> str:
+    """Puts changes into a text, whose new lines end as all others do."""
+    made = edit(text.replace("\r\n", "\n"), wanted)
+    return made.replace("\n", "\r\n") if "\r\n" in text else made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
     """DeepSpeed's JSON, which a configuration file names."""
 
-    path: Path
+    path: Path | None
+    """``None`` where the text itself stands in the place of a name."""
     text: str
     field: tuple[str, str]
     """The table and the field that name it; one and the same where no table has it."""
@@ -270,6 +279,8 @@ class Other:
         table, name = self.field
         rest = {one: value for one, value in wanted.items() if one != table}
         inner = wanted.get(table, {})
+        if self.path is None and inner:
+            return {**rest, table: self.with_changes(wanted).text}, dict(inner)
         if table == name:
             return rest, dict(inner)
         left = {one: value for one, value in inner.items() if one != name}
@@ -277,8 +288,10 @@ class Other:
 
     def with_changes(self, wanted: Mapping[str, Any]) -> "Other":
         """The same after changes of both files; itself where none is its own."""
-        own = self.split(wanted)[1]
-        return replace(self, text=edited(self.text, own)) if own else self
+        table, name = self.field
+        inner = wanted.get(table, {})
+        own = inner if table == name else inner.get(name, {})
+        return replace(self, text=edited_lines(edited, self.text, own)) if own else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,18 +321,29 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
         raise UnknownNameError("format", format_name, READERS)
     if is_text(path):
         return read_text(path, "file", format_name, reads_others=False)
-    where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+    return read_text(_text_of(_expanded(path), "file", path), path, format_name)
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+
+
+def _text_of(where: Path, field: str, given: str) -> str:
+    """The text of a configuration file, which ``field`` names.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
         if where.exists() and not where.is_file():
-            raise UsageError("file", path, "must be a file, and is a folder or a device")
+            raise UsageError(field, given, "must be a file, and is a folder or a device")
         if where.stat().st_size > LARGEST_BYTES:
-            raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
-        text = where.read_bytes().decode("utf-8-sig")
+            raise UsageError(field, given, f"must have {LARGEST_BYTES} bytes at most")
+        return where.read_bytes().decode("utf-8-sig")
     except UsageError:
         raise
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
-        raise UsageError("file", path, why_unreadable(error)) from error
-    return read_text(text, path, format_name)
+        raise UsageError(field, given, why_unreadable(error)) from error
 
 
 def read_text(
@@ -332,8 +356,7 @@ def read_text(
 ) -> Opened:
     """The same of the text of a file at ``path``.
 
-    With ``reads_others`` a file that it names is read too, from beside it, unless that is ``other``
-    already.
+    With ``reads_others`` a file that it names is read too, unless that is ``other`` already.
     """
     told, syntax = told_in_comment(text, path), syntax_of(path)
     if told is not None:
@@ -383,15 +406,16 @@ def _with_other(
     named = block.get(field) if isinstance(block, Mapping) else None
     if not isinstance(named, str) or named.lower() == "none":
         return values, None
-    if not reads_others:
+    if table == field and named.startswith("{"):  # which transformers parses
+        other = Other(path=None, text=named, field=(table, field))
+    elif not reads_others:
         allowed = "names a file, and none is read here: put its fields in its place"
         raise UsageError(f"file.{field}", named, allowed)
-    if other is None and (there := _beside(Path(path), named)) is not None:
-        whole = there.read_bytes()[: LARGEST_BYTES + 1]
-        other = Other(path=there, text=whole.decode(errors="replace"), field=(table, field))
+    if other is None:
+        other = _beside(_expanded(path).parent, named, (table, field))
     if other is None:
         return values, None
-    own = parse(other.text, named)
+    own = parse(other.text, field if other.path is None else named)
     return {**values, table: own if table == field else {**values[table], field: own}}, other
 
 
@@ -492,10 +516,23 @@ def _word(text: str) -> str:
         return text.strip()
 
 
-def _beside(file: Path, name: str) -> Path | None:
-    """A file that another names, from its own folder or from here."""
-    near = (file.parent / name, Path(name))
-    return next((one for one in near if one.is_file()), None)
+def _beside(folder: Path, name: str, field: tuple[str, str]) -> Other | None:
+    """The JSON that a file in ``folder`` names: from here, as launchers open it, or from beside it.
+
+    Raises:
+        UsageError: it cannot be read, or both places have one and they differ.
+    """
+    here = _expanded(name)
+    try:
+        places = [one for one in dict.fromkeys((here, folder / here)) if one.is_file()]
+    except (OSError, ValueError) as error:
+        raise UsageError(field[1], name, why_unreadable(error)) from error
+    texts = [_text_of(one, field[1], name) for one in places]
+    if len({*texts}) > 1:
+        first, second = (str(one.absolute()) for one in places)
+        allowed = f"could be {first}, which launchers open from here, or {second}, and they differ"
+        raise UsageError(field[1], name, f"{allowed}: say which by its whole path")
+    return Other(path=places[0], text=texts[0], field=field) if places else None
 
 
 def parse(text: str, path: str) -> Mapping[str, Any]:

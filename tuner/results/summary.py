@@ -160,6 +160,8 @@ class Cell:
     text: str = ""
     quantity: Quantity | None = None
     """The number that the words are of, where they are of one with an interval."""
+    limit_share: float | None = None
+    """Part of the limit that the number is, where there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,9 +285,9 @@ def _answer(compared: tuple[Compared, AnswerSummary], per: str) -> dict[str, Cel
         text = f"{seconds_text(step.value)} ({interval_text(step)})"
         told["step"] = Cell(text=text, quantity=step)
     if needed.value is not None:
-        share = share_text(needed.value / best.limit_gib)
-        text = f"{size_text(needed.value * GIB)}, {share} of the limit"
-        told["memory needed"] = Cell(text=text, quantity=needed)
+        share = needed.value / best.limit_gib
+        text = f"{size_text(needed.value * GIB)}, {share_text(share)} of the limit"
+        told["memory needed"] = Cell(text=text, quantity=needed, limit_share=share)
     return {
         **cells,
         "stands on": str(line.provenance),

@@ -121,9 +121,15 @@ def test_a_caller_that_says_nothing_keeps_no_other_waiting(tmp_path):
 
 
 def test_the_manifest_lets_jobs_pass_where_the_webhook_does_not_answer():
-    configured, service, deployment = yaml.safe_load_all(
+    issuer, certificate, configured, service, deployment = yaml.safe_load_all(
         (EXAMPLES / "size_webhook.yaml").read_text()
     )
+    assert certificate["spec"]["issuerRef"]["name"] == issuer["metadata"]["name"]
+    trusted = configured["metadata"]["annotations"]["cert-manager.io/inject-ca-from"]
+    assert trusted == f"default/{certificate['metadata']['name']}"
+    assert certificate["spec"]["dnsNames"] == [f"{service['metadata']['name']}.default.svc"]
+    volumes = deployment["spec"]["template"]["spec"]["volumes"]
+    assert {"secretName": certificate["spec"]["secretName"]} in [v.get("secret") for v in volumes]
     (hook,) = configured["webhooks"]
     assert (hook["failurePolicy"], hook["sideEffects"]) == ("Ignore", "None")
     assert hook["clientConfig"]["service"]["name"] == service["metadata"]["name"]

@@ -9,6 +9,7 @@ from tests.unit.explain.test_english import LONGER, PAID, PAIR, TOO_LARGE, evalu
 from tuner.core.answer import Awkward, Reason, Suggestion
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
+from tuner.core.evaluation import KNOBS_PASSED, Guard
 from tuner.core.measurement import Basis, Fidelity
 from tuner.core.quantity import Change, Provenance, Quantity
 from tuner.core.study import Limits, Study, StudyState
@@ -97,6 +98,23 @@ def test_reductions_of_an_adapter_are_said_to_cost_nothing_where_they_do():
     assert told(free).why == ()
 
 
+@pytest.mark.parametrize(
+    ("verdict", "said"),
+    [
+        ("passed", "this one was seen to train right."),
+        (
+            KNOBS_PASSED,
+            "each of this one's knobs was seen to train right, and not each of the other's.",
+        ),
+    ],
+)
+def test_a_tie_that_goes_to_what_was_checked_says_what_was(verdict, said):
+    other = evaluation(2, settings=Settings(micro_batch_size=2))
+    tied = facts.tied_with_fastest(other, GIB, Reason.CHECKED, change=None, tolerance=0.01)
+    best = replace(evaluation(), guard=Guard(verdict=verdict))
+    assert told(tied, best=best).why[0].partition("; ")[2] == said
+
+
 def test_others_as_fast_are_no_lighter():
     one, several = (fact("tied_with_others", probes=ids, more=0) for ids in ((2,), (2, 3)))
     assert told(one).why == ("As fast as #2, which is no lighter.",)
@@ -133,8 +151,8 @@ def test_a_prediction_says_once_that_its_speed_is_a_ranking_with_its_error():
     assert found.title == "Answer"
     assert "predicted: memory by dry run, speed by arithmetic" in found.answer
     assert found.sure[0] == "Trust the ranking; absolute speed may be off (-50% to +25%)."
-    assert found.sure[1].startswith("Not measured: use --fidelity measured on 8xh100-80gb")
-    assert "--launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
+    assert found.sure[1].startswith("Not measured: ask with fidelity measured on 8xh100-80gb")
+    assert "with launcher slurm or ray" in how_to_measure(parse_cluster("2x8xh100-80gb"))
     assert told(best=best).title == "Predicted, not measured"
     assert told(fidelity=Fidelity.PREDICTED).title == "Answer"  # also of what was measured
     assert told(state=StudyState.RUNNING).title == "Best so far"

@@ -114,7 +114,16 @@ def test_a_limit_far_away_does_not_squeeze_the_crowd():
     far = placed(point(1, 0.2, 900.0), point(2, 0.3, 1000.0))
     assert far.plot.x.high < far.limits[0][0]
     assert far.whole[0].high > far.limits[0][0]
-    assert drawn("scatter", far).one("text", class_="chart-out").text.endswith("→")
+    assert drawn("scatter", far).one("text", class_="chart-out").text == "limit 77,824 MiB →"
+
+
+def test_words_of_several_limits_have_their_unit_and_a_line_each():
+    one = point(1, 60.0, 900.0)
+    limits = (76.0, 75.7, 75.70001)
+    made = scatter([Series([one], lambda _: "#", gib * GIB, None) for gib in limits], per="GPU")
+    said = drawn("scatter", made).find("text", class_="chart-out")
+    assert [text.text for text in said] == ["limit 75.7 GiB", "limit 76.0 GiB"]
+    assert len({text["y"] for text in said}) == 2
 
 
 @checked(max_examples=examples(30))

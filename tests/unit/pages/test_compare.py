@@ -6,6 +6,7 @@ from api.answers import Answers
 from api.pages.listing import comparison_of, read_ids
 from tests.unit.api.studies import MEASURED, WORKLOAD, ok, probe, question_of
 from tuner.core.study import Limits
+from tuner.core.words import share_text
 from tuner.errors import UsageError
 
 A, B, C = "st-00000000000a", "st-00000000000b", "st-00000000000c"
@@ -49,6 +50,9 @@ def test_what_differs_is_told_and_speeds_are_drawn_to_one_scale(store):
     ((_, shares, ratios),) = (row for row in rows if row[0].name.startswith("tokens/s"))
     assert max(share for share in shares if share) == 1.0
     assert ratios == ("", "0.5x")
+    ((needed, shares, _),) = (row for row in rows if row[0].name == "memory needed")
+    for cell, share in zip(needed.cells, shares, strict=True):
+        assert f"{share_text(share)} of the limit" in cell.text
     assert len(pair.chart.fronts) == 2
     assert all(pair.chart.fronts)
     same = compared(store, ids[0], ids[0])

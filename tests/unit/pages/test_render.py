@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from api.pages import render
-from api.pages.render import linked, sentence
+from api.pages.render import breakable, linked, sentence
 from tests.unit.pages.html import read_part
 
 
@@ -56,3 +56,4 @@ def test_sentences_are_text_in_which_probes_of_the_study_are_links():
         assert linked(text, "st-1", probes) == expected
     assert sentence("nothing fits: a=1,b=2") == "Nothing fits: a=1, b=2"
     assert sentence("") == ""
+    assert breakable("tp_size=2 <b>") == "tp_<wbr>size=<wbr>2 &lt;b&gt;"

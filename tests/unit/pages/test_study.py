@@ -121,10 +121,12 @@ def test_what_is_not_sure_is_not_dressed_as_measured():
     assert (none.state, none.nothing_fits) == ("nothing fits", True)
     assert none.why_none
     assert all(href.startswith(f"/new?like={made.id}&") for _, href in none.ways)
+    assert "--" not in words(part(shown(study(question(), [], limits=limits)), "answer"))
     limits = Limits(fidelity=Fidelity.PREDICTED)
     calm = study(question(), [], limits=limits)
-    note = answer(calm).note
-    assert note.count("Nothing was measured: use --fidelity measured on 8x") == 1
+    note, title = answer(calm).note, answer(calm).title
+    assert title == "Predicted: try this"
+    assert note.count("Nothing was measured: ask with fidelity measured on 8x") == 1
     page = shown(calm)
     counts = [words(part(page, name)).count("Nothing was measured") for name in ("answer", "why")]
     assert counts == [1, 0]
@@ -147,9 +149,16 @@ def test_the_result_of_the_guard_is_told_as_it_is():
 
 def test_figures_of_each_part(page):
     for name, expected in {
-        "answer": ("Run this", "1.01 s", "30.2 GiB", "40% of 76.0 GiB", "measured"),
+        "answer": (
+            "Run this",
+            "1.01 s",
+            "80% intervals",
+            "30.2 GiB",
+            "40% of 76.0 GiB",
+            "measured",
+        ),
         "pair": ("parameters", "optimizer", OUTSIDE, "limit 76.0 GiB", "Best so far"),
-        "scatter": ("the answer", "memory needed, GiB", "limit 76.0", "out of memory"),
+        "scatter": ("the answer", "memory needed, GiB", "limit 76.0 GiB", "out of memory"),
         "changes": ("change one knob", "predicted"),
         "cost": ("4 probes", "1 out of memory", "76.0 GiB on one GPU, 5.0%", "torch 2.13.0"),
     }.items():
@@ -233,10 +242,12 @@ def test_dry_runs_are_not_counted_as_probes():
     made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
-    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes"
+    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes of this request", (
+        "the table has both"
+    )
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
-    assert status_of(over, Moments()).budgets[0].words == "2 probes", "never 2 of 1"
+    assert status_of(over, Moments()).budgets[0].words == "2 probes of this request", "not 2 of 1"
 
 
 def test_what_is_waited_for_and_the_end():

@@ -111,7 +111,7 @@ def test_the_layout_of_the_winner_is_dry_run(predicted, play):
     assert found.best.guard.versions["torch"] == "2.13.0"
     assert "dry run (probe #" in found.explanation[0]
     (measures,) = (text for text in found.explanation if "was measured" in text)
-    assert "use --fidelity measured on 8xh100-80gb, or start" in measures
+    assert "ask with fidelity measured on 8xh100-80gb, or start" in measures
     other = answer(play(predicted(ask(name="nanotron")), lambda settings: 20.0)[0])
     assert not any("was measured" in text for text in other.explanation)  # it is not probed
 
