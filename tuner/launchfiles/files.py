@@ -37,9 +37,10 @@ from tuner.launchfiles import (
     trl,
 )
 from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
-from tuner.launchfiles.editing import changed, edited, spliced
+from tuner.launchfiles.editing import edited, spliced
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.filled import FILE
+from tuner.launchfiles.flags import edit_flags, parse_flags, refuse_launched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,84 +77,6 @@ def _put(table: Any, wanted: Mapping[str, Any]) -> None:
             )
         else:
             table[name] = value
-
-
-# A flag with its value, which may stand on the next line of a continued command.
-_FLAG = re.compile(
-    r"""(?<![\w-])--(?P<name>[A-Za-z_][\w-]*)"""
-    r"""(?:(?:=|[ \t]+|[ \t]*\\\r?\n[ \t]*)(?P<value>(?!--|\\)(?:'[^']*'|"[^"]*"|[^\s\\'"]+)))?"""
-)
-
-
-# What a command begins with before its script: a launcher with flags of its own.
-_LAUNCHER = re.compile(
-    r"(?<![\w./-])(?:accelerate(?:-|[ \t]+)launch|accelerate\.commands\.launch|torchrun|deepspeed"
-    r"|torch\.distributed\.(?:run|launch))\s(?:\\\r?\n|[^;&|\n])*?"
-    r"(?=\.py\b|\s-m\s|\s--module\s)"
-)
-# Flags of launchers by which something else shards than by the script's arguments.
-_SHARDS = {
-    "config_file": "ask about that file itself, with --from",
-    "accelerate_config": "ask about accelerate's file itself, with --from",
-    "deepspeed_config_file": "give its script --deepspeed with that file in its place",
-    "deepspeed_config": "ask about that file itself, with --from; of the Trainer's scripts"
-    " --deepspeed with it is read",
-    "use_deepspeed": "give its script --deepspeed with a JSON in its place",
-    "use_fsdp": "ask about a file of accelerate's that says the same, or give its script --fsdp",
-    "use_megatron_lm": "Megatron-LM is not predicted",
-    "use_parallelism_config": "ask about a file of accelerate's that says the same",
-}
-
-
-def _blank(found: re.Match[str]) -> str:
-    return " " * len(found[0])
-
-
-def _flags(text: str, *, of_launchers: bool = False) -> Iterator[tuple[str, re.Match[str]]]:
-    """Flags of the script by name, or with those of what launches it; comments are blanked."""
-    shown = re.sub(r"(?m)^\s*#.*$", _blank, text)
-    for found in _FLAG.finditer(shown if of_launchers else _LAUNCHER.sub(_blank, shown)):
-        yield found["name"].replace("-", "_"), found
-
-
-def _refuse_launched(text: str) -> None:
-    """Refuses a command whose launcher shards by flags or a file of its own."""
-    said = {name: found["value"] for name, found in _flags(text, of_launchers=True)}
-    for name, instead in _SHARDS.items():
-        if name in said:
-            allowed = f"is the launcher's, and not read with a command: {instead}"
-            raise UsageError(f"--{name}", said[name] or True, allowed)
-
-
-def _parse_flags(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, found in _flags(text):
-        word = found["value"]
-        one = True if word is None else yaml.safe_load("".join(shlex.split(word)))
-        values[name] = one
-    return values
-
-
-def _edit_flags(text: str, wanted: Mapping[str, Any]) -> str:
-    there = dict(_flags(text))
-    values = _parse_flags(text)
-    pieces: list[tuple[int, int, str]] = []
-    end = max(found.end() for found in there.values())
-    for name, value in wanted.items():
-        old = values.get(name)
-        if isinstance(value, Mapping):
-            value = changed(old if isinstance(old, Mapping) else {}, value)
-        spelled = value if isinstance(value, str) else json.dumps(value)
-        if name not in there:
-            if value is not None and value != {}:
-                pieces.append((end, end, f" --{name} {shlex.quote(spelled)}"))
-        elif value is None:
-            pieces.append((*there[name].span(), ""))
-        elif there[name]["value"] is None:
-            pieces.append((there[name].end(), there[name].end(), f" {shlex.quote(spelled)}"))
-        else:
-            pieces.append((*there[name].span("value"), shlex.quote(spelled)))
-    return spliced(text, pieces)
 
 
 # Objects of a configuration in Python whose fields are looked at, and one that is a value itself.
@@ -230,7 +153,7 @@ def _edit_python(text: str, wanted: Mapping[str, Any]) -> str:
 
 YAML = Syntax(name="YAML", parse=yaml.safe_load, edit=edited)
 TOML = Syntax(name="TOML", parse=tomllib.loads, edit=_edit_toml)
-FLAGS = Syntax(name="flags", parse=_parse_flags, edit=_edit_flags)
+FLAGS = Syntax(name="flags", parse=parse_flags, edit=edit_flags)
 PYTHON = Syntax(name="Python", parse=_parse_python, edit=_edit_python)
 _BY_ENDING = {".toml": TOML, ".py": PYTHON, ".sh": FLAGS, ".bash": FLAGS, ".sbatch": FLAGS}
 
@@ -378,7 +301,7 @@ def read_text(
     if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
         format_name = torchtitan.NAME
     elif syntax is FLAGS and told is None:
-        _refuse_launched(text)
+        refuse_launched(text)
     if format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
         format_name = trl.NAME
     name = format_name or format_of(values, path)
