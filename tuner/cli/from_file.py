@@ -19,11 +19,12 @@ from tuner.client.cases import Policy
 from tuner.client.cases.reading import said_knobs
 from tuner.client.check import Checked
 from tuner.client.from_file import (
+    AsFast,
     FileQuestion,
     Written,
+    as_fast,
     beside_file,
     changed_files,
-    is_as_fast,
     least_change,
     patched,
     put_back,
@@ -32,7 +33,7 @@ from tuner.client.from_file import (
 )
 from tuner.core.answer import Candidate
 from tuner.core.words import describe, rank_word, rate_text, share_text, sizes_text
-from tuner.errors import UsageError, all_of
+from tuner.errors import TunerError, UsageError, all_of
 from tuner.store import open_store
 from tuner.text import show
 
@@ -40,6 +41,17 @@ from tuner.text import show
 LAUNCHERS = {
     "axolotl": "axolotl train",
     "llama-factory": "llamafactory-cli train",
+}
+# What is said of a file that is kept, and how more can be asked for.
+KEEP = {
+    AsFast.WITHIN: (
+        "your file is as fast as anything found (within {}): keep it",
+        "a smaller --tolerance asks for more",
+    ),
+    AsFast.UNTOLD: (
+        "nothing found can be told apart from your file by what was measured: keep it",
+        "a larger --max-probes measures more",
+    ),
 }
 
 
@@ -63,31 +75,33 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         now = today(question, answered.study.question, store, watch, Policy.AUTO)
     best = answered.suggestion.best if answered.why_none is None else None
     tolerance = answered.study.limits.tolerance
-    if best is not None:
-        best = least_change(question, answered.suggestion, tolerance)
     text: str = question.opened.text
     wanted: dict[str, Any] = {}
     refused: UsageError | None = None
     if best is not None:
+        best = least_change(question, answered.suggestion, tolerance)
         try:
             text, wanted = patched(question, answered.study.question, best.settings)
         except UsageError as error:  # the answer is one nevertheless
             refused = error
-    keep = ""
-    if best is not None and is_as_fast(now, best, tolerance):
+    keep, more = "", ""
+    if best is not None and (why := as_fast(now, best, tolerance)) is not None:
         changes = wanted or refused or beside_file(question, answered.study.question, best.settings)
-        said = f"your file is as fast as anything found (within {share_text(tolerance)}): keep it"
-        keep = said if changes else ""
+        said, more = KEEP[why]
+        keep = said.format(share_text(tolerance)) if changes else ""
     files, copies = changed_files(question, text, wanted), []
     writes = asked.in_place and bool(wanted) and not keep
+    failed: TunerError | None = refused if (asked.in_place or asked.diff) and not keep else None
     if writes:
-        copies = put_back(files, backup=not asked.no_backup)
-    is_refused = refused is not None and (asked.in_place or asked.diff) and not keep
+        try:
+            copies = put_back(files, backup=not asked.no_backup)
+        except TunerError as error:  # said below the answer
+            failed = error
     patch = "".join(one.diff for one in files)
     if asked.json:
-        own = _as_json(question, now, best, wanted, patch, written=writes)
+        own = _as_json(question, now, best, wanted, patch, written=writes and failed is None)
         code = show_asked(asked, answered, {"from": {**own, "keep": bool(keep)}})
-        return report(refused, as_json=False) if refused and is_refused else code
+        return report(failed, as_json=False) if failed else code
     launch = LAUNCHERS.get(question.opened.found.format_name, "")
     then = f"{launch} {shlex.quote(path)}" if launch and refused is None else ""
     if keep:
@@ -95,8 +109,6 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
     elif wanted and not asked.in_place:
         then = f"the same command with --in-place, which writes it into {path}"
     code = show_asked(asked, answered, then=then)
-    if refused and is_refused:
-        code = report(refused, as_json=False)
     console = stdout_console()
     console.print()
     console.print(Text(f"Your file: {path}, of {question.opened.found.format_name}", style="bold"))
@@ -107,7 +119,10 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
         console.print()
         sys.stdout.flush()
         typer.echo(patch, nl=False)
-    if done := _done(asked, wanted, keep, files, copies):
+    if failed:
+        sys.stdout.flush()
+        return report(failed, as_json=False)
+    if done := _done(asked, wanted, keep and more, files, copies):
         console.print(Text(f"\n{done}"), soft_wrap=True)
     return code
 
@@ -115,13 +130,14 @@ def show_file(asked: SuggestAsked, question: FileQuestion, answered: Answered) -
 def _done(
     asked: SuggestAsked,
     wanted: Mapping[str, Any],
-    keep: str,
+    more: str,
     files: Iterable[Written],
     copies: Iterable[Path],
 ) -> str:
-    """Says what was written, or what would be; empty where that is shown."""
-    if keep:
-        return "nothing is written: a smaller --tolerance asks for more" if asked.in_place else ""
+    """Says what was written, or what would be, or how to ask for ``more`` than the file that is
+    kept; empty where that is shown."""
+    if more:
+        return f"nothing is written: {more}" if asked.in_place else ""
     if asked.in_place and wanted:
         kept = f"; as it was: {', '.join(map(str, copies))}" if copies else ""
         return f"wrote {' and '.join(str(one.path) for one in files)}{kept}"

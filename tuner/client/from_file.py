@@ -1,15 +1,20 @@
 """A configuration file as the question of ``tuner suggest``, and its answer put back into it."""
 
 import difflib
+import os
+import secrets
+import stat
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, create_model
 
 from tuner.catalog.versions import version_table
-from tuner.client.answered import write_text
 from tuner.client.cases import DryRuns, Policy
 from tuner.client.cases.dry_runs import Watch
 from tuner.client.check import Checked, FileSent, WorkloadBeside, check_case, with_known_model
@@ -44,7 +49,7 @@ from tuner.errors import TunerError, UsageError, all_of
 from tuner.launchfiles.contract import sync_acts
 from tuner.launchfiles.editing import changes, spelled_in
 from tuner.launchfiles.fields import Uncounted
-from tuner.launchfiles.files import READERS, Opened, open_file, read_text, syntax_of
+from tuner.launchfiles.files import READERS, Opened, edited_lines, open_file, read_text, syntax_of
 from tuner.launchfiles.fsdp import of_fsdp1
 from tuner.planner.ranking import LIGHTER, indistinguishable, near
 from tuner.store import Store
@@ -52,8 +57,8 @@ from tuner.text import show
 
 Asked = TypeVar("Asked")
 
-# Of one configuration; more would be a folder full of them.
-MOST_BACKUPS = 1000
+# Of UTF-8, where a file begins with one.
+MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,19 +257,28 @@ def least_change(question: FileQuestion, suggestion: Suggestion, tolerance: floa
     return min((best, *tied), key=changed)  # the best itself where several change as many
 
 
-def is_as_fast(now: Checked | UsageError, best: Evaluation, tolerance: float) -> bool:
-    """Whether the file's own settings fit for sure, and the best is not faster than they are by
-    more than what ties settings in any answer, among figures of one kind."""
+class AsFast(StrEnum):
+    """Why the file is kept."""
+
+    WITHIN = "within"  # the best is faster by the tolerance or less
+    UNTOLD = "untold"  # by more, but what was measured does not tell the two apart
+
+
+def as_fast(now: Checked | UsageError, best: Evaluation, tolerance: float) -> AsFast | None:
+    """Why the best is no reason to change a file, among figures of one kind; ``None`` where it is
+    one, and where the file's own settings do not fit for sure."""
     if isinstance(now, UsageError) or not now.fits or now.trains_wrongly:
-        return False
+        return None
     limit, most = now.prediction.limit_gib, now.needed_gib.high
     own, other = now.tokens_per_s_per_gpu, best.tokens_per_s_per_gpu
     if now.seen is None and limit and most is not None and most > limit:
-        return False
+        return None
     if not own.value or not other.value or own.provenance is not other.provenance:
-        return False
-    tied = now.seen is not None and indistinguishable(now.seen.figures, best, tolerance)
-    return tied or other.value <= own.value * (1 + tolerance)
+        return None
+    seen = None if now.seen is None else now.seen.figures
+    if other.value <= own.value * (1 + tolerance) or (seen and near(seen, best, tolerance)):
+        return AsFast.WITHIN
+    return AsFast.UNTOLD if seen and indistinguishable(seen, best, tolerance) else None
 
 
 def patched(question: FileQuestion, asked: Question, best: Settings) -> tuple[str, dict[str, Any]]:
@@ -316,10 +330,7 @@ def put_into(
         return opened.text, {}
     other = opened.other and opened.other.with_changes(wanted)
     own = opened.other.split(wanted)[0] if opened.other else wanted
-    text = opened.text.replace("\r\n", "\n")
-    text = syntax_of(path).edit(text, own) if own else text
-    if "\r\n" in opened.text:
-        text = text.replace("\n", "\r\n")
+    text = edited_lines(syntax_of(path).edit, opened.text, own) if own else opened.text
     again = read_text(text, path, opened.found.format_name, other=other).found.knobs
     checkpoints, default = "activation_checkpointing", Settings().activation_checkpointing
     moved = best.activation_checkpointing is not present.activation_checkpointing
@@ -379,25 +390,78 @@ def changed_files(
     """The files that what was changed is in: the user's own, and DeepSpeed's JSON that it names."""
     opened, other = question.opened, question.opened.other
     found = [Written(path=question.path, was=opened.text, text=text)]
-    if other is not None:
+    if other is not None and other.path is not None:
         there = other.with_changes(wanted).text
         found.append(Written(path=other.path, was=other.text, text=there))
     return tuple(one for one in found if one.was != one.text)
 
 
 def put_back(files: Iterable[Written], *, backup: bool) -> list[Path]:
-    """Writes files anew, with a copy of what each was beside it; the paths of the copies."""
-    there = {one.path: one.path.read_bytes() for one in files}
-    for one in files:
-        if there[one.path].decode("utf-8-sig") != one.was:
-            raise TunerError(f"{one.path} was changed meanwhile: nothing is written")
-    copies = []
-    for one in files:
-        path, was = one.path, there[one.path]
-        if backup:
-            names = (f"{path.name}.bak{number or ''}" for number in range(MOST_BACKUPS))
-            copies.append(next(p for p in map(path.with_name, names) if not p.exists()))
-            copies[-1].write_bytes(was)
-        mark = "\ufeff" if was.startswith(b"\xef\xbb\xbf") else ""
-        write_text(path, f"{mark}{one.text}")
+    """Writes files anew, all or none, with a copy of what each was beside it; the paths of the
+    copies.
+
+    Raises:
+        TunerError: one cannot be written, or is not as it was read.
+    """
+    waiting: list[tuple[Path, Path, Path]] = []
+    left: list[Path] = []
+    copies: list[Path] = []
+    done: list[tuple[Path, Path]] = []
+    path = Path()
+    try:
+        for path, was, text in [(one.path, one.was, one.text) for one in files]:
+            there = path.read_bytes()
+            mark = MARK if there.startswith(MARK) else b""
+            if there != mark + was.encode():
+                raise TunerError(f"{path} was changed meanwhile: nothing is written")
+            target = path.resolve()
+            with target.open("r+b") as file:  # a rename would replace what may not be written
+                like = os.fstat(file.fileno())
+            for data in (mark + text.encode(), there):
+                name = f".{secrets.token_hex(8)}.tuner"
+                left.append(_made(target.with_name(name), data, like))
+            waiting.append((target, left[-2], left[-1]))
+            for number in count() if backup else ():
+                with suppress(FileExistsError):
+                    copy = path.with_name(f"{path.name}.bak{number or ''}")
+                    copies.append(_made(copy, there, like))
+                    break
+        for path, new, old in waiting:
+            new.replace(path)
+            done.append((path, old))
+    except OSError as error:
+        held = []
+        for one, old in done:
+            try:
+                old.replace(one)
+            except OSError:
+                held.append(str(one))
+        left += [] if held else copies
+        kept = f"{', '.join(held)} has the answer" if held else "every file is as it was"
+        why = error.strerror or error
+        raise TunerError(f"{path} cannot be written: {why}; {kept}") from error
+    except TunerError:
+        left += copies
+        raise
+    finally:
+        for one in left:
+            one.unlink(missing_ok=True)
     return copies
+
+
+def _made(path: Path, data: bytes, like: os.stat_result) -> Path:
+    """Makes a file that was not there, with the owner and the mode of another."""
+    path.touch(0o600, exist_ok=False)
+    with path.open("wb") as file:
+        try:
+            for owner in ((-1, like.st_gid), (like.st_uid, -1)):
+                with suppress(PermissionError):  # of another's file
+                    os.chown(path, *owner)
+            path.chmod(stat.S_IMODE(like.st_mode))
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+    return path

@@ -1,5 +1,6 @@
 """The fields of a configuration file, each taken by its kind or refused by its path."""
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -82,6 +83,8 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.error(name, "must be a number")
+        if not abs(value) <= sys.float_info.max:  # which NaN is not either
+            raise self.error(name, "must be a number that is finite")
         return value
 
     def text(self, name: str) -> str:

@@ -37,9 +37,10 @@ from tuner.launchfiles import (
     trl,
 )
 from tuner.launchfiles.contract import PREFIX, told_in, told_in_comment, variables
-from tuner.launchfiles.editing import changed, edited, spliced
+from tuner.launchfiles.editing import edited, spliced
 from tuner.launchfiles.fields import Found
 from tuner.launchfiles.filled import FILE
+from tuner.launchfiles.flags import edit_flags, parse_flags, refuse_launched
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,51 +77,6 @@ def _put(table: Any, wanted: Mapping[str, Any]) -> None:
             )
         else:
             table[name] = value
-
-
-# A flag with its value, which may stand on the next line of a continued command.
-_FLAG = re.compile(
-    r"""(?<![\w-])--(?P<name>[A-Za-z_][\w-]*)"""
-    r"""(?:(?:=|[ \t]+|[ \t]*\\\r?\n[ \t]*)(?P<value>(?!--|\\)(?:'[^']*'|"[^"]*"|[^\s\\'"]+)))?"""
-)
-
-
-def _flags(text: str) -> Iterator[tuple[str, re.Match[str]]]:
-    """Flags by name; comments are blanked."""
-    shown = re.sub(r"(?m)^\s*#.*$", lambda line: " " * len(line[0]), text)
-    for found in _FLAG.finditer(shown):
-        yield found["name"].replace("-", "_"), found
-
-
-def _parse_flags(text: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name, found in _flags(text):
-        word = found["value"]
-        one = True if word is None else yaml.safe_load("".join(shlex.split(word)))
-        values[name] = one
-    return values
-
-
-def _edit_flags(text: str, wanted: Mapping[str, Any]) -> str:
-    there = dict(_flags(text))
-    values = _parse_flags(text)
-    pieces: list[tuple[int, int, str]] = []
-    end = max(found.end() for found in there.values())
-    for name, value in wanted.items():
-        old = values.get(name)
-        if isinstance(value, Mapping):
-            value = changed(old if isinstance(old, Mapping) else {}, value)
-        spelled = value if isinstance(value, str) else json.dumps(value)
-        if name not in there:
-            if value is not None and value != {}:
-                pieces.append((end, end, f" --{name} {shlex.quote(spelled)}"))
-        elif value is None:
-            pieces.append((*there[name].span(), ""))
-        elif there[name]["value"] is None:
-            pieces.append((there[name].end(), there[name].end(), f" {shlex.quote(spelled)}"))
-        else:
-            pieces.append((*there[name].span("value"), shlex.quote(spelled)))
-    return spliced(text, pieces)
 
 
 # Objects of a configuration in Python whose fields are looked at, and one that is a value itself.
@@ -197,7 +153,7 @@ def _edit_python(text: str, wanted: Mapping[str, Any]) -> str:
 
 YAML = Syntax(name="YAML", parse=yaml.safe_load, edit=edited)
 TOML = Syntax(name="TOML", parse=tomllib.loads, edit=_edit_toml)
-FLAGS = Syntax(name="flags", parse=_parse_flags, edit=_edit_flags)
+FLAGS = Syntax(name="flags", parse=parse_flags, edit=edit_flags)
 PYTHON = Syntax(name="Python", parse=_parse_python, edit=_edit_python)
 _BY_ENDING = {".toml": TOML, ".py": PYTHON, ".sh": FLAGS, ".bash": FLAGS, ".sbatch": FLAGS}
 
@@ -223,11 +179,20 @@ class _TwiceError(ValueError):
     """A name that an object has twice, of which launchers take the last one, or none."""
 
 
+def edited_lines(
+    edit: Callable[[str, Mapping[str, Any]], str], text: str, wanted: Mapping[str, Any]
+) -> str:
+    """Puts changes into a text, whose new lines end as all others do."""
+    made = edit(text.replace("\r\n", "\n"), wanted)
+    return made.replace("\n", "\r\n") if "\r\n" in text else made
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
     """DeepSpeed's JSON, which a configuration file names."""
 
-    path: Path
+    path: Path | None
+    """``None`` where the text itself stands in the place of a name."""
     text: str
     field: tuple[str, str]
     """The table and the field that name it; one and the same where no table has it."""
@@ -237,6 +202,8 @@ class Other:
         table, name = self.field
         rest = {one: value for one, value in wanted.items() if one != table}
         inner = wanted.get(table, {})
+        if self.path is None and inner:
+            return {**rest, table: self.with_changes(wanted).text}, dict(inner)
         if table == name:
             return rest, dict(inner)
         left = {one: value for one, value in inner.items() if one != name}
@@ -244,8 +211,10 @@ class Other:
 
     def with_changes(self, wanted: Mapping[str, Any]) -> "Other":
         """The same after changes of both files; itself where none is its own."""
-        own = self.split(wanted)[1]
-        return replace(self, text=edited(self.text, own)) if own else self
+        table, name = self.field
+        inner = wanted.get(table, {})
+        own = inner if table == name else inner.get(name, {})
+        return replace(self, text=edited_lines(edited, self.text, own)) if own else self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,18 +244,29 @@ def open_file(path: str, format_name: str | None = None) -> Opened:
         raise UnknownNameError("format", format_name, READERS)
     if is_text(path):
         return read_text(path, "file", format_name, reads_others=False)
-    where = Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+    return read_text(_text_of(_expanded(path), "file", path), path, format_name)
+
+
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # noqa: PTH111  (Path's own raises for unknown users)
+
+
+def _text_of(where: Path, field: str, given: str) -> str:
+    """The text of a configuration file, which ``field`` names.
+
+    Raises:
+        UsageError: it cannot be read.
+    """
     try:
         if where.exists() and not where.is_file():
-            raise UsageError("file", path, "must be a file, and is a folder or a device")
+            raise UsageError(field, given, "must be a file, and is a folder or a device")
         if where.stat().st_size > LARGEST_BYTES:
-            raise UsageError("file", path, f"must have {LARGEST_BYTES} bytes at most")
-        text = where.read_bytes().decode("utf-8-sig")
+            raise UsageError(field, given, f"must have {LARGEST_BYTES} bytes at most")
+        return where.read_bytes().decode("utf-8-sig")
     except UsageError:
         raise
     except (OSError, ValueError) as error:  # a ValueError: a null character, or no UTF-8
-        raise UsageError("file", path, why_unreadable(error)) from error
-    return read_text(text, path, format_name)
+        raise UsageError(field, given, why_unreadable(error)) from error
 
 
 def read_text(
@@ -299,8 +279,7 @@ def read_text(
 ) -> Opened:
     """The same of the text of a file at ``path``.
 
-    With ``reads_others`` a file that it names is read too, from beside it, unless that is ``other``
-    already.
+    With ``reads_others`` a file that it names is read too, unless that is ``other`` already.
     """
     told, syntax = told_in_comment(text, path), syntax_of(path)
     if told is not None:
@@ -321,7 +300,9 @@ def read_text(
         _check_few(values, path)
     if format_name is None and syntax in (TOML, PYTHON) and "training" in values:
         format_name = torchtitan.NAME
-    elif format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
+    elif syntax is FLAGS and told is None:
+        refuse_launched(text)
+    if format_name is None and syntax is FLAGS and re.search(r"\b(trl|sft)\b|sft\.py", text):
         format_name = trl.NAME
     name = format_name or format_of(values, path)
     values, other = _with_other(values, path, other, reads_others=reads_others)
@@ -348,15 +329,16 @@ def _with_other(
     named = block.get(field) if isinstance(block, Mapping) else None
     if not isinstance(named, str) or named.lower() == "none":
         return values, None
-    if not reads_others:
+    if table == field and named.startswith("{"):  # which transformers parses
+        other = Other(path=None, text=named, field=(table, field))
+    elif not reads_others:
         allowed = "names a file, and none is read here: put its fields in its place"
         raise UsageError(f"file.{field}", named, allowed)
-    if other is None and (there := _beside(Path(path), named)) is not None:
-        whole = there.read_bytes()[: LARGEST_BYTES + 1]
-        other = Other(path=there, text=whole.decode(errors="replace"), field=(table, field))
+    if other is None:
+        other = _beside(_expanded(path).parent, named, (table, field))
     if other is None:
         return values, None
-    own = parse(other.text, named)
+    own = parse(other.text, field if other.path is None else named)
     return {**values, table: own if table == field else {**values[table], field: own}}, other
 
 
@@ -457,10 +439,23 @@ def _word(text: str) -> str:
         return text.strip()
 
 
-def _beside(file: Path, name: str) -> Path | None:
-    """A file that another names, from its own folder or from here."""
-    near = (file.parent / name, Path(name))
-    return next((one for one in near if one.is_file()), None)
+def _beside(folder: Path, name: str, field: tuple[str, str]) -> Other | None:
+    """The JSON that a file in ``folder`` names: from here, as launchers open it, or from beside it.
+
+    Raises:
+        UsageError: it cannot be read, or both places have one and they differ.
+    """
+    here = _expanded(name)
+    try:
+        places = [one for one in dict.fromkeys((here, folder / here)) if one.is_file()]
+    except (OSError, ValueError) as error:
+        raise UsageError(field[1], name, why_unreadable(error)) from error
+    texts = [_text_of(one, field[1], name) for one in places]
+    if len({*texts}) > 1:
+        first, second = (str(one.absolute()) for one in places)
+        allowed = f"could be {first}, which launchers open from here, or {second}, and they differ"
+        raise UsageError(field[1], name, f"{allowed}: say which by its whole path")
+    return Other(path=places[0], text=texts[0], field=field) if places else None
 
 
 def parse(text: str, path: str) -> Mapping[str, Any]:
@@ -479,6 +474,9 @@ def parse(text: str, path: str) -> Mapping[str, Any]:
     if not isinstance(values, Mapping):
         known = ", ".join(READERS)
         raise UsageError("file", path, f"must hold one object of fields, as files of {known} do")
+    if wrong := [str(name) for name in values if not isinstance(name, str)]:  # as on: is, or 1:
+        allowed = f"must have names that are texts: put quotes around {wrong[0][:80]}"
+        raise UsageError("file", path, allowed)
     _check_few(values, path)
     return values
 

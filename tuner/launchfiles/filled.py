@@ -24,6 +24,16 @@ _BY_ACCELERATE = {
     "offload_param_device": ("offload_param", "device"),
 }
 FILE = "deepspeed_config_file"
+# Fields of accelerate's that say what a JSON says too: it refuses them beside one
+# (``DeepSpeedPlugin._deepspeed_config_checks``).
+_IN_FILE = (
+    *_BY_ACCELERATE, "gradient_accumulation_steps", "gradient_clipping",
+    "offload_optimizer_nvme_path", "offload_param_nvme_path", "zero3_save_16bit_model",
+)  # fmt: skip
+_KNOWN = frozenset({
+    FILE, *_IN_FILE, "zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_hostfile",
+    "deepspeed_multinode_launcher", "deepspeed_exclusion_filter", "deepspeed_inclusion_filter",
+})  # fmt: skip
 
 
 def of_trainer(fields: Fields, found: Found, unsaid: frozenset[str]) -> Found:
@@ -44,9 +54,10 @@ def of_trainer(fields: Fields, found: Found, unsaid: frozenset[str]) -> Found:
         values[name] = found.knobs[knob]
     is_half = fields.flag("bf16")
     values = _halved(values, is_half)
-    if values["bf16"].get("enabled") is not is_half and "torch_autocast" not in values:
+    bf16 = Fields(values, "deepspeed.").part("bf16")
+    if bf16.values.get("enabled") is not is_half and "torch_autocast" not in values:
         allowed = f"the arguments say {str(is_half).lower()}: transformers wants the same, or auto"
-        raise UsageError("deepspeed.bf16.enabled", values["bf16"].get("enabled"), allowed)
+        raise UsageError("deepspeed.bf16.enabled", bf16.values.get("enabled"), allowed)
     engine = deepspeed.read(values)
     lines = [*found.uncounted, *engine.uncounted, *_sizes_of(values)]
     if found.knobs.get("fused_loss"):
@@ -74,7 +85,15 @@ def of_accelerate(fields: Fields, found: Mapping[str, Any]) -> Found:
     """What accelerate's file says with DeepSpeed, by its own fields or DeepSpeed's JSON; with what
     else was ``found`` in it."""
     own = fields.part("deepspeed_config")
+    own.refuse_others(_KNOWN)
     values = own.values.get(FILE)
+    if values is not None and str(values).lower() != "none":
+        beside = f"is refused by accelerate beside {FILE}: say it there alone"
+        for name in _IN_FILE:
+            if name in own.values:
+                raise own.error(name, beside)
+        if fields.values.get("mixed_precision") is not None:
+            raise fields.error("mixed_precision", beside)
     if isinstance(values, str) and values.lower() != "none":
         allowed = "is not here to be read: put it beside this file, or its fields in its place"
         raise own.error(FILE, allowed)

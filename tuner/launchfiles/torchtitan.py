@@ -325,8 +325,9 @@ def read(values: Mapping[str, Any]) -> Found:
     micro, batch = training.whole("local_batch_size", 8) or 8, None
     if later:
         micro = max(1, (training.whole(_LATER) or length) // length)
-    given = training.values.get("num_tokens_per_train_step" if later else "global_batch_size", -1)
-    if given != -1:
+    whole = "num_tokens_per_train_step" if later else "global_batch_size"
+    given = None if training.values.get(whole) == -1 else training.whole(whole)
+    if given is not None:
         batch = given // length if later else given
     copies = parallel.whole("data_parallel_replicate_degree", 1) or 1
     shards = parallel.values.get("data_parallel_shard_degree", -1)

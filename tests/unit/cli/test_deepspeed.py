@@ -111,6 +111,7 @@ FLAGS = """\
 torchrun --nproc_per_node 8 train.py --output_dir out --bf16 true --deepspeed ds.json \\
     --per_device_train_batch_size 1 --gradient_accumulation_steps 4 --gradient_checkpointing true
 """
+FILE = "deepspeed_config_file"
 BATCH = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "train_batch_size")
 
 
@@ -193,7 +194,9 @@ def test_a_json_alone_does_not_say_what_is_auto(cli, named):
 )
 def test_accelerates_file_names_it_or_says_the_same(cli, named, own):
     values = {"distributed_type": "DEEPSPEED", "num_machines": 1, "num_processes": 8}
-    values |= {"deepspeed_config": own, "mixed_precision": "bf16"}
+    values |= {"deepspeed_config": own}
+    if "zero_stage" in own:  # else it is the JSON's, and accelerate refuses it here
+        values["mixed_precision"] = "bf16"
     path = named(yaml.safe_dump(values), "accelerate.yaml")
     today = ("--global-batch-size", "32", "--settings", "micro_batch_size=1")
     done = cli("check", str(path), *SMALL, *today, "--json")
@@ -211,6 +214,22 @@ def test_accelerates_file_names_it_or_says_the_same(cli, named, own):
         engine = json.loads(path.with_name("ds.json").read_text())
         assert engine["zero_optimization"]["stage"] == 3
         assert engine["train_micro_batch_size_per_gpu"] == "auto"
+
+
+@pytest.mark.parametrize(
+    ("own", "more", "said"),
+    [
+        ({"zero_stag": 3}, {}, "deepspeed_config.zero_stag: got 3; is not known here (did you"),
+        ({"offload_optimizer_devise": "cpu"}, {}, "(did you mean offload_optimizer_device?)"),
+        ({FILE: "ds.json", "zero_stage": 3}, {}, "zero_stage: got 3; is refused by accelerate"),
+        ({FILE: "ds.json", "gradient_accumulation_steps": 4}, {}, f"beside {FILE}: say it there"),
+        ({FILE: "ds.json"}, {"mixed_precision": "no"}, "mixed_precision: got 'no'; is refused"),
+    ],
+)
+def test_what_accelerate_refuses_of_its_file_is_refused(cli, named, own, more, said):
+    values = {"distributed_type": "DEEPSPEED", "num_processes": 8, "deepspeed_config": own, **more}
+    done = cli("check", str(named(yaml.safe_dump(values), "accelerate.yaml")), *SMALL)
+    assert (done.code, said in " ".join(done.err.split())) == (2, True), done.err
 
 
 def test_a_file_without_a_batch_is_given_all_of_it(cli, named):

@@ -1,5 +1,7 @@
 """``tuner suggest --from``: the file's settings, the best, the difference, and the change."""
 
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -102,6 +104,23 @@ def test_no_copy_is_kept_where_none_is_wanted(cli, mine):
     data = mine.read_bytes()
     assert data.startswith(b"\xef\xbb\xbf# how we train\r\n")
     assert data.count(b"\n") == data.count(b"\r\n")
+
+
+def test_the_answer_stands_before_what_could_not_be_written(cli, mine, monkeypatch):
+    renamed = Path.replace
+
+    def refused(path, target):
+        if target == mine:
+            raise PermissionError(13, "Permission denied")
+        return renamed(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    done = cli(*asked(mine, "--in-place"))
+    assert done.code == 1
+    assert "difference +" in " ".join(done.out.split())
+    assert "wrote" not in done.out
+    assert f"{mine} cannot be written: Permission denied" in " ".join(done.err.split())
+    assert [one.name for one in mine.parent.glob("*mine*")] == [mine.name]
 
 
 def test_new_lines_end_as_those_of_the_file(tmp_path):

@@ -172,3 +172,42 @@ def test_torchtitans_context_parallelism_is_read(written: Any) -> None:
     asked = asked_of(open_file(path).found, PLACE)
     assert asked.knobs["cp_size"] == 2
     assert asked.arguments["global_batch_size"] == 64
+
+
+def _options(parser: Any) -> list[str]:
+    """A parser's long options, each with a value where it takes one."""
+    longest = [(max(one.option_strings, key=len), one.nargs) for one in parser._actions
+               if one.option_strings]  # fmt: skip
+    return [f"{name} 1" if nargs is None else name for name, nargs in longest if name[:2] == "--"]
+
+
+def test_flags_of_launchers_are_none_of_the_scripts(written: Any) -> None:
+    from accelerate.commands.launch import launch_command_parser
+    from torch.distributed.run import get_args_parser
+
+    plain = open_file(written("plain.sh", RUN_CLM)).found
+    for launcher, parser in (
+        ("accelerate launch", launch_command_parser()), ("torchrun", get_args_parser()),
+    ):  # fmt: skip
+        own = [one for one in _options(parser) if one.split()[0] not in SHARDING]
+        own = [one for one in own if one.split()[0] not in ("--module", "--help")]
+        assert len(own) > 15
+        started = f"{launcher} {' '.join(own)} \\\n run_clm.py"
+        text = RUN_CLM.replace("accelerate launch run_clm.py", started)
+        assert open_file(written("own.sh", text)).found == plain
+
+
+SHARDING = (
+    "--config_file", "--use_deepspeed", "--deepspeed_config_file", "--use_fsdp",
+    "--use_megatron_lm", "--use_parallelism_config",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("flag", SHARDING)
+def test_a_launcher_that_shards_is_not_taken_for_ddp(written: Any, flag: str) -> None:
+    text = RUN_CLM.replace("launch run", f"launch {flag} z3.yaml run")
+    with pytest.raises(UsageError, match=rf"{flag}: got 'z3.yaml'; is the launcher's"):
+        open_file(written("a.sh", text))
+    behind = f"deepspeed train.py --deepspeed_config ds.json {RUN_CLM.partition('clm.py')[2]}"
+    with pytest.raises(UsageError, match=r"--deepspeed_config: got 'ds.json'.*with --from"):
+        open_file(written("a.sh", behind))
