@@ -36,9 +36,10 @@ $(INSTALLED): pyproject.toml $(wildcard requirements/*.txt)
 lock:  ## requirements/*.txt anew, after constraints.txt has changed (needs uv; ARGS: see requirements/lock.py)
 	@$(PYTHON) requirements/lock.py $(ARGS)
 
+# accelerate shards on GPUs only: under ddp what is found on CPUs can be launched on them too.
 suggest: $(INSTALLED)  ## the main job: probe a small real model on two CPU processes, and answer
 	@$(BIN)/tuner suggest --model stories15m --cluster cpu:2 --framework accelerate \
-		--global-batch-size 8 --sequence-length 128 --max-probes 8 $(ARGS) \
+		--knob sharding=ddp --global-batch-size 8 --sequence-length 128 --max-probes 8 $(ARGS) \
 		--write accelerate=accelerate.yaml
 
 # Tests start hundreds of processes: what they import is compiled once, and not by each of them.

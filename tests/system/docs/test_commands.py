@@ -43,7 +43,7 @@ SLOW = re.compile(r"tuner (suggest|predict) (?!.*nanotron).*|accelerate launch .
 ENDS = {"tuner workers": 1, "tuner workers --here": 1}
 SHOW = "accelerate launch --config_file accelerate.yaml show.py"
 # What a page shows that a command prints.
-SAID = {SHOW: "DistributedType.MULTI_CPU 2 processes, 4 micro-batches"}
+SAID = {SHOW: "DistributedType.MULTI_CPU 2 processes, 2 micro-batches"}
 LONGEST_S = 240.0  # for any of them: a machine may be busy
 
 
