@@ -13,6 +13,7 @@ from tuner.core.configuration import NO_MODEL_PARALLELISM, Checkpointing, Settin
 from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
+from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fine_tuning import (
     UNCOUNTED,
@@ -101,6 +102,7 @@ def read(values: Mapping[str, Any]) -> Found:
         "fused_loss": fields.flag("liger_fused_linear_cross_entropy")
         or fields.flag("cut_cross_entropy", _CCE in fields.words("plugins")),
     }
+    engine.check_sizes(fields.values.get("deepspeed"), knobs, "the file says")
     sharding, classes = _read_sharding(fields)
     knobs |= sharding
     free: dict[str, tuple[Any, ...]] = {
@@ -271,6 +273,7 @@ def _read_packing(fields: Fields) -> dict[str, Any] | None:
 
 def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say the settings, in a file that has ``values``."""
+    engine.check_sizes(values.get("deepspeed"), settings.all_values(), "the answer says")
     how, shards = settings.activation_checkpointing, is_sharded(question, settings)
     options = values.get("fsdp_config")
     by_fsdp = isinstance(options, Mapping) and any(

@@ -18,6 +18,7 @@ from tuner.core.study import Question
 from tuner.core.workload import Optimizer, Precision
 from tuner.cost.memory.zero import DEFAULTS, STAGES, Zero, stage_of
 from tuner.cost.prediction import uncovered_settings
+from tuner.errors import UsageError
 from tuner.launchfiles import contract as refusals
 from tuner.launchfiles.contract import (
     About,
@@ -248,6 +249,19 @@ ASSUMED = {
     "activation_checkpointing": "activation_checkpointing is the script's, and taken as none; where"
     " it is on, say --settings activation_checkpointing=full"
 }
+
+
+def check_sizes(values: Any, knobs: Mapping[str, Any], who: str) -> None:
+    """Refuses a batch in DeepSpeed's JSON other than that of ``who`` names it, as transformers does
+    (``HfTrainerDeepSpeedConfig``); a JSON that is not here says none.
+
+    Raises:
+        UsageError: they differ.
+    """
+    for name, knob in SIZES.items() if isinstance(values, Mapping) else ():
+        if values.get(name) not in (None, "auto", knobs[knob]):
+            allowed = f"{who} {knobs[knob]}: transformers wants the same, or auto"
+            raise UsageError(f"deepspeed.{name}", values[name], allowed)
 
 
 def read(values: Mapping[str, Any]) -> Found:

@@ -47,11 +47,8 @@ def of_trainer(fields: Fields, found: Found, unsaid: frozenset[str]) -> Found:
         raise fields.error("deepspeed", allowed)
     values = dict(fields.values["deepspeed"])
     fields.refuse("fsdp", "is not applied with deepspeed: leave out one of them", but=(False, []))
-    for name, knob in deepspeed.SIZES.items():
-        if values.get(name) not in (None, "auto", found.knobs[knob]):
-            allowed = f"the arguments say {found.knobs[knob]}: transformers wants the same, or auto"
-            raise UsageError(f"deepspeed.{name}", values[name], allowed)
-        values[name] = found.knobs[knob]
+    deepspeed.check_sizes(values, found.knobs, "the arguments say")
+    values |= {name: found.knobs[knob] for name, knob in deepspeed.SIZES.items()}
     is_half = fields.flag("bf16")
     values = _halved(values, is_half)
     bf16 = Fields(values, "deepspeed.").part("bf16")

@@ -192,6 +192,7 @@ def of_trainer(
     liger = fields.flag("enable_liger_kernel") or fields.flag("use_liger_kernel")
     found = trainer.read({**own, "use_liger_kernel": liger})
     values = {**found.knobs, **knobs, **by_engine}
+    engine.check_sizes(fields.values.get("deepspeed"), values, "the file says")
     half = fields.flag("bf16", default=bf16) or fields.flag("pure_bf16")
     half = half or fields.flag("fp16")
     precision = "fp32" if not half else "bf16_mixed" if mixes or adapter else "bf16"

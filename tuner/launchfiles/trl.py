@@ -10,6 +10,7 @@ from typing import Any
 
 from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.study import Question
+from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import fine_tuning, trainer
 from tuner.launchfiles.fields import Fields, Found
 
@@ -78,6 +79,7 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     """The fields that say the settings, in a file that has ``values``."""
     # layers are checkpointed where no field says otherwise; figures are of torch's own sharding
     arguments = {"gradient_checkpointing": True, **values, "deepspeed": None}
+    engine.check_sizes(values.get("deepspeed"), settings.all_values(), "the answer says")
     found = trainer.tuned(question, settings, arguments)
     renamed = "activation_checkpointing"  # in newer releases of transformers, not of TRL
     return {name.replace(renamed, "gradient_checkpointing"): one for name, one in found.items()}

@@ -1,5 +1,6 @@
 """axolotl's, LLaMA-Factory's and TRL's files: what is read of them, and what an answer changes."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -477,3 +478,33 @@ def test_axolotls_context_parallelism_is_counted_where_it_shards_whole_texts(wri
         asked = asked_of(open_file(written(text)).found, PLACE)
         assert "cp_size" not in asked.knobs or asked.knobs["cp_size"] == 1
         assert any("predicted whole" in one.effect for one in asked.uncounted)
+
+
+@pytest.mark.parametrize("text", [AXOLOTL, LLAMA_FACTORY, TRL])
+def test_a_named_json_of_deepspeed_says_the_same_batch_or_auto(tmp_path, text):
+    path, named = tmp_path / "train.yml", tmp_path / "ds.json"
+    lines = [one for one in text.splitlines() if not one.startswith(("fsdp", "deepspeed"))]
+    path.write_text("\n".join([*lines, "deepspeed: ds.json", ""]), encoding="utf-8")
+
+    def question(micro):
+        sizes = {"train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": "auto"}
+        zero = {"stage": 2}
+        named.write_text(json.dumps({**sizes, "zero_optimization": zero}), encoding="utf-8")
+        return read_question(str(path), None, {**PLACE, "fidelity": "predicted"})
+
+    own = question("auto").asked.knobs["micro_batch_size"]
+    with pytest.raises(UsageError, match=f"got {own + 1}; the file says {own}: .* or auto"):
+        question(own + 1)
+    steps = question("auto").asked.knobs["gradient_accumulation_steps"]
+    best = parse_settings(
+        f"sharding=shard_grad_op,micro_batch_size={2 * own},"
+        f"gradient_accumulation_steps={max(steps // 2, 1)}"
+    )
+    for micro in ("auto", own):
+        asked = question(micro)
+        whole = asked.request.question(installed_versions())
+        if micro == "auto":
+            assert patched(asked, whole, best)[1]
+        else:
+            with pytest.raises(UsageError, match=f"the answer says {2 * own}: .* or auto"):
+                patched(asked, whole, best)
