@@ -4,6 +4,7 @@ All that is wrong is told at once, each with its path, such as ``workload.sequen
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -369,7 +370,8 @@ def _read_gpu(value: Any, info: ValidationInfo) -> Any:
 def _maybe_uncovered(error: UsageError, info: ValidationInfo) -> UsageError:
     """A name that is no mistake of spelling is of a GPU that nothing is known of."""
     is_unknown = isinstance(error, UnknownNameError) and not is_here(info)
-    reason = uncovered_gpu(str(error.given), gpu_kinds()) if is_unknown else ""
+    name = re.sub(r"^(\d+x)+", "", str(error.given).strip())  # of a cluster as it is spelled
+    reason = uncovered_gpu(name, gpu_kinds()) if is_unknown else ""
     return NotCoveredError(error.field, error.given, reason) if reason else error
 
 
