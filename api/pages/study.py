@@ -5,6 +5,7 @@ Its answer is the best configuration, its evidence, and what to copy (:func:`ans
 
 import json
 import shlex
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -451,10 +452,13 @@ def status_of(study: Study, moments: Moments) -> ShownStatus:
     words = f"{ended} of {count_text(limits.max_probes, noun)}"
     if ended > limits.max_probes:  # another worker was running one when it was asked
         words = count_text(ended, noun)
-    if ended < sum(
-        probe.state is ProbeState.DONE for probe in study.probes
-    ):  # its table has those of earlier requests, and dry runs
-        words += " of this request"
+    # Its table has those of earlier requests too, and dry runs.
+    nouns = Counter(
+        probe_word(p.request.fidelity) for p in study.probes if p.state is ProbeState.DONE
+    )
+    others = [count_text(count, one) for one, count in nouns.items() if one != noun]
+    words += " of this request" if ended < nouns[noun] else ""
+    words = ", and ".join((words, *others))
     budgets = [Budget(spent=ended, most=max(ended, limits.max_probes), words=words)]
     times = (("", spent.wall_s, limits.wall_s), (" of devices", spent.device_s, limits.device_s))
     for of_what, gone_s, most_s in times:

@@ -242,12 +242,12 @@ def test_dry_runs_are_not_counted_as_probes():
     made = study(question(), [ok(1.0, 1, GIB)], StudyState.RUNNING)
     wanted = replace(made.probes[0].request, fidelity=Fidelity.PREDICTED)
     both = replace(made, probes=(replace(made.probes[0], id=9, request=wanted), *made.probes))
-    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes of this request", (
-        "the table has both"
-    )
+    assert status_of(both, Moments()).budgets[0].words == "1 of 4 probes, and 1 dry run"
     more = (*both.probes, replace(made.probes[0], id=7))
     over = replace(both, limits=Limits(max_probes=1), probes=more)
-    assert status_of(over, Moments()).budgets[0].words == "2 probes of this request", "not 2 of 1"
+    assert status_of(over, Moments()).budgets[0].words == "2 probes, and 1 dry run", "not 2 of 1"
+    again = replace(made, probes=(*made.probes, replace(made.probes[0], id=7)), probes_before=1)
+    assert status_of(again, Moments()).budgets[0].words == "1 of 4 probes of this request"
 
 
 def test_what_is_waited_for_and_the_end():
