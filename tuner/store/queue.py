@@ -302,7 +302,7 @@ def _is_orphan(session: Session, study: StudyRow) -> bool:
     held = (ProbeRow.state == ProbeState.RUNNING, ProbeRow.study_id == study.id)
     if session.scalar(select(ProbeRow.id).where(*held).limit(1)):
         return False
-    return study.id in read_left(session, [study.id])
+    return study.id in read_left(session, [study])
 
 
 def withdraw(session: Session, study: StudyRow, why: str, now: datetime) -> None:

@@ -102,8 +102,9 @@ def read_study(session: Session, row: StudyRow) -> Study:
     ).all()
     lost: set[int] = set()
     if row.state in OPEN and any(one.state is ProbeState.RUNNING for one in found):
+        ours = AttemptRow.probe_id.in_([p.id for p in found if p.state is ProbeState.RUNNING])
         overdue = (AttemptRow.state == AttemptState.RUNNING, AttemptRow.lease_until <= UtcNow())
-        lost = set(session.scalars(select(AttemptRow.probe_id).where(*overdue)))
+        lost = set(session.scalars(select(AttemptRow.probe_id).where(ours, *overdue)))
     try:
         probes = tuple(probe_of(one, _measurement(one.found)) for one in found)
         if lost:
@@ -117,7 +118,7 @@ def read_study(session: Session, row: StudyRow) -> Study:
             study,
             wasted_s=wasted_s,
             wasted_before_s=wasted_before_s,
-            **state_of(row, read_left(session, [row.id])),
+            **state_of(row, read_left(session, [row])),
             guards=read_checks_for(session, question),
             calibration=read_calibration(session, question.cluster, question.framework.versions),
         )

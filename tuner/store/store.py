@@ -274,7 +274,7 @@ class Store(Queue, Caches):
             for owner, outcome, count in session.execute(outcomes):
                 assert outcome is not None
                 counts[owner][outcome] = count
-            left = read_left(session, [row.id for row in rows])
+            left = read_left(session, rows)
             return [
                 from_row(StudySummary, row, probes=counts[row.id], **state_of(row, left))
                 for row in rows
@@ -498,7 +498,7 @@ def _read_statuses(
     session: Session, wanted: Select[Any], values: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, StudyStatus]:
     rows = session.execute(wanted, values).all()
-    left = read_left(session, [row.id for row in rows if row.state is StudyState.RUNNING])
+    left = read_left(session, rows)
     return {
         row.id: from_row(
             StudyStatus, row, newest_event=row.newest_event or 0, **state_of(row, left)

@@ -3,7 +3,7 @@
 import os
 import platform
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -181,13 +181,18 @@ def read_living(session: Session) -> list[RegisteredWorker]:
     return [worker for worker in found if worker.identity.is_alive() is not False]
 
 
-def read_left(session: Session, study_ids: Collection[str] | None = None) -> dict[str, datetime]:
-    """Running studies, of all or of these, that no worker is at, with the last sign of the one that
-    was: the leases of its probes are over, or it holds none and its process is gone or, where that
-    cannot be seen from here, silent for as long. They are queued when the next worker comes."""
-    if study_ids is not None and not study_ids:
-        return {}
-    wanted = _RUNNING if study_ids is None else _RUNNING.where(StudyRow.id.in_(study_ids))
+def read_left(
+    session: Session, studies: Iterable[StudyRow | Row[Any]] | None = None
+) -> dict[str, datetime]:
+    """Running studies, of all or of these rows, that no worker is at, with the last sign of the one
+    that was: the leases of its probes are over, or it holds none and its process is gone or, where
+    that cannot be seen from here, silent for as long. They are queued when the next worker comes.
+    """
+    wanted = _RUNNING
+    if studies is not None:
+        if not (running := [one.id for one in studies if one.state is StudyState.RUNNING]):
+            return {}  # as mostly, and without a query
+        wanted = _RUNNING.where(StudyRow.id.in_(running))
     patience = timedelta(seconds=lease.LEASE_S)
     left = {}
     for row in session.execute(wanted):
