@@ -435,9 +435,10 @@ def put_back(files: Iterable[Written], *, backup: bool) -> list[Path]:
             try:
                 old.replace(one)
             except OSError:
-                held.append(str(one))
+                left.remove(old)  # it may be the only copy
+                held.append(f"{one} has the answer, and {old} what it was")
         left += [] if held else copies
-        kept = f"{', '.join(held)} has the answer" if held else "every file is as it was"
+        kept = ", ".join(held) or "every file is as it was"
         why = error.strerror or error
         raise TunerError(f"{path} cannot be written: {why}; {kept}") from error
     except TunerError:

@@ -70,7 +70,8 @@ def test_where_one_cannot_be_written_both_stay(two, tmp_path, monkeypatch, backu
     assert there(tmp_path) == before
 
 
-def test_what_could_not_be_put_back_is_named(two, tmp_path, monkeypatch):
+@pytest.mark.parametrize("backup", [True, False])
+def test_what_could_not_be_put_back_is_named_and_kept(two, tmp_path, monkeypatch, backup):
     renamed, done = Path.replace, []
 
     def once(path, target):
@@ -80,9 +81,12 @@ def test_what_could_not_be_put_back_is_named(two, tmp_path, monkeypatch):
         return renamed(path, target)
 
     monkeypatch.setattr(Path, "replace", once)
-    with pytest.raises(TunerError, match=r"output error; \S+real.json has the answer"):
-        put_back(two, backup=True)
-    assert (tmp_path / "ta.json.bak").read_bytes() == MARK + b"one\r\n"
+    with pytest.raises(TunerError, match=r"output error; \S+real.json has the answer") as said:
+        put_back(two, backup=backup)
+    (kept,) = tmp_path.glob(".*.tuner")
+    assert str(kept) in str(said.value)
+    assert kept.read_bytes() == MARK + b"one\r\n"
+    assert (tmp_path / "ta.json.bak").exists() is backup
 
 
 def test_what_was_changed_meanwhile_is_left(two, tmp_path):
