@@ -19,7 +19,7 @@ from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective
 from tuner.cost.prediction import Peak
 from tuner.cost.time.collectives import StepCollective
-from tuner.cost.time.traced import AMOUNTS, Amounts, Place, TracedStep
+from tuner.cost.time.compute import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
 from tuner.dryrun.trace import (

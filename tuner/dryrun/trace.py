@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from tuner.core.measurement import Count
-from tuner.cost.time.traced import AMOUNTS
+from tuner.cost.time.compute import AMOUNTS
 from tuner.serialization import Plain
 
 # The form of a trace that is read here.

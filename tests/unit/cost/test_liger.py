@@ -11,8 +11,8 @@ import pytest
 
 from tuner.client.cases import Case, read_case
 from tuner.core.evaluation import Evaluation
-from tuner.cost.liger import more_bytes, parts_of
 from tuner.cost.prediction import LIGER_NOTE, predict
+from tuner.cost.script import more_bytes, parts_of
 from tuner.errors import UsageError
 
 LLAMA = {

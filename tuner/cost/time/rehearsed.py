@@ -1,6 +1,6 @@
 """Seconds of a step from what a rehearsed script launched, in its order, on its streams.
 
-Rates and links are those of :mod:`tuner.cost.time.traced` and its neighbours. A stream is a queue,
+Rates and links are those of :mod:`tuner.cost.time.compute` and its neighbours. A stream is a queue,
 and so is the host, which launches one kernel after another and waits where the script does. All
 ranks are taken to do what this one does, at the same time.
 """
@@ -18,8 +18,7 @@ from tuner.core.quantity import UNKNOWN, Quantity, predicted
 from tuner.cost.constants import Costs
 from tuner.cost.time.collectives import Op
 from tuner.cost.time.communication import Group, collective_s
-from tuner.cost.time.compute import LAYER_KERNELS, host_bytes_per_s
-from tuner.cost.time.traced import AMOUNTS, Amounts, gpu_s
+from tuner.cost.time.compute import AMOUNTS, LAYER_KERNELS, Amounts, gpu_s, host_bytes_per_s
 from tuner.serialization import Plain
 
 # Steps that are played one after another: the last one's time is a steady step's.
