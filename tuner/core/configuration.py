@@ -8,6 +8,7 @@ from math import prod
 from operator import attrgetter
 from typing import Any
 
+from tuner.core.bounds import choice
 from tuner.errors import UsageError, did_you_mean
 
 
@@ -330,11 +331,7 @@ def knob_value(name: str, value: object) -> Any:
         raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
     if issubclass(kind, StrEnum):
-        if value in list(kind):
-            return kind(str(value))
-        raise UsageError(
-            name, value, f"must be one of {', '.join(kind)}{did_you_mean(value, kind)}"
-        )
+        return choice(name, kind, value)
     if kind is bool:
         known = {"true": True, "false": False}.get(str(value).lower())
         if known is None or not isinstance(value, bool | str):

@@ -38,16 +38,6 @@ _TOKEN = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Placeholder:
-    """One placeholder of a text."""
-
-    name: str  # what it names
-    value: str | None
-    """The value at which its own text stands; ``None`` where it becomes the value itself."""
-    text: str  # that text
-
-
 def used_in(field: str, text: str) -> frozenset[str]:
     """The names of the placeholders in a text, which an error calls by ``field``.
 
@@ -55,7 +45,7 @@ def used_in(field: str, text: str) -> frozenset[str]:
         UsageError: one names nothing that there is, or a value that its knob cannot have.
     """
     return frozenset(
-        _placeholder(field, match).name for match in _TOKEN.finditer(text) if not match["literal"]
+        _placeholder(field, match)[0] for match in _TOKEN.finditer(text) if not match["literal"]
     )
 
 
@@ -65,10 +55,10 @@ def render(text: str, values: Mapping[str, str]) -> str:
     def filled(match: re.Match[str]) -> str:
         if literal := match["literal"]:
             return "{" + literal + "}"
-        found = _placeholder("", match)
-        if found.value is None:
-            return values[found.name]
-        return found.text if values[found.name] == found.value else ""
+        name, value, shown_there = _placeholder("", match)
+        if value is None:
+            return values[name]
+        return shown_there if values[name] == value else ""
 
     return _TOKEN.sub(filled, text)
 
@@ -79,7 +69,9 @@ def is_optional(text: str) -> bool:
     return match is not None and match["rest"] is not None
 
 
-def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
+def _placeholder(field: str, match: re.Match[str]) -> tuple[str, str | None, str]:
+    """What it names, the value at which a text of its own stands, or ``None`` where it becomes the
+    value itself, and that text."""
     name, rest = match["name"], match["rest"]
     if name not in NAMES:
         raise UsageError(
@@ -89,12 +81,12 @@ def _placeholder(field: str, match: re.Match[str]) -> _Placeholder:
             f" Write {{{match[0]}}} for {match[0]} itself",
         )
     if rest is None:
-        return _Placeholder(name=name, value=None, text="")
+        return name, None, ""
     value, question_mark, text = rest[1:].partition("?")
     if not question_mark or name not in KNOBS:
         allowed = "must look like {KNOB}, or {KNOB=VALUE?TEXT} for a text at one value of a knob"
         raise UsageError(field, match[0], allowed)
-    return _Placeholder(name=name, value=shown(knob_value(name, value)), text=text)
+    return name, shown(knob_value(name, value)), text
 
 
 def shown(value: object) -> str:

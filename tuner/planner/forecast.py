@@ -420,7 +420,7 @@ def as_rehearsed(
 
 
 class Asked:
-    """A question and rates by what identifies them, as a key: questions hold mappings."""
+    """A question and rates as a key of caches, which are asked for thousands of settings."""
 
     def __init__(
         self,
@@ -430,14 +430,14 @@ class Asked:
     ) -> None:
         self.question, self.calibration = question, calibration
         self.experts = experts or experts_of(question.framework.name)
-        self._identity = (question.identity, calibration, experts)
-        self._hash = hash(self._identity)
+        self._key = (question, calibration, experts)
+        self._hash = hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Asked) and self._identity == other._identity
+        return isinstance(other, Asked) and self._key == other._key
 
 
 # One study is planned and answered several times in a process, and its arithmetic is the same.

@@ -465,7 +465,11 @@ def test_a_batch_that_nothing_makes(ask: Ask) -> None:
 
 
 def test_the_verified_model_types_are_those_of_the_probe_program() -> None:
-    from tuner.space import NO_TENSOR_PARALLEL, NO_TENSOR_PARALLEL_WITH, TENSOR_PARALLEL_MODEL_TYPES
+    from tuner.space.rules import (
+        NO_TENSOR_PARALLEL,
+        NO_TENSOR_PARALLEL_WITH,
+        TENSOR_PARALLEL_MODEL_TYPES,
+    )
     from workers.probe.tensor_parallel import plan
 
     assert plan.VERIFIED_MODEL_TYPES == TENSOR_PARALLEL_MODEL_TYPES
