@@ -20,6 +20,7 @@ from tuner.core.configuration import FSDP, KNOBS, Checkpointing, Settings, knob_
 from tuner.core.framework import Framework, FrameworkName, flag_differs
 from tuner.errors import UsageError, why_unreadable
 from tuner.serialization import Plain
+from tuner.text import show
 
 if TYPE_CHECKING:
     from tuner.core.study import Question
@@ -86,12 +87,7 @@ def _placeholder(field: str, match: re.Match[str]) -> tuple[str, str | None, str
     if not question_mark or name not in KNOBS:
         allowed = "must look like {KNOB}, or {KNOB=VALUE?TEXT} for a text at one value of a knob"
         raise UsageError(field, match[0], allowed)
-    return name, shown(knob_value(name, value)), text
-
-
-def shown(value: object) -> str:
-    """A value as it is put in the place of a placeholder: true and false are lower case."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return name, show(knob_value(name, value)), text
 
 
 # Of a script and of a template; a larger one is not what was meant.
@@ -122,6 +118,8 @@ class Template:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Script(Plain):
     """A script with the template of its command."""
+
+    later = ("template",)
 
     path: str  # where it is, from the root
     sha256: str  # of what is in it, in hex: an edited script is another one
@@ -162,13 +160,6 @@ class Script(Plain):
     def why_other(self) -> str:
         """Why the file is not the script that was asked about; empty if it is."""
         return why_other(self.path, self.sha256)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, without a template where there is none."""
-        known = Plain.as_dict(self)
-        if self.template is None:
-            del known["template"]
-        return known
 
 
 def read_script(
@@ -285,9 +276,8 @@ def check_script(
     for knob, values in knobs.items():
         by_file = knob in in_file and NOT_IN_FILE.isdisjoint(values)
         if len(values) > 1 and not by_file and knob not in (*script.knobs, *BATCH):
-            shown = ", ".join(map(str, values))
             allowed = f"{{{knob}}} is used nowhere in the script's command: use it, or state one"
-            raise UsageError(knob, shown, allowed)
+            raise UsageError(knob, ", ".join(map(str, values)), allowed)
     if script.knobs.isdisjoint(BATCH) and all(len(knobs.get(k, ())) != 1 for k in BATCH):
         raise UsageError(
             "script",
@@ -433,7 +423,7 @@ def command_of(
         "world_size": cluster.world_size,
         "data_parallel_size": settings.data_parallel_size(cluster.world_size),
     }
-    values = {name: shown(value) for name, value in known.items()}
+    values = {name: show(value) for name, value in known.items()}
     if script.template is not None:
         values[TEMPLATE] = template or script.template.name
     launcher, file = torchrun(cluster), configuration or CONFIGURATION

@@ -120,16 +120,10 @@ class StudyState(StrEnum):
 OPEN = frozenset({StudyState.QUEUED, StudyState.RUNNING})
 
 STUDY_TRANSITIONS: Mapping[StudyState, frozenset[StudyState]] = {
-    StudyState.QUEUED: frozenset(
-        {StudyState.RUNNING, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
-    ),
-    StudyState.RUNNING: frozenset(
-        {StudyState.QUEUED, StudyState.DONE, StudyState.FAILED, StudyState.CANCELLED}
-    ),
+    StudyState.QUEUED: frozenset(StudyState) - {StudyState.QUEUED},
+    StudyState.RUNNING: frozenset(StudyState) - {StudyState.RUNNING},
     # The same question asked again continues a finished study.
-    StudyState.DONE: frozenset({StudyState.QUEUED}),
-    StudyState.FAILED: frozenset({StudyState.QUEUED}),
-    StudyState.CANCELLED: frozenset({StudyState.QUEUED}),
+    **dict.fromkeys(frozenset(StudyState) - OPEN, frozenset({StudyState.QUEUED})),
 }
 
 
@@ -331,6 +325,8 @@ class Question:
 class Limits(Plain):
     """Within which limits the question is answered; asking again may change them."""
 
+    later = ("sampler",)
+
     fidelity: Fidelity = Fidelity.MEASURED  # how probes are run
     headroom: Headroom = HEADROOM
     """Share of a GPU's usable memory to leave free; not applied to ``memory_limit_bytes``."""
@@ -367,13 +363,6 @@ class Limits(Plain):
         if self.memory_limit_bytes is not None:
             return self.memory_limit_bytes
         return int(cluster.gpu.memory_bytes * (1 - self.headroom))
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values; without the usual sampler, so that older limits keep their ``id``."""
-        values = Plain.as_dict(self)
-        if self.sampler is SamplerName.COST_MODEL:
-            del values["sampler"]
-        return values
 
     @property
     def id(self) -> str:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -86,6 +86,7 @@ class Trace(_Strict, Plain):
     """
 
     form = FORMAT
+    later = ("work", "trained_elements", "updated_elements")  # of types that dry runs alone know
 
     device: str  # cpu or cuda: whose allocator's rounding, and whose optimizer, was followed
     layers: Count  # decoder layers of the model that was run
@@ -134,14 +135,6 @@ class Trace(_Strict, Plain):
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"])) or "trace"
             raise ValueError(f"{where}: {first['msg']}") from error
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON values, as the program gives them."""
-        values = Plain.as_dict(self)
-        if not self.work:
-            for name in ("work", "trained_elements", "updated_elements"):
-                del values[name]
-        return values
 
 
 @cache
