@@ -137,14 +137,8 @@ PASSES = 5
 MOST_ROWS = 100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VarianceSizes:
-    """Standard deviations of the parts of what predictions are off by."""
-
-    common: float
-    shape: float
-    own: float
-    single: float
+# Standard deviations of what a study's shape, itself, and single settings of it are off by.
+Sizes = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,17 +194,12 @@ def corrected_by(
     if near.max() < NEAR:
         return []
     arrays = (rows.study, rows.features, rows.workload, rows.log_excess)
-    sizes = _sizes(ByContents(rows, *arrays), common)
-    between = _covariance(rows)(sizes)
-    shared = common**2 + LEVEL**2 * similar + sizes.shape**2 * near
-    whole = common**2 + LEVEL**2 + sizes.shape**2 + sizes.own**2 + sizes.single**2
-    off = regress(
-        rows.log_excess,
-        between,
-        _noise(rows, between, sizes.single),
-        shared,
-        np.full(len(features), whole),
-    )
+    shape, own, single = sizes = _sizes(ByContents(rows, *arrays), common)
+    between = _covariance(rows, common)(sizes)
+    shared = common**2 + LEVEL**2 * similar + shape**2 * near
+    whole = common**2 + LEVEL**2 + shape**2 + own**2 + single**2
+    noise = _noise(rows, between, single)
+    off = regress(rows.log_excess, between, noise, shared, np.full(len(features), whole))
     width = QUANTILE * np.sqrt(off.variance)
     rows_found = zip(off.mean.tolist(), width.tolist(), near.max(1).tolist(), strict=True)
     return [
@@ -242,15 +231,15 @@ def _timed(past: Past, workload: Array) -> Past | None:
     return past.take(known[np.argsort(distance, kind="stable")[:MOST_ROWS]])
 
 
-def _covariance(rows: Past) -> Callable[[VarianceSizes], Array]:
+def _covariance(rows: Past, common: float) -> Callable[[Sizes], Array]:
     """Covariance of the rows with themselves, shape ``(m, m)``, by the sizes of its parts."""
     similar = alike(rows.workload, rows.workload)
     same = np.equal.outer(rows.study, rows.study).astype(float)
     near = similar * alike(rows.features, rows.features)
 
-    def of(sizes: VarianceSizes) -> Array:
-        studies = sizes.common**2 + LEVEL**2 * similar + sizes.own**2 * same
-        return np.asarray(studies + sizes.shape**2 * near)
+    def of(sizes: Sizes) -> Array:
+        shape, own, _ = sizes
+        return np.asarray(common**2 + LEVEL**2 * similar + own**2 * same + shape**2 * near)
 
     return of
 
@@ -274,24 +263,20 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
 
 # A study is planned and answered several times in a process, and its past stays the same.
 @lru_cache(maxsize=4)
-def _sizes(key: ByContents[Past], common: float) -> VarianceSizes:
+def _sizes(key: ByContents[Past], common: float) -> Sizes:
     """Finds the sizes that make the past most likely; a few studies hardly say how another may
     differ.
     """
     rows = key.value
-    covariance = _covariance(rows)
+    covariance = _covariance(rows, common)
     own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
 
-    def fit(choice: VarianceSizes) -> float:
-        noise = np.full(rows.size, choice.single)
-        usual = -0.5 * (log(choice.own / USUAL_OWN) / log(DOUBT)) ** 2
+    def fit(choice: Sizes) -> float:
+        noise = np.full(rows.size, choice[2])
+        usual = -0.5 * (log(choice[1] / USUAL_OWN) / log(DOUBT)) ** 2
         return usual + float(log_likelihood(rows.log_excess, covariance(choice), noise))
 
-    choices = [
-        VarianceSizes(common=common, shape=a, own=b, single=c)
-        for a, b, c in product(SHAPE, own, SINGLE)
-    ]
-    return max(choices, key=fit)
+    return max(product(SHAPE, own, SINGLE), key=fit)
 
 
 def transferred(

@@ -115,6 +115,8 @@ class MemoryBound:
     total_bytes: int  # estimate of the step's peak
 
 
+# A study is planned again after every probe, and its arithmetic is the same.
+@lru_cache(maxsize=2**15)
 def memory_bound(workload: Workload, settings: Settings, cluster: Cluster) -> MemoryBound:
     """The bound of a configuration; it does not fall when only the micro-batch size grows.
 
