@@ -389,8 +389,7 @@ class ProbeRequest:
 class Probe:
     """A probe of a study as the store knows it."""
 
-    id: int
-    """Its number within its study, from 1, as people know it."""
+    id: int  # its number within its study, from 1, as people know it
     request: ProbeRequest  # what is tried
     state: ProbeState  # where it stands
     memory_limit_bytes: int | None = None

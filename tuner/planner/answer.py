@@ -30,10 +30,8 @@ RUNS = 0.5
 class Planned:
     """An answer, and all that it was chosen from."""
 
-    suggestion: Suggestion
-    """Without facts and words."""
-    choice: Choice | None
-    """``None`` where nothing is known to fit, or no speed is known."""
+    suggestion: Suggestion  # without facts and words
+    choice: Choice | None  # ``None`` where nothing is known to fit, or no speed is known
     known: Knowledge | None = None
     """What the probes of the fidelity that was asked for have taught; ``None`` where that is
     predicted."""

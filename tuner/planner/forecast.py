@@ -172,13 +172,10 @@ def _with_outside(found: Evaluation, outside_bytes: int) -> Evaluation:
 class Forecast:
     """Everything that is predicted for a study, from the dry runs that its probes name."""
 
-    study: Study
-    """With its predicted probes only."""
+    study: Study  # with its predicted probes only
     space: Space
-    limit_bytes: int
-    """Bytes that one device may need."""
-    profiles: Mapping[Settings, tuple[Profile, Probe]]
-    """What dry runs say, by layout."""
+    limit_bytes: int  # bytes that one device may need
+    profiles: Mapping[Settings, tuple[Profile, Probe]]  # what dry runs say, by layout
     refused: Mapping[Settings, Probe]
     """Layouts that their dry run showed not to run: nothing is predicted of them."""
     accidents: Mapping[Settings, Probe]
@@ -190,8 +187,7 @@ class Forecast:
     """Legal configurations whose memory the cost model does not cover, by the reason."""
     wrong: Mapping[Settings, Wrong]
     """Legal configurations that train something else, or may well: they are no answers."""
-    wrong_ones: tuple[Evaluation, ...]
-    """What is predicted of these by arithmetic."""
+    wrong_ones: tuple[Evaluation, ...]  # what is predicted of these by arithmetic
     checked: Callable[[Settings], bool]
     """True where each of the knobs was seen to train what it should."""
     left_out: tuple[Evaluation, ...]

@@ -44,13 +44,10 @@ Family = tuple[Settings, bool]
 class Knowledge:
     """Everything that planning and answering need to know."""
 
-    study: Study
-    """With its probes of one fidelity, at today's rates."""
-    whole: Study
-    """With probes of other fidelities too, which change the order of a search alone."""
+    study: Study  # with its probes of one fidelity, at today's rates
+    whole: Study  # with probes of other fidelities too, which change the order of a search alone
     space: Space
-    limit_bytes: int
-    """Bytes that one device may need today."""
+    limit_bytes: int  # bytes that one device may need today
     findings: Mapping[Settings, Evaluation]
     """Legal configurations whose steps were done, whether they fit today or not."""
     too_large: Mapping[Settings, Evaluation]

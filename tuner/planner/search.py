@@ -253,8 +253,7 @@ class Proposed:
     """A configuration that is worth a probe."""
 
     settings: Settings
-    gain: float
-    """Expected gain in speed over the best known, relative; infinite while nothing fits."""
+    gain: float  # expected gain in speed over the best known, relative; infinite while nothing fits
 
 
 class Search:

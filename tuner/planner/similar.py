@@ -33,8 +33,7 @@ class Found:
     """Results of the probes of one configuration in an earlier study."""
 
     settings: Settings
-    seconds: float | None
-    """Of an optimizer step; ``None`` where none was timed."""
+    seconds: float | None  # of an optimizer step; ``None`` where none was timed
     ran: bool
 
 
@@ -146,8 +145,7 @@ class Corrected:
     """Step times of configurations, corrected by other studies."""
 
     factor: float
-    low: float
-    """Lower end of the 80% interval of that factor."""
+    low: float  # lower end of the 80% interval of that factor
     high: float
     near: float
     """Similarity of the measured settings that are most alike, workloads included: 1 if equal."""

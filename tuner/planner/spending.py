@@ -18,8 +18,7 @@ from tuner.text import count_text, kept
 class Cost:
     """Cost in time and devices."""
 
-    wall_s: float
-    """Seconds by the clock."""
+    wall_s: float  # seconds by the clock
     device_s: float
     """Seconds times the devices held for them; dry runs and small replicas hold none."""
 
@@ -122,12 +121,9 @@ TRAINS_WRONGLY = "what fits trains something else"
 class Stop:
     """Nothing more is to be probed within these limits."""
 
-    reason: str
-    """Why, for people."""
-    nothing_fits: str = ""
-    """What would be needed, when no settings fit; else empty."""
-    wrong: str = ""
-    """What is wrong, when all that fits trains something else; else empty."""
+    reason: str  # why, for people
+    nothing_fits: str = ""  # what would be needed, when no settings fit; else empty
+    wrong: str = ""  # what is wrong, when all that fits trains something else; else empty
 
     @property
     def failure(self) -> str:

@@ -132,12 +132,9 @@ EXACT, MOST_STEPS = 1e-7, 40
 class Seen:
     """One contender's time as it was seen."""
 
-    value: float
-    """The logarithm of the seconds measured."""
-    runs: int
-    """Runs that it is the middle of; variation is of a run."""
-    steps: float
-    """Variance of the logarithm's error that the spread of the steps shows."""
+    value: float  # the logarithm of the seconds measured
+    runs: int  # runs that it is the middle of; variation is of a run
+    steps: float  # variance of the logarithm's error that the spread of the steps shows
 
 
 def joint_ends(

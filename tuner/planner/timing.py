@@ -34,8 +34,7 @@ class RunVariation:
 
     squares: float = ASSUMED**2
     """Sum of the squares of what runs' logarithms differed by from their settings' mean."""
-    freedom: int = 1
-    """Degrees of freedom of that sum."""
+    freedom: int = 1  # degrees of freedom of that sum
 
     @property
     def variance(self) -> float:

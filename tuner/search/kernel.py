@@ -89,10 +89,8 @@ class Posterior:
     values seen alone.
     """
 
-    mean: Array
-    """Shape ``(n,)``, or ``(n, k)``."""
-    variance: Array
-    """Shape ``(n,)``; never negative."""
+    mean: Array  # shape ``(n,)``, or ``(n, k)``
+    variance: Array  # shape ``(n,)``; never negative
     surprise: Array
     """Shape ``(m,)``, or ``(m, k)``: minus the log-likelihood of each value seen, given those
     before it."""

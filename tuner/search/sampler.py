@@ -132,10 +132,8 @@ class CostModelSampler(BaseSampler):
         past: Past | None = None,
         seed: int | None = None,
     ) -> None:
-        self.parameters = parameters_of(prior.settings)
-        """The knobs as parameters."""
-        self.proposal: Proposal | None = None
-        """The latest proposal."""
+        self.parameters = parameters_of(prior.settings)  # the knobs as parameters
+        self.proposal: Proposal | None = None  # the latest proposal
         self._prior, self._allowed, self._past = prior, allowed, past
         self._others = RandomSampler(seed)
 
