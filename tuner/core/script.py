@@ -8,7 +8,7 @@ for ``{name}`` itself. Other braces, such as those of JSON, stay as they are.
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path, PurePath
@@ -195,13 +195,23 @@ def read_script(
             allowed = "has no placeholder, such as {micro_batch_size}"
             raise UsageError("template", str(template), allowed)
         known = Template(name=file.name, text=text)
+    variables: dict[str, str] = {}
+    if isinstance(environment, Mapping):
+        environment = [f"{name}={value}" for name, value in environment.items()]
+    for text in environment:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError("script_env", text, "must look like NAME={micro_batch_size}")
+        if name in variables:
+            raise UsageError("script_env", name, "is given twice")
+        variables[name] = value
     return Script(
         path=os.path.normpath(found),
         sha256=_sha256(content),
         folder=str(where),
         launch=choice("launch", Launch, launch),
         arguments=tuple(arguments),
-        environment=dict(_variables(environment)),
+        environment=variables,
         template=known,
     )
 
@@ -211,20 +221,6 @@ def _found(field_name: str, where: Path, path: str | os.PathLike[str]) -> Path:
         return where / Path(path).expanduser()
     except RuntimeError as error:  # of an unknown user
         raise UsageError(field_name, str(path), f"is not a usable path: {error}") from error
-
-
-def _variables(texts: Iterable[str] | Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    if isinstance(texts, Mapping):
-        texts = [f"{name}={value}" for name, value in texts.items()]
-    known = set()
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals:
-            raise UsageError("script_env", text, "must look like NAME={micro_batch_size}")
-        if name in known:
-            raise UsageError("script_env", name, "is given twice")
-        known.add(name)
-        yield name, value
 
 
 def _read(field_name: str, path: Path, given: str) -> bytes:

@@ -356,14 +356,6 @@ def believed_trials(belief: Belief, indices: Iterable[int]) -> list[Trial]:
     ]
 
 
-def _filled(values: Array) -> Array:
-    # Unknown predictions are taken for the median of the others.
-    unknown = np.isnan(values)
-    if unknown.all():
-        return np.zeros(len(values))
-    return np.where(unknown, np.nanmedian(values), values)
-
-
 def _experts(
     prior: Prior, trials: Sequence[Trial], near: Array, past: Past | None
 ) -> tuple[Array, Array, Array]:
@@ -373,7 +365,12 @@ def _experts(
     so these are believed as far as this search's own trials bear them out. Experts are as likely as
     they make those trials; before them all are as likely. What still runs bears nobody out.
     """
-    base = np.array([_filled(one) for one in prior.experts])
+    # Unknown predictions are taken for the median of the others.
+    base = np.array([
+        one if not (gaps := np.isnan(one)).any()
+        else np.zeros(len(one)) if gaps.all() else np.where(gaps, np.nanmedian(one), one)
+        for one in prior.experts
+    ])  # fmt: skip
     tolds: list[Told | None] = [None]
     if past is not None and (told := told_by(past, past.excess.clip(*CLIPPED), prior)) is not None:
         tolds.append(told)

@@ -4,9 +4,8 @@ Rank 0 alone times its computing and notes its collectives. These stay what they
 measured anew, so a probe can be priced again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from tuner.catalog.gpus import reported_kind
 from tuner.core.cluster import Cluster, Device
@@ -56,7 +55,11 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
     emulation = measurement.emulation
     assert emulation is not None
     why_not = missing_link(settings, rates.cluster)
-    copied = memory_rate(measurement.hardware) if emulation.stands_in else None
+    copied = None  # bytes per second of the memory that copies were made in, by the catalogue
+    if emulation.stands_in:
+        name, size = (measurement.hardware.get(n) for n in ("device", "total_memory_bytes"))
+        kind = reported_kind(str(name or ""), int(size or 0))
+        copied = None if kind is None else kind.memory_bytes_per_s
     exposed: dict[int, Exposed] = {}
     for count in () if why_not else emulation.compute_s:
         # as they were seen, in the words of the cost model; a kind without a price is an error
@@ -74,14 +77,6 @@ def priced(measurement: Measurement, settings: Settings, rates: Rates) -> Measur
         },
         emulation=replace(emulation, exposed_s=exposed, unpriced=why_not, priced_at=rates.at),
     )
-
-
-def memory_rate(hardware: Mapping[str, Any]) -> float | None:
-    """Bytes per second of the memory of a device, as a probe's record has it, by the catalogue;
-    ``None`` if it has no such."""
-    name, memory_bytes = hardware.get("device", ""), hardware.get("total_memory_bytes", 0)
-    kind = reported_kind(str(name), int(memory_bytes))
-    return None if kind is None else kind.memory_bytes_per_s
 
 
 def copies_beside_s(
