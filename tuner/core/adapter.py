@@ -43,11 +43,7 @@ QUANTIZED: Mapping[str, object] = {"quantize": Quantize.NF4, "double_quant": Tru
 
 
 def names_of(field: str, given: object) -> tuple[str, ...]:
-    """The names in a list, each once.
-
-    Raises:
-        UsageError: it is no list of texts.
-    """
+    """The names in a list, each once. Raises UsageError: it is no list of texts."""
     if not isinstance(given, list | tuple) or not all(isinstance(one, str) for one in given):
         raise UsageError(field, given, "must be a list of names")
     return tuple(sorted({one.strip() for one in given} - {""}))
@@ -121,11 +117,8 @@ class Adapter:
         return sum(-(-part // 512) * 512 for part in parts)
 
     def check(self, model: ModelConfig) -> None:
-        """Refuses names that no linear layer of the model has.
-
-        Raises:
-            UsageError: with those that it has.
-        """
+        """Refuses names that no linear layer of the model has. Raises UsageError: with those that
+        it has."""
         if model.is_traced:
             sees = model.task is Task.IMAGE_TEXT_TO_TEXT
             if not model.is_causal_lm and (self.quantizes or not sees):

@@ -134,10 +134,7 @@ class Settings(_Kept):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Settings":
         """The reverse of :meth:`as_dict` and :meth:`all_values`; absent knobs take their defaults.
-
-        Raises:
-            UsageError: an unknown knob, or a value of the wrong kind.
-        """
+        Raises UsageError: an unknown knob, or a value of the wrong kind."""
         return cls(**{name: knob_value(name, value) for name, value in values.items()})
 
     @property
@@ -322,11 +319,8 @@ def no_knob(name: str) -> str:
 
 
 def knob_value(name: str, value: object) -> Any:
-    """One knob's value from JSON or from the command line's text.
-
-    Raises:
-        UsageError: an unknown knob, or a value that the knob cannot take.
-    """
+    """One knob's value from JSON or from the command line's text. Raises UsageError: an unknown
+    knob, or a value that the knob cannot take."""
     if name not in KNOBS:
         raise UsageError("settings", name, no_knob(name))
     kind = KNOBS[name].kind
@@ -347,11 +341,8 @@ def knob_value(name: str, value: object) -> Any:
 # A study is read again after every probe: the same object has its hash and its text already.
 @lru_cache(maxsize=4096)
 def parse_settings(text: str) -> Settings:
-    """Settings from ``knob=value,knob=value``.
-
-    Raises:
-        UsageError: not of that form, an unknown or repeated knob, or a bad value.
-    """
+    """Settings from ``knob=value,knob=value``. Raises UsageError: not of that form, an unknown or
+    repeated knob, or a bad value."""
     values: dict[str, object] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, equals, value = (piece.strip() for piece in part.partition("="))

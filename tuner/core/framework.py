@@ -77,12 +77,8 @@ NOT_PROBED = frozenset({FrameworkName.NANOTRON, FrameworkName.DEEPSPEED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework(Plain):
-    """A framework in certain versions.
-
-    Raises:
-        UsageError: a version that is not one, is older than the table describes, or is missing;
-            a package that the framework does not depend on.
-    """
+    """A framework in certain versions. Raises UsageError: a version that is not one, is older than
+    the table describes, or is missing; a package that the framework does not depend on."""
 
     name: FrameworkName  # which framework
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -168,11 +164,8 @@ def framework(
 
     Versions that the user ``stated`` win; ``installed`` are by default those of this Python. The
     libraries of adapters, and of kernels, are some of them where a workload needs them
-    (``beside``).
-
-    Raises:
-        UsageError: an unknown name or package, or a version as in :class:`Framework`.
-    """
+    (``beside``). Raises UsageError: an unknown name or package, or a version as in
+    :class:`Framework`."""
     known = framework_name(name)
     stated = check_stated({} if stated is None else stated)
     found = installed_versions() if installed is None else installed
@@ -182,11 +175,8 @@ def framework(
 
 
 def check_stated(versions: Mapping[str, str]) -> Mapping[str, str]:
-    """Versions that a user gave, once each is known to be one.
-
-    Raises:
-        UsageError: there is no such package, or it is no version.
-    """
+    """Versions that a user gave, once each is known to be one. Raises UsageError: there is no such
+    package, or it is no version."""
     for package, version in versions.items():
         if package not in version_table().packages:
             raise UnknownNameError("framework_version", package, version_table().packages)
@@ -269,11 +259,8 @@ def _installed(package: str) -> str:
 
 
 def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:
-    """Versions by package from texts such as ``accelerate=1.10.0`` (``==`` is read too).
-
-    Raises:
-        UsageError: not of that form, an unknown package, or two versions of one package.
-    """
+    """Versions by package from texts such as ``accelerate=1.10.0`` (``==`` is read too). Raises
+    UsageError: not of that form, an unknown package, or two versions of one package."""
     stated: dict[str, str] = {}
     for text in texts:
         package, equals, version = text.partition("=")
@@ -353,11 +340,7 @@ def version_notes(framework: Framework) -> tuple[str, ...]:
 
 
 def framework_name(name: object) -> FrameworkName:
-    """The framework of a name.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """The framework of a name. Raises UnknownNameError: there is none."""
     if name not in list(FrameworkName):
         raise UnknownNameError("framework", str(name), FrameworkName)
     return FrameworkName(str(name))

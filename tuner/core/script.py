@@ -40,11 +40,8 @@ _TOKEN = re.compile(
 
 
 def used_in(field: str, text: str) -> frozenset[str]:
-    """The names of the placeholders in a text, which an error calls by ``field``.
-
-    Raises:
-        UsageError: one names nothing that there is, or a value that its knob cannot have.
-    """
+    """The names of the placeholders in a text, which an error calls by ``field``. Raises
+    UsageError: one names nothing that there is, or a value that its knob cannot have."""
     return frozenset(
         _placeholder(field, match)[0] for match in _TOKEN.finditer(text) if not match["literal"]
     )
@@ -174,11 +171,8 @@ def read_script(
     """The script of a command line, run where this process is unless ``folder`` is given.
 
     ``arguments`` follow it, word by word; ``environment`` is ``NAME=VALUE`` each, or values by
-    name; ``template`` is the path of its configuration file, if that has placeholders.
-
-    Raises:
-        UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong.
-    """
+    name; ``template`` is the path of its configuration file, if that has placeholders. Raises
+    UsageError: a file cannot be read, a placeholder is not one, or an argument is wrong."""
     where = Path.cwd() if folder is None else Path(folder).absolute()
     if isinstance(arguments, str) or not all(isinstance(word, str) for word in arguments):
         raise UsageError("arguments", arguments, "must be a list of words, such as ['--lr', '1']")
@@ -260,10 +254,7 @@ def check_script(
     script: Script, cluster: Cluster, framework: Framework, knobs: Mapping[str, tuple[Any, ...]]
 ) -> None:
     """Refuse a script that could not be told its settings, or is launched as another framework's.
-
-    Raises:
-        UsageError: so it is; with what to write.
-    """
+    Raises UsageError: so it is; with what to write."""
     built = framework.name in (FrameworkName.ACCELERATE, FrameworkName.TRAINER)
     if script.launch is Launch.ACCELERATE and not built:
         allowed = f"starts scripts with --framework accelerate or trainer, not {framework.name}"

@@ -76,11 +76,8 @@ LABEL_NAME = "[A-Za-z0-9][A-Za-z0-9._/-]{0,62}"
 
 
 def read_labels(field: str, value: Any) -> dict[str, str]:
-    """Labels of a study, by name in order; an empty value makes a plain tag.
-
-    Raises:
-        UsageError: a name or a value is not allowed, or there are too many.
-    """
+    """Labels of a study, by name in order; an empty value makes a plain tag. Raises UsageError: a
+    name or a value is not allowed, or there are too many."""
     if not isinstance(value, Mapping) or len(value) > MOST_LABELS:
         allowed = f"must be up to {MOST_LABELS} texts by name, such as job=1234"
         raise UsageError(field, value, allowed)

@@ -248,11 +248,8 @@ class Workload:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Workload":
-        """The reverse of :meth:`as_dict`.
-
-        Raises:
-            UsageError: a field is missing, unknown or impossible.
-        """
+        """The reverse of :meth:`as_dict`. Raises UsageError: a field is missing, unknown or
+        impossible."""
         return cls(
             model=read_model_config(
                 values["model"],

@@ -79,11 +79,8 @@ class PartWork(_Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace(_Strict, Plain):
-    """A dry run of one model at one depth.
-
-    Raises:
-        ValueError: sizes that are not one or two, ascending, or a figure without one for each.
-    """
+    """A dry run of one model at one depth. Raises ValueError: sizes that are not one or two,
+    ascending, or a figure without one for each."""
 
     form = FORMAT
     later = ("work", "trained_elements", "updated_elements")  # of types that dry runs alone know

@@ -143,11 +143,8 @@ class CostModelSampler(BaseSampler):
         return self._prior.limit_bytes
 
     def suggest(self, trial: optuna.Trial) -> Settings:
-        """The configuration that a trial is for; its active knobs become parameters.
-
-        Raises:
-            TrialPruned: values that were enqueued, or fixed, are illegal together.
-        """
+        """The configuration that a trial is for; its active knobs become parameters. Raises
+        TrialPruned: values that were enqueued, or fixed, are illegal together."""
         index = self.parameters.suggest(trial)
         if index is None:
             raise optuna.TrialPruned("these values are illegal together")

@@ -172,12 +172,9 @@ def enumerate_space(question: Question) -> Space:
     """Every legal settings of the question, and the knobs that do not act in it.
 
     A restriction of a knob holds where the knob is live; where it is inactive, the knob has its
-    canonical value, and ``dead_knobs`` says so if that is not what was asked for.
-
-    Raises:
-        UsageError: a restriction names an impossible value, can be met nowhere or leaves
-            nothing, or no settings can make the global batch.
-    """
+    canonical value, and ``dead_knobs`` says so if that is not what was asked for. Raises
+    UsageError: a restriction names an impossible value, can be met nowhere or leaves nothing, or no
+    settings can make the global batch."""
     space = _space(question)
     if not space.legal:
         raise _nothing_legal(question)
@@ -356,11 +353,8 @@ def check_settings(
     """The canonical form of settings that somebody wrote down; see :func:`settings_notes`.
 
     An accumulation of 1 counts as left out, and is derived, unless the knobs that were ``given``
-    hold it. A knob that is not among them has the only value that is not refused.
-
-    Raises:
-        UsageError: they break a rule, contradict each other or the question's restrictions.
-    """
+    hold it. A knob that is not among them has the only value that is not refused. Raises
+    UsageError: they break a rule, contradict each other or the question's restrictions."""
     return _checked(question, settings, given)[0]
 
 
@@ -370,11 +364,7 @@ def settings_notes(
     """The knobs that :func:`check_settings` changes, with the reasons.
 
     Of those that were not ``given``, only what has another value than its default because that is
-    refused is told.
-
-    Raises:
-        UsageError: as :func:`check_settings`.
-    """
+    refused is told. Raises UsageError: as :func:`check_settings`."""
     _, fixed = _checked(question, settings, given)
     notes = []
     for one in fixed:

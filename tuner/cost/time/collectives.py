@@ -69,11 +69,8 @@ class StepCollective:
 
     @classmethod
     def seen(cls, row: Collective) -> "StepCollective":
-        """What a probe or a dry run saw, in the words of the cost model.
-
-        Raises:
-            ValueError: one that has no price here.
-        """
+        """What a probe or a dry run saw, in the words of the cost model. Raises ValueError: one
+        that has no price here."""
         return cls(
             op=Op(row.op),
             axis=Axis(row.axis),
