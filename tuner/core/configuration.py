@@ -209,12 +209,7 @@ KNOBS: Mapping[str, Knob] = {
             Sharding.HYBRID_SHARD: "hybrid_shard: full within a node",
         },
     ),
-    "tp_size": Knob(
-        kind=int,
-        label="Tensor-parallel size",
-        head="tp\nsize",
-        live_when="always",
-    ),
+    "tp_size": Knob(kind=int, label="Tensor-parallel size", head="tp\nsize", live_when="always"),
     "tp_recompute_allgather": Knob(
         kind=bool,
         label="Gather activations again in backward",
@@ -235,10 +230,7 @@ KNOBS: Mapping[str, Knob] = {
         added_later=True,
     ),
     "micro_batch_size": Knob(
-        kind=int,
-        label="Micro-batch size",
-        head="micro\nbatch",
-        live_when="always",
+        kind=int, label="Micro-batch size", head="micro\nbatch", live_when="always"
     ),
     "gradient_accumulation_steps": Knob(
         kind=int,
@@ -273,10 +265,7 @@ KNOBS: Mapping[str, Knob] = {
         },
     ),
     "cpu_offload": Knob(
-        kind=bool,
-        label="Offload to host memory",
-        head="off-\nload",
-        live_when="sharded",
+        kind=bool, label="Offload to host memory", head="off-\nload", live_when="sharded"
     ),
     "fused_loss": Knob(
         kind=bool,

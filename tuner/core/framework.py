@@ -12,14 +12,7 @@ from typing import Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from tuner.catalog.versions import (
-    Condition,
-    Effect,
-    KnobRule,
-    meets,
-    meets_all,
-    version_table,
-)
+from tuner.catalog.versions import Condition, Effect, KnobRule, meets, meets_all, version_table
 from tuner.core.cluster import Device
 from tuner.core.packing import PackingVariant
 from tuner.core.workload import (

@@ -278,11 +278,7 @@ def _pipeline_bytes(
 
 
 def _profile_bytes(
-    profile: Profile,
-    settings: Settings,
-    cluster: Cluster,
-    framework: Framework,
-    costs: Costs,
+    profile: Profile, settings: Settings, cluster: Cluster, framework: Framework, costs: Costs
 ) -> AllocatedTensors:
     """A dry run's peak; as wide as arithmetic where it stands in for code that was not run.
 

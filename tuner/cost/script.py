@@ -115,11 +115,7 @@ PLAIN = Script()
 
 
 def script_bytes(
-    workload: Workload,
-    settings: Settings,
-    tp: int,
-    framework: Framework,
-    script: Script,
+    workload: Workload, settings: Settings, tp: int, framework: Framework, script: Script
 ) -> dict[Phase, dict[Category, float]]:
     """Bytes to add to each phase of a rank's step, by category; all phases are there.
 
@@ -246,10 +242,7 @@ def parts_of(workload: Workload, settings: Settings) -> tuple[int, int]:
 
 
 def more_bytes(
-    workload: Workload,
-    settings: Settings,
-    cluster: Cluster,
-    framework: Framework,
+    workload: Workload, settings: Settings, cluster: Cluster, framework: Framework
 ) -> float:
     """Bytes that it has at the loss's highest moment beyond the chunked loss; may be negative."""
     model, compute = workload.model, COMPUTE_BYTES[workload.precision]

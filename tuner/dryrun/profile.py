@@ -22,14 +22,7 @@ from tuner.cost.time.collectives import StepCollective
 from tuner.cost.time.compute import AMOUNTS, Amounts, Place, TracedStep
 from tuner.dryrun.plan import DRY_RUN_FORMAT as FORMAT
 from tuner.dryrun.plan import DryRunPlan
-from tuner.dryrun.trace import (
-    Calls,
-    Line,
-    ProfileStep,
-    Trace,
-    by_sizes,
-    matched_steps,
-)
+from tuner.dryrun.trace import Calls, Line, ProfileStep, Trace, by_sizes, matched_steps
 from tuner.serialization import Plain
 
 # Seconds of CPU time that the dry runs of one class may take together. Usual ones take 2 to 4 each,

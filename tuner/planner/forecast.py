@@ -419,10 +419,7 @@ class Asked:
     """A question and rates as a key of caches, which are asked for thousands of settings."""
 
     def __init__(
-        self,
-        question: Question,
-        calibration: Calibration | None,
-        experts: tuple[Costs, ...] = (),
+        self, question: Question, calibration: Calibration | None, experts: tuple[Costs, ...] = ()
     ) -> None:
         self.question, self.calibration = question, calibration
         self.experts = experts or experts_of(question.framework.name)

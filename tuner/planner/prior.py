@@ -82,17 +82,9 @@ ANY_BYTES = 2**62
 LEAST_ERROR = 0.001
 
 # Rates of a GPU of which some are not known, such as an A100's: they only order candidates.
-ASSUMED_GPU = {
-    "dense_bf16_flops_per_s": 3e14,
-    "fp32_flops_per_s": 2e13,
-    "memory_bytes_per_s": 2e12,
-}
+ASSUMED_GPU = {"dense_bf16_flops_per_s": 3e14, "fp32_flops_per_s": 2e13, "memory_bytes_per_s": 2e12}
 # Rates of a core of a CPU that was not calibrated: they only order candidates.
-ASSUMED_CPU = {
-    "dense_bf16_flops_per_s": 5e10,
-    "fp32_flops_per_s": 5e10,
-    "memory_bytes_per_s": 1e10,
-}
+ASSUMED_CPU = {"dense_bf16_flops_per_s": 5e10, "fp32_flops_per_s": 5e10, "memory_bytes_per_s": 1e10}
 # A link that is not known: bytes/s and seconds.
 ASSUMED_LINK = {
     Device.CUDA: Link(bytes_per_s=1e11, latency_s=5e-6),

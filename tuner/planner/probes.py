@@ -62,11 +62,7 @@ def step_time_of(study: Study, probe: Probe, measurement: Measurement) -> Quanti
         return step_time([measurement], settings.gradient_accumulation_steps)
     if measurement.memory is None or not question.workload.has_arithmetic:
         return UNKNOWN
-    found = predict(
-        *question.job,
-        settings,
-        calibration=study.calibration,
-    )
+    found = predict(*question.job, settings, calibration=study.calibration)
     return found.step_time_s
 
 

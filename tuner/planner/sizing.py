@@ -157,14 +157,7 @@ class SizedCluster:
         }
 
 
-_SIZED = (
-    "fewest",
-    "reaching",
-    "whole",
-    "largest_micro_batch",
-    "longest_sequence",
-    "largest_model",
-)
+_SIZED = ("fewest", "reaching", "whole", "largest_micro_batch", "longest_sequence", "largest_model")
 
 
 def size_cluster(
@@ -195,9 +188,7 @@ def size_cluster(
             return SizedCluster(cluster=question.cluster, model="", why=why)
         question = largest.question
     row = SizedCluster(
-        cluster=question.cluster,
-        model=question.workload.model.name,
-        largest_model=largest,
+        cluster=question.cluster, model=question.workload.model.name, largest_model=largest
     )
     if question.workload.model.is_traced:
         return replace(row, why=untraced(question.workload))

@@ -347,10 +347,7 @@ def believed_trials(belief: Belief, indices: Iterable[int]) -> list[Trial]:
     """
     return [
         Trial(
-            index=index,
-            result=Result.RAN,
-            seconds=exp(belief.log_seconds[index]),
-            is_believed=True,
+            index=index, result=Result.RAN, seconds=exp(belief.log_seconds[index]), is_believed=True
         )
         for index in indices
     ]

@@ -30,12 +30,7 @@ from tuner.cost.memory.shards import (
     reduced_in,
 )
 from tuner.cost.memory.tensors import buffer_bytes, model_tensors
-from tuner.cost.memory.zero import (
-    ALL_REDUCE_ELEMENTS,
-    DEFAULTS,
-    Zero,
-    stage_of,
-)
+from tuner.cost.memory.zero import ALL_REDUCE_ELEMENTS, DEFAULTS, Zero, stage_of
 
 
 class Op(StrEnum):

@@ -178,13 +178,7 @@ def link_seconds(
 
 
 def passes_s(
-    computing: Computing,
-    links: LinkSeconds,
-    *,
-    passes: int,
-    synced: int,
-    joined: int,
-    costs: Costs,
+    computing: Computing, links: LinkSeconds, *, passes: int, synced: int, joined: int, costs: Costs
 ) -> float:
     """Seconds of a step's forward and backward passes, with what computing waits for.
 

@@ -16,13 +16,7 @@ from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import Costs, default_costs
 from tuner.cost.memory.shards import axis_sizes
 from tuner.cost.time.collectives import Op, Overlap, StepCollective
-from tuner.cost.time.communication import (
-    Computing,
-    LinkSeconds,
-    axis_group,
-    link_seconds,
-    passes_s,
-)
+from tuner.cost.time.communication import Computing, LinkSeconds, axis_group, link_seconds, passes_s
 from tuner.cost.time.step import missing_link
 
 
