@@ -44,11 +44,8 @@ class Whole(Bound):
     most: int
 
     def check(self, field: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int):
-            value_is_right = False
-        else:
-            value_is_right = self.least <= value <= self.most
-        if not value_is_right:
+        is_whole = isinstance(value, int) and not isinstance(value, bool)
+        if not is_whole or not self.least <= value <= self.most:
             allowed = f"must be an integer from {self.least} to {self.most}"
             raise UsageError(field, value, allowed)
         return int(value)

@@ -143,7 +143,6 @@ class KnobEffect:
     values: tuple[bool | int | str, ...] = ()
     """The only value that acts (inactive), those that train wrongly (refused); none if live."""
     why: str = ""  # the reason, fit to be shown; empty when live
-    source: str = ""  # where that is known from; empty when live
 
 
 def framework(
@@ -294,7 +293,7 @@ def knob_effect(
     if not refused:
         return KnobEffect(effect=Effect.LIVE)
     first, values = refused[0], tuple(dict.fromkeys(rule.value for rule in refused))
-    return KnobEffect(effect=first.effect, values=values, why=first.why, source=first.source)
+    return KnobEffect(effect=first.effect, values=values, why=first.why)
 
 
 def flag_differs(framework: Framework) -> str:

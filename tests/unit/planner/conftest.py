@@ -16,7 +16,8 @@ from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Precision
 from tuner.cost.memory.step import memory_bound
-from tuner.planner import Stop, Wait, next_probe
+from tuner.planner.next import next_probe
+from tuner.planner.spending import Stop, Wait
 
 MIB = 2**20
 APART_S = 1000
