@@ -36,8 +36,7 @@ NOT_IMPLEMENTED = "aten.view.dtype of OptimState8bit"
 class Probed:
     """What a probe found."""
 
-    measurement: Measurement
-    """As a worker records it."""
+    measurement: Measurement  # as a worker records it
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """Median seconds of each phase of a timed step, copies in the place of gathers with it."""
     copies_s: Mapping[str, float] = field(default_factory=dict)

@@ -35,14 +35,10 @@ class Verdict(StrEnum):
 class Line:
     """One check."""
 
-    check: str
-    """What was looked at."""
-    verdict: Verdict
-    """What it comes to."""
-    figure: str
-    """What was seen."""
-    expected: str = ""
-    """What was expected."""
+    check: str  # what was looked at
+    verdict: Verdict  # what it comes to
+    figure: str  # what was seen
+    expected: str = ""  # what was expected
 
     def as_dict(self) -> dict[str, str]:
         """A row of the table."""
@@ -54,12 +50,9 @@ class Line:
 class Tried:
     """A probe, and what was predicted of it."""
 
-    measurement: Measurement
-    """As a worker records it."""
-    prediction: Evaluation | None = None
-    """Of its settings; ``None`` where that is not compared."""
-    by: str = ""
-    """What the prediction is from: dry run or arithmetic."""
+    measurement: Measurement  # as a worker records it
+    prediction: Evaluation | None = None  # of its settings; `None` where that is not compared
+    by: str = ""  # what the prediction is from: dry run or arithmetic
 
     @property
     def error(self) -> float | None:
@@ -74,22 +67,14 @@ class Tried:
 class Found:
     """All that was found."""
 
-    looks: Sequence[Mapping[str, Any]]
-    """Of ``look.py``, by rank: one for each GPU."""
-    others: str = ""
-    """Other processes on the first GPU, in the driver's words."""
-    driver: str = ""
-    """The driver's release; empty where it is not told."""
-    clocks: str = ""
-    """Clocks, power and temperature of the first GPU, right after probes."""
-    probes: Mapping[str, Tried] = field(default_factory=dict)
-    """By name."""
-    left_out: Mapping[str, str] = field(default_factory=dict)
-    """Why probes were not run, by name."""
-    cap_bytes: int = 0
-    """The memory limit of the probe that has to run out of memory."""
-    wall_s: float = 0.0
-    """Seconds that all of it took."""
+    looks: Sequence[Mapping[str, Any]]  # of `look.py`, by rank: one for each GPU
+    others: str = ""  # other processes on the first GPU, in the driver's words
+    driver: str = ""  # the driver's release; empty where it is not told
+    clocks: str = ""  # clocks, power and temperature of the first GPU, right after probes
+    probes: Mapping[str, Tried] = field(default_factory=dict)  # by name
+    left_out: Mapping[str, str] = field(default_factory=dict)  # why probes were not run, by name
+    cap_bytes: int = 0  # the memory limit of the probe that has to run out of memory
+    wall_s: float = 0.0  # seconds that all of it took
 
 
 def lines(found: Found) -> list[Line]:
