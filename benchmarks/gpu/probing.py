@@ -114,7 +114,7 @@ def probe(
     """
     spec = spec_of(case, fidelity, steps, counts=counts, limit_bytes=limit_bytes)
     probed = ranks.measure(
-        kind_of(case.cluster, fidelity), spec, deadline_s=deadline_s, pause=_pause
+        kind_of(case.cluster, fidelity), spec, deadline_s=deadline_s, pause=pause
     )
     found = probed.measurement
     first = probed.records[0] if probed.records else None
@@ -127,7 +127,7 @@ def probe(
     return Probed(measurement=checked, **_typical(alone))
 
 
-def _pause(seconds: float) -> str:
+def pause(seconds: float) -> str:
     """Nothing but the deadline ends a probe."""
     time.sleep(seconds)
     return ""
