@@ -24,7 +24,7 @@ from tuner.core.answer import Suggestion
 from tuner.core.study import OPEN, Limits, Question, Study
 from tuner.explain.known import best_known, is_unanswered, why_none
 from tuner.model.shape import ANONYMOUS, published_as, shown_question
-from tuner.planner.probes import probe_as_dict
+from tuner.planner import probe_as_dict
 from tuner.results.points import Evidence
 from tuner.results.summary import in_brief, summary_of
 from tuner.store import Store, StudyStatus

@@ -1,6 +1,6 @@
 """How long the planner itself takes: a study of more than 5,000 legal settings, 200 probes done.
 
-One call is all that a worker waits for between two probes (``tuner.planner.next.next_probe``): it
+One call is all that a worker waits for between two probes (:func:`tuner.planner.next_probe`): it
 reads the probes, asks the search, and decides. The study goes on from call to call, as a worker's
 does; the first call makes the predictions, which later ones find made. Beside it: the first
 suggestion of a study without a probe, and the answer after all of them, from predictions that are
@@ -30,8 +30,7 @@ from tuner.core.study import (
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner import forecast, prior
-from tuner.planner.next import next_probe
+from tuner.planner import forecast, next_probe, prior
 from tuner.planner.prior import prior_of
 from tuner.space import enumerate_space
 

@@ -23,7 +23,7 @@ from tuner.core.study import Limits, Question, Study, StudyState
 from tuner.core.workload import Workload
 from tuner.explain.known import answer
 from tuner.model import load_model
-from tuner.planner.next import next_probe
+from tuner.planner import next_probe
 from tuner.space import enumerate_space
 
 GPUS_PER_NODE = 8

@@ -20,8 +20,8 @@ from tuner.errors import ProbeError
 from tuner.guard.check import CheckState, GuardCheck, check_state_of, deviations, judge
 from tuner.guard.faults import blamed_by_counts, replicas_of
 from tuner.guard.replica import Replica, replica_of, stack_of, usual_cases
+from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.ranking import to_guard
 from tuner.store import Store
 from workers.devices import DeviceLocks, default_lock_path, devices_here
 from workers.launchers.base import Launcher

@@ -13,16 +13,11 @@ from tuner.core.measurement import PROBED, RAN, Fidelity, Outcome
 from tuner.core.study import ProbeRequest, ProbeState, Study, StudyState
 from tuner.dryrun import DryRunner
 from tuner.errors import ProbeError, TunerError
+from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.dry_runs import as_predicted
-from tuner.planner.next import give_up_above_s, next_probe
+from tuner.planner.next import give_up_above_s
 from tuner.planner.ranking import is_final
-from tuner.planner.spending import (
-    Stop,
-    Wait,
-    device_time_is_spent,
-    remaining_device_time_s,
-    wall_is_spent,
-)
+from tuner.planner.spending import device_time_is_spent, remaining_device_time_s, wall_is_spent
 from tuner.store import EventKind, Store, WorkerIdentity
 from workers.executor import Executor, WorkerOptions, Workplace
 from workers.lease import retried

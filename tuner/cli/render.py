@@ -38,7 +38,7 @@ from tuner.explain.known import answer, why_none
 from tuner.explain.ways_out import WayOut, ways_out
 from tuner.launchfiles import FORMATS
 from tuner.model.shape import shown_question
-from tuner.planner.probes import probe_as_dict
+from tuner.planner import probe_as_dict
 from tuner.results.points import differing, fastest_first, outcome_text, question_text, rows_of
 from tuner.store import open_store
 from tuner.text import count_text, duration_text, moment_text, read_tokens, show, size_text

@@ -3,15 +3,13 @@
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from tuner import planner
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Collective, Fidelity, Measurement, Memory, Outcome
 from tuner.core.study import OPEN, Limits, ProbeRequest, Question, Study, StudyState
 from tuner.cost.prediction import predict
 from tuner.dryrun import DryRun, DryRunPlan, NotDryRunError, dry_run_versions, plan_dry_runs
-from tuner.planner import answer
-from tuner.planner.dry_runs import what_is_needed
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop
+from tuner.planner import Stop, next_probe, what_is_needed
 from tuner.store import Store
 
 
@@ -173,5 +171,5 @@ def is_answered(study: Study, limits: Limits, *, here: bool = True) -> bool:
         return False
     if limits.fidelity is Fidelity.PREDICTED:
         # Where torch was not there, and is now, more can be said.
-        return end_of(study, here=here) is not None and answer.is_answered(study)
-    return answer.is_answered(study)
+        return end_of(study, here=here) is not None and planner.is_answered(study)
+    return planner.is_answered(study)

@@ -51,16 +51,16 @@ from tuner.explain.probed import (
     rehearsed_facts,
     what_is_left,
 )
-from tuner.planner.answer import answer as planned_answer
-from tuner.planner.dry_runs import as_predicted, leading, what_is_needed
+from tuner.planner import Stop, next_probe, planned_answer, what_is_needed
+from tuner.planner.dry_runs import as_predicted, leading
 from tuner.planner.forecast import Forecast, forecast
 from tuner.planner.knowledge import Knowledge, finished, last_failure, learned
-from tuner.planner.next import next_probe, next_run
+from tuner.planner.next import next_run
 from tuner.planner.ranking import Choice, near
 from tuner.planner.search import ExpectedMemory
 from tuner.planner.similar import NEAR, past_of, studies_near
 from tuner.planner.sizing import awkward_batch
-from tuner.planner.spending import TRAINS_WRONGLY, Stop, spent
+from tuner.planner.spending import TRAINS_WRONGLY, spent
 from tuner.text import size_text
 
 

@@ -6,8 +6,8 @@ from statistics import median
 from tuner.core.measurement import Fidelity, Measurement
 from tuner.core.study import Probe, Study
 from tuner.core.words import rank_word, rate_text
+from tuner.planner import speed_of
 from tuner.planner.probes import step_time_of
-from tuner.planner.timing import speed_of
 from tuner.text import time_text
 
 # What stands behind figures of each fidelity.

@@ -9,9 +9,8 @@ from tuner.client.request import read_request
 from tuner.core.framework import installed_versions
 from tuner.core.measurement import Fidelity
 from tuner.core.study import Limits, Study, StudyState
+from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.forecast import forecast
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop, Wait
 from tuner.store import WorkerIdentity
 
 WORKLOAD = {"model": TINY, "sequence_length": 32, "global_batch_size": 16}

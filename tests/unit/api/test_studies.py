@@ -22,8 +22,7 @@ from tuner.errors import StoreError
 from tuner.launchfiles import FORMATS
 from tuner.machine import Machine, ReportedGpu
 from tuner.model import load_model
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop
+from tuner.planner import Stop, next_probe
 from tuner.store import WorkerIdentity
 from tuner.store.tables import StudyRow, clock
 from tuner.store.workers import Workers

@@ -13,7 +13,7 @@ from tuner.core.study import Limits, Probe, ProbeState, Study, StudyState
 from tuner.errors import UsageError
 from tuner.explain.known import answer
 from tuner.model.shape import unnamed_model
-from tuner.planner.next import next_probe
+from tuner.planner import next_probe
 from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
 

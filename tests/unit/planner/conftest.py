@@ -16,8 +16,7 @@ from tuner.core.measurement import Measurement, Memory, Outcome, OutOfMemory
 from tuner.core.study import Limits, Probe, ProbeRequest, ProbeState, Question, Study, StudyState
 from tuner.core.workload import Precision
 from tuner.cost.memory.step import memory_bound
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop, Wait
+from tuner.planner import Stop, Wait, next_probe
 
 MIB = 2**20
 APART_S = 1000

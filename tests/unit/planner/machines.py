@@ -12,8 +12,7 @@ from tuner.core.configuration import Checkpointing
 from tuner.core.measurement import CLOSES_CLASS, RAN, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.cost.memory.step import memory_bound
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop, Wait
+from tuner.planner import Stop, Wait, next_probe
 
 ENDS = frozenset({Outcome.HOST_OOM, Outcome.NON_FINITE, Outcome.CRASHED, Outcome.TIMEOUT})
 """Outcomes after which settings are not tried again."""

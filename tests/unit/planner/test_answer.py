@@ -14,9 +14,8 @@ from tuner.core.quantity import Provenance
 from tuner.core.script import read_script
 from tuner.core.study import Question, Study, StudyState
 from tuner.explain.known import answer
-from tuner.planner.answer import is_answered
+from tuner.planner import Stop, is_answered
 from tuner.planner.knowledge import learned
-from tuner.planner.spending import Stop
 from tuner.planner.step_times import fair
 
 GIB = 2**30

@@ -9,8 +9,8 @@ from tuner.core.measurement import Outcome
 from tuner.explain.known import answer
 from tuner.guard.check import CheckState, GuardCheck
 from tuner.guard.faults import replicas_of, wrong_of
+from tuner.planner import to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.ranking import to_guard
 
 GIB = 2**30
 DDP = parse_settings("sharding=ddp,micro_batch_size=4")

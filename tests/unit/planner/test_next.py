@@ -10,18 +10,11 @@ from tuner.core.framework import framework
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState
 from tuner.explain.known import answer
+from tuner.planner import Stop, Wait, next_probe
 from tuner.planner.knowledge import learned
-from tuner.planner.next import (
-    ENOUGH,
-    LOOK_AT,
-    VARIATION,
-    give_up_above_s,
-    next_probe,
-    same_accident,
-)
+from tuner.planner.next import ENOUGH, LOOK_AT, VARIATION, give_up_above_s, same_accident
 from tuner.planner.ranking import choose, is_final
 from tuner.planner.search import LAST_RESORTS, Search
-from tuner.planner.spending import Stop, Wait
 from tuner.space import enumerate_space
 
 GIB = 2**30

@@ -33,12 +33,9 @@ from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES
 from tuner.dryrun import plan_dry_runs
 from tuner.explain.known import answer
 from tuner.model import read_model_config
-from tuner.planner.answer import is_answered
-from tuner.planner.dry_runs import what_is_needed
+from tuner.planner import Stop, is_answered, next_probe, what_is_needed
 from tuner.planner.forecast import forecast
-from tuner.planner.next import next_probe
 from tuner.planner.ranking import choose_predicted
-from tuner.planner.spending import Stop
 from tuner.results.what_if import Predictor
 
 GIB = 2**30

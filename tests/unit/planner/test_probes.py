@@ -11,8 +11,9 @@ from tuner.core.study import ProbeRequest, ProbeState
 from tuner.core.workload import Precision
 from tuner.cost.time.emulated import priced, rates_of
 from tuner.explain.known import answer
+from tuner.planner import fits, probe_as_dict
 from tuner.planner.knowledge import learned
-from tuner.planner.probes import at_todays_rates, fits, probe_as_dict, repriced
+from tuner.planner.probes import at_todays_rates, repriced
 from tuner.results.points import rows_of
 from tuner.space import enumerate_space
 

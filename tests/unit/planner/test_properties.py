@@ -16,9 +16,8 @@ from tuner.core.measurement import PROBED, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
 from tuner.core.study import Probe, ProbeRequest, ProbeState, Study
 from tuner.explain.known import answer
-from tuner.planner.answer import is_answered
+from tuner.planner import is_answered, next_probe
 from tuner.planner.knowledge import learned
-from tuner.planner.next import next_probe
 from tuner.planner.ranking import is_final
 from tuner.planner.search import ExpectedMemory
 from tuner.space import enumerate_space

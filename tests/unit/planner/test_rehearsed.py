@@ -16,11 +16,10 @@ from tuner.errors import NothingFitsError, ProbeError, SpeedUnknownError
 from tuner.explain.brief import brief, is_forecast
 from tuner.explain.known import answer, why_none
 from tuner.model.shape import unnamed_model
-from tuner.planner.answer import is_answered
+from tuner.planner import Stop, Wait, is_answered, next_probe
 from tuner.planner.dry_runs import FINALISTS
 from tuner.planner.forecast import forecast
-from tuner.planner.next import next_probe
-from tuner.planner.spending import Stop, Wait, cost
+from tuner.planner.spending import cost
 from tuner.results.optuna_storage import write_storage
 from tuner.results.points import points
 

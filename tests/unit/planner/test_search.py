@@ -9,8 +9,8 @@ from tuner.core.configuration import Checkpointing
 from tuner.core.measurement import Fidelity, Measurement, Outcome
 from tuner.core.study import Probe, ProbeRequest, ProbeState, SamplerName
 from tuner.explain.known import answer
+from tuner.planner import next_probe
 from tuner.planner.knowledge import learned
-from tuner.planner.next import next_probe
 from tuner.planner.search import Search, trials_of
 from tuner.search.engine import replayed
 from tuner.search.sampler import parameters_of

@@ -16,8 +16,8 @@ from tuner.core.study import Probe, Study
 from tuner.core.workload import Workload
 from tuner.cost.prediction import predict
 from tuner.explain.known import answer
+from tuner.planner import next_probe
 from tuner.planner.forecast import Asked, forecast
-from tuner.planner.next import next_probe
 from tuner.planner.prior import RUNS, predicted
 from tuner.planner.similar import NEAR, corrected_by, found_in, past_of
 from tuner.search.trials import settings_features, workload_features

@@ -16,10 +16,8 @@ from tuner.errors import TrainsWronglyError
 from tuner.explain.known import answer, require_best, why_none
 from tuner.guard.faults import path_of
 from tuner.guard.replica import replica_of
+from tuner.planner import Stop, next_probe, to_guard
 from tuner.planner.knowledge import learned
-from tuner.planner.next import next_probe
-from tuner.planner.ranking import to_guard
-from tuner.planner.spending import Stop
 
 GIB = 2**30
 

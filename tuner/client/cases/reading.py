@@ -22,8 +22,7 @@ from tuner.core.workload import LossKernel
 from tuner.cost.prediction import uncovered
 from tuner.cost.script import Script
 from tuner.errors import UsageError, all_of
-from tuner.space import check_settings, settings_notes
-from tuner.space.rules import no_liger
+from tuner.space import check_settings, no_liger, settings_notes
 from tuner.text import DoubledNameError, read_json
 
 # Read at once of a file. Cases of one chunk are looked at together: some thousands of them.
