@@ -259,8 +259,7 @@ def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:
         package, version = package.strip().lower(), version.removeprefix("=").strip()
         if not equals or not package or not version:
             raise UsageError("framework_version", text, "must look like accelerate=1.10.0")
-        if package not in version_table().packages:
-            raise UnknownNameError("framework_version", package, version_table().packages)
+        check_stated({package: version})
         release = _release(package, version)
         if stated.setdefault(package, release) != release:
             raise UsageError("framework_version", text, f"{package} is given in two versions")

@@ -124,16 +124,11 @@ def _suggestion(
 
 
 def _probed(whole: Study, known: Knowledge, choice: Choice) -> Planned:
-    suggestion = _suggestion(
-        whole,
-        known.study,
-        replace(known, findings={**known.findings, **fair(known)}),
-        fair(known)[choice.best.settings],
-        tuple(fair(known)[f.settings] for f in known.fitting if f is not choice.best)[
-            :MOST_ALTERNATIVES
-        ],
-        ExpectedMemory(known).fitting,
-    )
+    by_settings, memory = fair(known), ExpectedMemory(known)
+    listed = replace(known, findings={**known.findings, **by_settings})
+    others = tuple(by_settings[f.settings] for f in known.fitting if f is not choice.best)
+    best, shown = by_settings[choice.best.settings], others[:MOST_ALTERNATIVES]
+    suggestion = _suggestion(whole, known.study, listed, best, shown, memory.fitting)
     return Planned(suggestion=suggestion, choice=choice, known=known)
 
 
