@@ -276,8 +276,7 @@ class Question:
     @property
     def trained(self) -> str:
         """Names what is trained, for people: the model; of a user's script its file, with the model
-        where that is named.
-        """
+        where that is named."""
         model = self.workload.model
         if self.script is None:
             return model.name
@@ -294,16 +293,14 @@ class Question:
     @property
     def program(self) -> str:
         """Identifies the program of a probe: SHA-256, in hex, of the user's script; empty for the
-        probe program.
-        """
+        probe program."""
         return "" if self.script is None else _hash(self.script.as_dict())
 
     @property
     def kind(self) -> str:
         """SHA-256 of what must be equal for a measurement to say something of another question:
         the stack in its versions but that of adapters, GPU, node and links, and the number format;
-        and the script.
-        """
+        and the script."""
         values = self.as_dict()
         cluster = {name: value for name, value in values["cluster"].items() if name != "nodes"}
         precision = values["workload"]["precision"]
@@ -347,8 +344,7 @@ class Limits(Plain):
 
     def apart(self, kept: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Compares with limits as :meth:`as_dict` writes them: the fields that differ, theirs and
-        these.
-        """
+        these."""
         # A default that was added later is left out of what is kept.
         kept = {"sampler": str(SamplerName.COST_MODEL), **kept}
         mine = {**self.as_dict(), "sampler": str(self.sampler)}

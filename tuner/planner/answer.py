@@ -58,8 +58,7 @@ def answer(study: Study) -> Planned:
 
 def is_answered(study: Study) -> bool:
     """True where :func:`answer` has a best that stands on what was asked for: on probes, where it
-    is to be measured or emulated; on predictions that another request would not look into again.
-    """
+    is to be measured or emulated; on predictions that another request would not look into again."""
     if study.limits.fidelity in PROBED:
         return bool(learned(study).fitting)
     known = forecast(study)

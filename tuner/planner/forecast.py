@@ -233,8 +233,7 @@ class Forecast:
     @cached_property
     def smallest(self) -> Evaluation | None:
         """The one that is expected to need least, or one that was dry-run and needs no more than
-        :data:`ALIKE` beyond that; ``None`` when nothing is predicted.
-        """
+        :data:`ALIKE` beyond that; ``None`` when nothing is predicted."""
         by_need = sorted(self.estimates.values(), key=lambda e: (e.expected_bytes, str(e.settings)))
         if not by_need:
             return None
@@ -313,8 +312,7 @@ class Forecast:
 @kept(maxsize=4)
 def forecast(study: Study) -> Forecast:
     """Everything that is predicted for a study; a pure function of it, kept for what is asked of
-    the same study next.
-    """
+    the same study next."""
     whole, study = study, study.at(Fidelity.PREDICTED)
     limit = study.limits.limit_bytes(study.question.cluster)
     known, asked = dry_runs_of(study), Asked(study.question, study.calibration)

@@ -152,8 +152,7 @@ def with_dry_runs(prior: Prior, asked: Asked, profiles: Mapping[Settings, Profil
 @lru_cache(maxsize=8192)
 def predicted(asked: Asked, settings: Settings) -> tuple[tuple[float, float], tuple[Quantity, ...]]:
     """Logarithm of the need with its error, and each expert's seconds of a step, at assumed rates
-    if need be.
-    """
+    if need be."""
     question, experts = asked.question, asked.experts
     if not question.workload.has_arithmetic:
         return need_by_rule(question, settings), (step_by_rule(settings),) * len(experts)

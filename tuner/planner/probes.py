@@ -42,8 +42,7 @@ def at_todays_rates(study: Study, probe: Probe) -> Measurement | None:
 
 def probe_as_dict(study: Study, probe: Probe) -> dict[str, Any]:
     """A probe of a study as plain JSON values; of one that is done with outcome, whether it fits on
-    the study's limits, and its step time and speed at today's rates.
-    """
+    the study's limits, and its step time and speed at today's rates."""
     probe = replace(probe, measurement=at_todays_rates(study, probe))
     values = probe.as_dict()
     if probe.measurement is not None:

@@ -309,8 +309,7 @@ class Search:
 
     def expect(self) -> Proposed | None:
         """Returns what :meth:`propose` would, by the model at hand: for what is said of more
-        probes.
-        """
+        probes."""
         assert not self._pending
         if not self.allowed.any():
             return self._last_resort()

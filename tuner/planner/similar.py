@@ -66,8 +66,7 @@ def past_trials(
     predicted_s: Sequence[Sequence[float]],
 ) -> Past:
     """Turns the results of one earlier study, with what each expert predicts, into trials of a
-    search.
-    """
+    search."""
     measured = np.array([one.seconds or nan for one in found], dtype=float)
     return Past(
         study=np.full(len(found), float(number)),
@@ -263,8 +262,7 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
 @lru_cache(maxsize=4)
 def _sizes(key: ByContents[Past], common: float) -> Sizes:
     """Finds the sizes that make the past most likely; a few studies hardly say how another may
-    differ.
-    """
+    differ."""
     rows = key.value
     covariance = _covariance(rows, common)
     own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)

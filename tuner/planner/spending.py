@@ -27,8 +27,7 @@ class Cost:
 @kept(maxsize=8)
 def cost(study: Study) -> Cost:
     """Adds up all requests of a study: probes, attempts that came to nothing, and training the
-    finalists' replicas.
-    """
+    finalists' replicas."""
     wasted_s = study.wasted_s + study.wasted_before_s
     return _cost(study, study.probes, wasted_s, study.guard_s + study.guard_before_s)
 

@@ -215,8 +215,7 @@ def is_extrapolated(measurements: Iterable[Measurement], accumulation: int) -> b
 
 def counts_to_run(accumulation: int) -> tuple[int, ...]:
     """Chooses the counts that a first probe runs instead of ``accumulation`` micro-batches; empty:
-    all of them.
-    """
+    all of them."""
     return SHORT_COUNTS if accumulation > LONGEST_RUN_OUT else ()
 
 

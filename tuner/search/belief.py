@@ -474,7 +474,8 @@ def _runs(
     """Probability to run where memory suffices: assumed, times successes over those expected."""
     runs = prior.runs
     if past is not None:
-        similar = alike_again(prior.features, past.features)
+        points = prior.features, past.features
+        similar = alike_again(ByContents(points, *points))
         similar = similar * alike(prior.workload[None, :], past.workload)
         successes = (DOUBT + similar @ past.ran) / (DOUBT + similar @ past.expected)
         runs = runs * np.clip(successes, 0.05, 1.0)

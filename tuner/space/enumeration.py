@@ -65,8 +65,7 @@ class Space:
     def differing_in(self, knob: str) -> Mapping[Any, Mapping[Any, int]]:
         """Configurations that differ in this knob alone, and in accumulation, which makes up the
         global batch: their places in :attr:`legal` by the knob's value, by the values that they
-        share (:data:`OTHERS_CHOSEN`).
-        """
+        share (:data:`OTHERS_CHOSEN`)."""
         if knob not in self._groups:
             rest, value = OTHERS_CHOSEN[knob], attrgetter(knob)
             groups: dict[Any, dict[Any, int]] = defaultdict(dict)
