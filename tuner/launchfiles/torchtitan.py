@@ -148,12 +148,14 @@ def _flavor(model: ModelConfig) -> tuple[str, str] | None:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    optimizer, device = question.workload.optimizer, question.cluster.gpu.device
+    work, how = question.workload, settings.activation_checkpointing
+    parallel, sharded = has_data_parallel_ranks(question, settings), is_sharded(question, settings)
+    reduced = ReduceDtype.FP32 if sharded else weights(question)
+    gradients = "sharded gradients" if sharded else f"gradients of {weights(question)}"
     return refusals.first(
         refusals.own_script("torchtitan trains by code of its own", question),
-        None
-        if question.workload.model.is_causal_lm
-        else "torchtitan trains causal language models; take the format accelerate, or trainer",
+        not work.model.is_causal_lm
+        and "torchtitan trains causal language models; take the format accelerate, or trainer",
         refusals.lacking(
             "torchtitan",
             question,
@@ -162,79 +164,49 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             framework="torch",
         ),
         refusals.fsdp2("torchtitan", question, settings, "torch"),
-        f"torchtitan has Adam and AdamW only, and the study has {optimizer}; ask again with"
-        " --optimizer adamw"
-        if optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
-        else None,
-        "torchtitan trains on GPUs; ask again with --cluster of GPUs"
-        if device is not Device.CUDA
-        else None,
+        work.optimizer not in (Optimizer.ADAMW, Optimizer.ADAMW_FUSED)
+        and f"torchtitan has Adam and AdamW only, and the study has {work.optimizer}; ask again"
+        " with --optimizer adamw",
+        question.cluster.gpu.device is not Device.CUDA
+        and "torchtitan trains on GPUs; ask again with --cluster of GPUs",
         # cross_entropy_loss in components/loss.py (0.2.0 to 0.2.2) is of pred.float()
-        "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32"
-        if question.workload.loss is Loss.OWN_DTYPE
-        else None,
-        _other_step(question, settings),
-        _other_dtype(question, settings),
+        work.loss is Loss.OWN_DTYPE
+        and "torchtitan's loss is of an fp32 copy of the logits; ask again with --loss fp32",
+        not settings.sync_each_batch
+        and sync_acts(question, settings)
+        and "torchtitan reduces gradients after every micro-batch; ask again with"
+        " --knob sync_each_batch=true",
+        settings.defer_all_reduce
+        and "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
+        " defer_all_reduce=false",
+        settings.splits_layers
+        and not work.splits_sequence
+        and "torchtitan's tensor parallelism is sequence parallel; ask again with"
+        " --tensor-parallel sequence_parallel",
+        settings.splits_layers
+        and settings.tp_recompute_allgather
+        and "torchtitan keeps gathered activations for backward; ask again with"
+        " --knob tp_recompute_allgather=false",
+        how is Checkpointing.SELECTIVE
+        and "torchtitan's selective checkpointing of operators keeps every second matrix product"
+        " only; ask again with --knob activation_checkpointing=none,every_2,full",
+        how is Checkpointing.OFFLOAD
+        and "torchtitan 0.2 keeps the inputs of checkpointed layers on the device; ask again with"
+        " --knob activation_checkpointing=none,every_2,full",
+        how is Checkpointing.EVERY_2
+        and work.model.layers % 2 == 1
+        and "of an odd number of layers torchtitan checkpoints one less than was predicted; ask"
+        " again with --knob activation_checkpointing=none,full",
+        settings.splits_layers
+        and not parallel
+        and work.precision is Precision.BF16_MIXED
+        and "torchtitan mixes precision by FSDP, and with tensor parallelism alone there is none;"
+        " ask again with --precision bf16",
+        parallel
+        and reduced_in(question, settings) is not reduced
+        and f"torchtitan reduces {gradients} in {reduced} only; ask again with --reduce-dtype"
+        f" {reduced}",
     )
-
-
-def _other_step(question: Question, settings: Settings) -> str | None:
-    if not settings.sync_each_batch and sync_acts(question, settings):
-        return (
-            "torchtitan reduces gradients after every micro-batch; ask again with"
-            " --knob sync_each_batch=true"
-        )
-    if settings.defer_all_reduce:
-        return (
-            "torchtitan 0.2 reduces over replicas after every micro-batch; ask again with --knob"
-            " defer_all_reduce=false"
-        )
-    if settings.splits_layers and not question.workload.splits_sequence:
-        return (
-            "torchtitan's tensor parallelism is sequence parallel; ask again with"
-            " --tensor-parallel sequence_parallel"
-        )
-    if settings.tp_recompute_allgather and settings.splits_layers:
-        return (
-            "torchtitan keeps gathered activations for backward; ask again with"
-            " --knob tp_recompute_allgather=false"
-        )
-    if settings.activation_checkpointing is Checkpointing.SELECTIVE:
-        return (
-            "torchtitan's selective checkpointing of operators keeps every second matrix product"
-            " only; ask again with --knob activation_checkpointing=none,every_2,full"
-        )
-    if settings.activation_checkpointing is Checkpointing.OFFLOAD:
-        return (
-            "torchtitan 0.2 keeps the inputs of checkpointed layers on the device; ask again with"
-            " --knob activation_checkpointing=none,every_2,full"
-        )
-    if (
-        settings.activation_checkpointing is Checkpointing.EVERY_2
-        and question.workload.model.layers % 2
-    ):
-        return (
-            "of an odd number of layers torchtitan checkpoints one less than was predicted; ask"
-            " again with --knob activation_checkpointing=none,full"
-        )
-    alone = not has_data_parallel_ranks(question, settings)
-    if alone and settings.splits_layers and question.workload.precision is Precision.BF16_MIXED:
-        return (
-            "torchtitan mixes precision by FSDP, and with tensor parallelism alone there is none;"
-            " ask again with --precision bf16"
-        )
-    return None
-
-
-def _other_dtype(question: Question, settings: Settings) -> str | None:
-    if not has_data_parallel_ranks(question, settings):
-        return None
-    sharded = is_sharded(question, settings)
-    reduced = ReduceDtype.FP32 if sharded else weights(question)
-    if reduced_in(question, settings) is reduced:
-        return None
-    how = "sharded gradients" if sharded else f"gradients of {weights(question)}"
-    return f"torchtitan reduces {how} in {reduced} only; ask again with --reduce-dtype {reduced}"
 
 
 def _render(question: Question, settings: Settings, about: About) -> str:
