@@ -3,10 +3,8 @@
 import asyncio
 import json
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import yaml
 from sqlalchemy import update
@@ -141,7 +139,7 @@ def test_labels_are_kept_shown_and_listed_by(client, store):
     two = ask(client, {**MEASURED, "labels": {"user": "ada"}}).json()
     assert one["labels"] == {"job": "17", "user": "ada"}
 
-    def listed(query: str) -> list[str]:
+    def listed(query):
         studies = client.get(f"/tune?{query}").json()["studies"]
         return [study["study_id"] for study in studies]
 
@@ -266,7 +264,7 @@ def test_waiting_ends_with_what_is_waited_for(client, app, store):
     study_id = path.removeprefix("/tune/")
     assert client.get(f"{path}?wait=1", headers=known).status_code == 304
 
-    def waited(after: Callable[[], object], headers: dict[str, str]) -> Any:
+    def waited(after, headers):
         timer = threading.Timer(0.2, after)
         timer.start()
         found = client.get(f"{path}?wait=60", headers=headers)
@@ -380,7 +378,7 @@ def test_what_trains_something_else_is_not_exported(client, store):
 
 
 def test_a_database_that_cannot_be_used_is_503_and_not_named(client, app, monkeypatch):
-    def fail(*arguments: object, **more: object) -> None:
+    def fail(*arguments, **more):
         raise StoreError("the database /secret/place cannot be used: disk I/O error")
 
     monkeypatch.setattr(app.state.context.store, "studies", fail)
@@ -453,7 +451,7 @@ def test_a_queued_study_says_what_it_waits_for(client, store):
     asked = {**PREDICTED, "cluster": "4x8xh100-80gb", "fidelity": "measured", "pool": "big"}
     path = ask(client, asked).headers["location"]
 
-    def reason() -> str:
+    def reason():
         answers = Answers(store)
         content = answers.of(store.status(path.rpartition("/")[2])).content
         assert json.loads(brief(content))["reason"] == json.loads(content)["reason"]

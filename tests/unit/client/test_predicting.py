@@ -2,7 +2,6 @@
 
 import json
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ import pytest
 import tuner
 from tests.models import TINY
 
-CASE: dict[str, Any] = {
+CASE = {
     "workload": {"model": TINY, "sequence_length": 32, "global_batch_size": 16},
     "cluster": "2xa100-80gb",
     "settings": "sharding=ddp,micro_batch_size=2",

@@ -9,7 +9,7 @@ from tuner.cost.memory.device import MIB, UNSPLIT, beyond
 TORCH = Framework(name=FrameworkName.TORCH)
 
 
-def test_what_a_tensor_in_new_memory_gets_beyond_its_size() -> None:
+def test_what_a_tensor_in_new_memory_gets_beyond_its_size():
     for mib, more in [
         (0.5, 0),  # the small pool splits every block
         (1, 0),
@@ -31,7 +31,7 @@ CODELLAMA = [
 ]
 
 
-def test_tensors_of_odd_mebibytes_cost_what_the_allocator_shows() -> None:
+def test_tensors_of_odd_mebibytes_cost_what_the_allocator_shows():
     """Three matrices of each of 48 layers are 43 MiB on a rank: 720 with what goes with them."""
     for text, seen, more_mib in CODELLAMA:
         found = predicted(text, "8xh200", TORCH, "codellama-34b")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.cost import calibrations as known
 from tuner import machine
-from tuner.core.cluster import Cluster, parse_cluster
+from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings, Sharding
 from tuner.core.framework import Framework, FrameworkName
 from tuner.core.workload import Precision, Workload
@@ -23,23 +23,23 @@ WORKLOAD = Workload(model=load_model("llama-3.2-1b"), sequence_length=2048, glob
 SHARDED = Settings(sharding=Sharding.FULL_SHARD, micro_batch_size=2, gradient_accumulation_steps=4)
 
 
-def measured(text: str = "8xh100-80gb") -> Calibration:
+def measured(text="8xh100-80gb"):
     cluster = parse_cluster(text)
     return known.calibration_of(plan(cluster)["cases"], cluster)
 
 
-def step_s(cluster: Cluster, found: Calibration | None) -> float | None:
+def step_s(cluster, found):
     return predict(WORKLOAD, cluster, TORCH, SHARDED, calibration=found).step_time_s.value
 
 
-def test_a_calibration_survives_json() -> None:
+def test_a_calibration_survives_json():
     found = measured()
     assert Calibration.from_dict(json.loads(json.dumps(found.as_dict()))) == found
     with pytest.raises(ValueError, match="format 0"):
         Calibration.from_dict({**found.as_dict(), "format": 0})
 
 
-def test_measured_rates_replace_published_ones() -> None:
+def test_measured_rates_replace_published_ones():
     where, costs = calibrated(measured(), Precision.BF16, NODE, default_costs())
     assert where.gpu.dense_bf16_flops_per_s == pytest.approx(known.FLOPS_PER_S)
     assert where.gpu.memory_bytes_per_s == pytest.approx(known.COPY_BYTES_PER_S)
@@ -53,7 +53,7 @@ def test_measured_rates_replace_published_ones() -> None:
     assert where.gpu.fp32_flops_per_s == NODE.gpu.fp32_flops_per_s
 
 
-def test_links_hold_for_nodes_of_the_same_size() -> None:
+def test_links_hold_for_nodes_of_the_same_size():
     for asked, links in [
         ("8xh100-80gb", {"intra"}),
         ("h100-80gb", set()),
@@ -70,7 +70,7 @@ def test_links_hold_for_nodes_of_the_same_size() -> None:
         assert costs.calibrated
 
 
-def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:
+def test_cpu_ranks_have_a_speed_only_where_it_was_measured():
     cluster = parse_cluster("cpu:2")
     without = predict(WORKLOAD, cluster, TORCH, SHARDED)
     assert without.step_time_s.value is None
@@ -79,8 +79,8 @@ def test_cpu_ranks_have_a_speed_only_where_it_was_measured() -> None:
 
 
 def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     assert hardware_key(NODE) == hardware_key(parse_cluster("4x8xh100-80gb"))
     assert hardware_key(NODE) != hardware_key(parse_cluster("8xa100-80gb"))
     two = hardware_key(parse_cluster("cpu:2"))
@@ -89,7 +89,7 @@ def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(
     assert hardware_key(parse_cluster("cpu:2")) != two
 
 
-def test_a_stated_rate_of_a_link_stays() -> None:
+def test_a_stated_rate_of_a_link_stays():
     slow = replace(NODE.intra_node, bytes_per_s=20e9)
     where, costs = calibrated(
         measured(), Precision.BF16, replace(NODE, intra_node=slow), default_costs()

@@ -1,7 +1,6 @@
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.framework import Framework, FrameworkName
-from tuner.core.quantity import Quantity
 from tuner.cost.memory.device import communicator_count, device_terms, workspace_bytes, workspaces
 
 GIB = 2**30
@@ -9,19 +8,19 @@ FULL_SHARD = parse_settings("sharding=full_shard")
 A100S = parse_cluster("8xa100-80gb")
 
 
-def stack(accelerate: str, torch: str) -> Framework:
+def stack(accelerate, torch):
     versions = {"accelerate": accelerate, "torch": torch}
     return Framework(name=FrameworkName.ACCELERATE, versions=versions)
 
 
-def ends(quantity: Quantity) -> tuple[float, float, float]:
+def ends(quantity):
     assert quantity.value is not None
     assert quantity.low is not None
     assert quantity.high is not None
     return quantity.low, quantity.value, quantity.high
 
 
-def test_groups_of_more_than_one_rank_are_counted_once() -> None:
+def test_groups_of_more_than_one_rank_are_counted_once():
     for cluster, settings, count in [
         ("1xh100-80gb", "sharding=ddp", 0),
         ("8xh100-80gb", "sharding=full_shard", 1),
@@ -35,7 +34,7 @@ def test_groups_of_more_than_one_rank_are_counted_once() -> None:
         assert communicator_count(parse_settings(settings), parse_cluster(cluster)) == count
 
 
-def test_reserved_memory_ends_where_the_device_does() -> None:
+def test_reserved_memory_ends_where_the_device_does():
     for allocated in (60 * GIB, 78.5 * GIB, 90 * GIB):
         terms = device_terms(FULL_SHARD, A100S, allocated, framework=stack("0.27.0", "2.2.0"))
         outside = ends(terms.context)[1] + ends(terms.communicators)[1]
@@ -44,7 +43,7 @@ def test_reserved_memory_ends_where_the_device_does() -> None:
     assert ends(terms.reserved_free) == (0, 0, 0)
 
 
-def test_a_workspace_is_as_large_as_torch_has_it_by_default() -> None:
+def test_a_workspace_is_as_large_as_torch_has_it_by_default():
     for gpu, mib in [
         *(("1xa100-80gb", 8.125), ("1xv100-32gb", 8.125), ("1xrtx-4090", 8.125)),
         *(("1xh100-80gb", 32), ("1xh200", 32), ("1xgh200", 32), ("1xb200", 32), ("1xrtx-5090", 32)),

@@ -1,7 +1,5 @@
 """Readings of all ranks, merged; those that do not agree are refused."""
 
-from typing import Any
-
 import pytest
 
 from tuner.cost.calibration import merged
@@ -10,11 +8,11 @@ COPY = {"kind": "copy", "dtype": "bf16", "elements": 1024}
 MATRIX = {"kind": "matrix", "dtype": "fp32", "rows": 8, "width": 8}
 
 
-def timed(case: dict[str, Any], *seconds: float) -> dict[str, Any]:
+def timed(case, *seconds):
     return {**case, "seconds": list(seconds)}
 
 
-def test_the_slowest_rank_counts() -> None:
+def test_the_slowest_rank_counts():
     first, second = timed(COPY, 1.0, 2.0, 9.0), timed(COPY, 3.0, 4.0, 5.0)
     (reading,) = merged([COPY], [[first], [second]])
     assert (reading.seconds, reading.median_s) == (3.0, 4.0)  # of the second rank
@@ -22,7 +20,7 @@ def test_the_slowest_rank_counts() -> None:
     assert reading.case == COPY
 
 
-def test_what_is_no_answer_is_refused() -> None:
+def test_what_is_no_answer_is_refused():
     for rank in [
         [],
         [timed(MATRIX, 1.0)],

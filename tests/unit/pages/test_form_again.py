@@ -1,7 +1,5 @@
 """A study's question typed again: it asks the same."""
 
-from typing import Any
-
 import pytest
 
 from api.pages.form import all_wrong, read_form, texts_of_study
@@ -13,7 +11,7 @@ from tuner.core.study import Study, StudyState
 
 CATALOGUE = {"model": "llama-3.1-8b", "sequence_length": 4096, "global_batch_size": 64}
 OWN_GPU = {"name": "ours", "memory_bytes": 2**36}
-QUESTIONS: list[dict[str, Any]] = [
+QUESTIONS = [
     PREDICTED,
     MEASURED,
     {"workload": CATALOGUE, "cluster": "4x8xh100-80gb", "fidelity": "predicted"},

@@ -2,10 +2,8 @@
 
 import logging
 import re
-from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from sqlalchemy import func, select, text
 
 from api.app import create_app
@@ -33,7 +31,7 @@ def key(keys):
 def app(store):
     """The service with such settings; keys are needed unless they say otherwise."""
 
-    def make(**given: Any) -> FastAPI:
+    def make(**given):
         return create_app(store, Settings(_env_file=None, **{"require_keys": True, **given}))
 
     return make

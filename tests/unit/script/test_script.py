@@ -40,7 +40,7 @@ def test_an_edited_script_is_another_question(ask, tmp_path):
     assert "cannot be read" in before.script.why_other
 
 
-REFUSED: list[tuple[dict[str, object], str]] = [
+REFUSED = [
     ({"path": "missing.py"}, "script: got 'missing.py'; there is no such file"),
     ({"path": "large.py"}, "at most 1 MiB"),
     ({"template": "plain.yaml"}, "template: got 'plain.yaml'; has no placeholder"),

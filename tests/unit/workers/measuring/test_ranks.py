@@ -2,13 +2,12 @@
 
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 
 from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
-from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
+from tests.unit.workers.fakes import OK, FakeLauncher, always, hang
 from tests.waiting import until
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
@@ -35,7 +34,7 @@ class Warm:
     clock: HandClock
 
     def measure(self, kind=TWO, deadline_s=100.0, why=str):
-        def pause(seconds: float) -> str:
+        def pause(seconds):
             self.clock.move(seconds)
             return why()
 
@@ -49,9 +48,9 @@ class Warm:
 @pytest.fixture
 def warm(tmp_path, clock):
     """``warm(act, check=..., **options)``."""
-    opened: list[WarmRanks] = []
+    opened = []
 
-    def make(act: Act = OK, *, check: Any = None, **options: Any) -> Warm:
+    def make(act=OK, *, check=None, **options):
         launcher = FakeLauncher(act=act, **({"check": check} if check else {}))
         ranks = WarmRanks(launcher=launcher, folder=tmp_path / "probes", **options)
         opened.append(ranks.__enter__())
@@ -113,7 +112,7 @@ def test_what_a_rank_says_is_of_its_own_probe(warm):
 
 
 def test_memory_that_stays_behind_wants_new_ranks(warm):
-    def act(run: FakeRun, spec: object, number: int) -> str:
+    def act(run, spec, number):
         (run.job.directory / SPENT).touch()
         return "ok"
 
@@ -135,7 +134,7 @@ def test_what_is_given_up_leaves_no_rank(warm):
     assert it.outcome(why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def fail() -> str:
+    def fail():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -196,7 +195,7 @@ def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm):
     assert it.outcome(kind=GPUS, why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def slow(run: FakeRun) -> str:
+    def slow(run):
         it.clock.move(50.0)
         return "ok"
 

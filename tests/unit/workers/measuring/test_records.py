@@ -1,11 +1,10 @@
 import copy
 import json
-from typing import Any
 
 from tuner.core.measurement import Collective, Outcome
 from workers.measuring.records import BadRecord, RankRecord, parse_record, read_records
 
-GOOD: dict[str, Any] = {
+GOOD = {
     "format": 2, "rank": 1, "outcome": "ok", "phase": "finish", "error": None,
     "ended_at": 1700000000.5, "oom": None, "memory": {"allocated_bytes": 100,
     "allocated_low_bytes": 90, "reserved_bytes": 120, "device_bytes": 500, "overhead_bytes": 7,
@@ -17,7 +16,7 @@ GOOD: dict[str, Any] = {
     "versions": {"torch": "2.13.0"}, "hardware": {"device": "cpu", "threads": 1}, "emulation": None,
 }  # fmt: skip
 SEEN = {"op": "all_gather", "axis": "tp", "phase": "forward", "count": 3, "bytes": 99}
-ALONE: dict[str, Any] = {
+ALONE = {
     "phase_times_s": {"2": [{"forward": 0.1, "backward": 0.2}]},
     "copies_s": {"2": {"forward": 0.01}},
     "collectives": {"2": [{**SEEN, "overlap": "exposed"}]},
