@@ -84,8 +84,8 @@ def test_what_is_exported_is_read_back(format_name):
     seen = set()
     usual = (FrameworkName.TORCH, FrameworkName.ACCELERATE)
     for stack in STACKS.get(format_name, usual):
-        for question in questions(stack, format_name):
-            for settings in enumerate_space(question).legal:
+        for number, question in enumerate(questions(stack, format_name)):
+            for settings in enumerate_space(question).legal[number % 3 :: 3]:
                 if why_not(format_name, question, settings) is None:
                     check(format_name, question, settings)
                     seen.add((str(settings.sharding), question.cluster.name))
