@@ -72,7 +72,7 @@ def explore(folder, sequences):
     sent = Counter()
     with checked(folder) as (schema, key, forget):
 
-        class Machine(schema.as_state_machine()):  # type: ignore[misc]
+        class Machine(schema.as_state_machine()):
             def setup(self):
                 forget()
 

@@ -50,7 +50,7 @@ class Facts:
         def seen_backward(loss, *args, **kwargs):
             self._held.append(self._tracker.current_bytes)
             self.losses.append(float(loss.detach()))
-            backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+            backward(loss, *args, **kwargs)
 
         def seen_clip(*args, **kwargs):
             self._clips += 1
@@ -61,8 +61,8 @@ class Facts:
             # as on GPUs: for a device of its own kind a CPU's rank would try to pin
             save(*args, **{**kwargs, "device_type": "cuda"})
 
-        torch.autograd.graph.save_on_cpu.__init__ = seen_save  # type: ignore[method-assign]
-        torch.Tensor.backward = seen_backward  # type: ignore[method-assign,assignment]
+        torch.autograd.graph.save_on_cpu.__init__ = seen_save
+        torch.Tensor.backward = seen_backward
         torch.nn.utils.clip_grad_norm_ = seen_clip
         hooks = [
             register_optimizer_step_pre_hook(self._before),
@@ -74,8 +74,8 @@ class Facts:
             with self._tracker:
                 yield
         finally:
-            torch.autograd.graph.save_on_cpu.__init__ = save  # type: ignore[method-assign]
-            torch.Tensor.backward = backward  # type: ignore[method-assign]
+            torch.autograd.graph.save_on_cpu.__init__ = save
+            torch.Tensor.backward = backward
             torch.nn.utils.clip_grad_norm_ = clip
             for hook in hooks:
                 hook.remove()

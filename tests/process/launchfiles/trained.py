@@ -39,7 +39,7 @@ def trained(tuned, model):
     prepared = tuned.prepare(tuned.load(model), mesh)
     optimizer = tuned.make_optimizer(prepared, 1e-3)
     share, replicas = dist.get_rank() // tuned.TP_SIZE, tuned.WORLD_SIZE // tuned.TP_SIZE
-    in_order = DistributedSampler(dataset, replicas, share, shuffle=False)  # type: ignore[arg-type]
+    in_order = DistributedSampler(dataset, replicas, share, shuffle=False)
     steps = tuned.optimizer_steps(tuned.loader(dataset, sampler=in_order))
     with launched.Collectives() as collectives:
         losses = [tuned.train_step(prepared, optimizer, batches) for batches in steps]

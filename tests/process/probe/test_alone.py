@@ -53,7 +53,7 @@ def seconds(
     scatter = lambda part, whole, group: device.copy(whole, part)  # noqa: E731
     monkeypatch.setattr(run, "reduce_scatter_into", scatter)
     call = replace(CALL, op=op, bytes=size, dtype=dtype)
-    return Alone(device=device, axes={})._copy_s(call)  # type: ignore[arg-type]
+    return Alone(device=device, axes={})._copy_s(call)
 
 
 @pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
@@ -78,7 +78,7 @@ def test_without_any_room_copies_are_left_out_and_the_steps_stay(
     device = Device(LEAST_BYTES // 2)
     assert seconds(device, monkeypatch) == 0.0
     found = Alone(
-        device=device,  # type: ignore[arg-type]
+        device=device,
         axes={"dp": "dp_shard"},
         seconds={1: [{"forward": 0.5}]},
         calls={1: [CALL]},

@@ -54,7 +54,7 @@ def test_layers_are_forward_and_backward_of_a_whole_model():
     }  # fmt: skip
     with torch.enable_grad():
         work = work_of(case, torch.device("cpu"))
-        model = inspect.getclosurevars(work).nonlocals["model"]  # type: ignore[arg-type]
+        model = inspect.getclosurevars(work).nonlocals["model"]
         seen = {}
         for name, parameter in model.named_parameters():
             parameter.register_hook(partial(seen.__setitem__, name))
@@ -69,6 +69,6 @@ def test_an_update_steps_every_parameter():
     with torch.no_grad():
         work = work_of(case, torch.device("cpu"))
         work()
-    optimizer = work.__self__  # type: ignore[attr-defined]
+    optimizer = work.__self__
     assert len(optimizer.state) == 4
     assert all(p.dtype is DTYPES["bf16"] for p in optimizer.state)

@@ -40,7 +40,7 @@ def test_buffers_and_bytes_are_those_of_torch(ranks, keys):
     cluster = parse_cluster("8xh100-80gb")
     key = LayerKey(
         model=model, sequence_length=256, compute_bytes=2, residual_bytes=2, tp=1,
-        recompute=False, device=cluster.gpu.device, attention=None, ring=ranks,  # type: ignore
+        recompute=False, device=cluster.gpu.device, attention=None, ring=ranks,
     )  # fmt: skip
     layer = _Layer(key, sparse=False, sliding=False, starts=False)
     tokens = layer.tokens

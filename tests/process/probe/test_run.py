@@ -19,7 +19,7 @@ class Device:
     def __init__(self):
         self.retries = 1
         self.tracker = contextlib.nullcontext()
-        self.tracker.add = lambda tensor: None  # type: ignore[attr-defined]
+        self.tracker.add = lambda tensor: None
 
     def enter_phase(self):
         """Nothing is counted by phase."""
@@ -42,7 +42,7 @@ def test_near_misses_of_timed_steps_count(monkeypatch):
     monkeypatch.setattr(Rank, "_track", track)
     monkeypatch.setattr(Rank, "_time", time)
     spec = SimpleNamespace(is_alone=False, fidelity="measured")
-    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()  # type: ignore[arg-type]
+    Rank(spec=spec, rank=0, device=device, phase=Phase(), record=record).run()
     assert record.memory == {"allocation_retries": 3}
     assert record.outcome == "ok"
 
@@ -75,9 +75,9 @@ def timed(monkeypatch, peers, counts, limit_s):
         give_up_above_s=limit_s, settings=SimpleNamespace(gradient_accumulation_steps=16),
     )  # fmt: skip
     device = SimpleNamespace(torch_device=torch.device("cpu"))
-    rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))  # type: ignore[arg-type]
+    rank = Steps(spec=spec, rank=0, device=device, phase=Phase(), record=Record(rank=0))
     monkeypatch.setattr(rank.__class__, "_note_losses", lambda rank, losses: None)
-    rank._time(SimpleNamespace(set_accumulation=lambda count: None))  # type: ignore[arg-type]
+    rank._time(SimpleNamespace(set_accumulation=lambda count: None))
     return rank
 
 

@@ -129,7 +129,7 @@ def unit(name):
     """The service of a unit of systemd."""
     block = (ROOT / "examples" / "deploy" / f"tuner-{name}.service").read_text()
     found = configparser.ConfigParser()
-    found.optionxform = str  # type: ignore[assignment, method-assign]
+    found.optionxform = str
     found.read_string(block)
     return found["Service"]
 

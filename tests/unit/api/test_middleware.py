@@ -100,7 +100,7 @@ def test_a_client_that_goes_is_noted(noted, started, status):
 
     scope = {"type": "http", "method": "GET", "headers": []}
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(AccessLog(app, metrics=noted)(scope, send, send))  # type: ignore[arg-type]
+        asyncio.run(AccessLog(app, metrics=noted)(scope, send, send))
     assert noted.seen == [("(none)", "GET", status)]
 
 

@@ -75,7 +75,7 @@ def test_ways_to_say_documents_are_one():
 
 def workload(model="llama-3.1-8b", **fields):
     given = {"sequence_length": 2048, "global_batch_size": 8, **fields}
-    return Workload(model=published_model(model), **given)  # type: ignore[arg-type]
+    return Workload(model=published_model(model), **given)
 
 
 def test_a_workload_without_packing_is_what_it_was():

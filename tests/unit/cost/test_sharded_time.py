@@ -19,7 +19,7 @@ H100, NODES, PCIE = "8xh100-80gb", "4x8xh100-80gb", "4x8xa100-80gb-pcie"
 
 def workload(model="llama-3.1-8b", **more):
     asked = Workload(model=read(model), sequence_length=4096, global_batch_size=1024)
-    return replace(asked, **more)  # type: ignore[arg-type]
+    return replace(asked, **more)
 
 
 def seconds(text, cluster=H100, asked=None):

@@ -63,7 +63,7 @@ def _of_arguments(values):
 
 def _torch(text, question):
     assigned = (node for node in ast.parse(text).body if isinstance(node, ast.Assign))
-    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}  # type: ignore[attr-defined]
+    values = {node.targets[0].id: ast.literal_eval(node.value) for node in assigned}
     assert values.pop("WORLD_SIZE") == question.cluster.world_size
     return {name.lower(): value for name, value in values.items()}
 

@@ -38,7 +38,7 @@ async def watch(context, study_id, seen, **known):
     """What one viewer is sent, until the end."""
     async with context.poller.listen(study_id) as feed:
         assert feed is not None
-        async for sent in module.stream_page(context, None, feed, **known):  # type: ignore[arg-type]
+        async for sent in module.stream_page(context, None, feed, **known):
             assert sent.raw_data is not None
             seen.append({"id": sent.id, **json.loads(sent.raw_data)})
 

@@ -90,7 +90,7 @@ def test_each_sign_in_is_a_session_of_its_own(browser, key, store):
     browser.sign_in(key)
     first = browser.session()
     assert first not in (None, planted)
-    old = Browser(browser.app)  # type: ignore[arg-type]
+    old = Browser(browser.app)
     old.cookies.set("tuner_session", first or "")
     assert old.get("/").status_code == 200
     browser.submit("/sign-in", {"key": key}, page="/")

@@ -65,5 +65,5 @@ def test_what_is_refused(tmp_path):
     (tmp_path / "config.yaml").write_text("batch: {micro_batch_size}\n")
     for given, said in REFUSED:
         with pytest.raises(UsageError) as error:
-            read_script(**{"path": "train.py", "arguments": BATCH, **given}, folder=tmp_path)  # type: ignore[arg-type]
+            read_script(**{"path": "train.py", "arguments": BATCH, **given}, folder=tmp_path)
         assert said in str(error.value)

@@ -90,7 +90,7 @@ def test_illegal_proposals_fail_and_then_a_random_one_is_taken(made, monkeypatch
 
         asked = 0
 
-        def sample_independent(self, study, trial, name, distribution):  # type: ignore[no-untyped-def]
+        def sample_independent(self, study, trial, name, distribution):
             Stubborn.asked += name == "sharding"
             told = study.get_trials(deepcopy=False)
             assert all(one.state is TrialState.FAIL for one in told[1:-1])
