@@ -1,7 +1,9 @@
 """Ranks that stay for the next probe: who runs what, and when they end. None is a process."""
 
 import time
+from collections import namedtuple
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,9 +13,11 @@ from tests.unit.workers.fakes import OK, FakeLauncher, always, hang
 from tests.waiting import until
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
+from tuner.machine import usable_cores
 from workers.launchers.base import Why
+from workers.launchers.local import LocalLauncher
 from workers.measuring import ranks as ranks_module
-from workers.measuring.ranks import CheckedDevices, Kind, WarmRanks
+from workers.measuring.ranks import CheckedDevices, Kind, OtherLoad, WarmRanks
 from workers.probe.orders import SPENT, header
 
 TWO = Kind(ranks=2, world_size=2, device="cpu")
@@ -219,3 +223,29 @@ def test_memory_that_others_may_hold_is_looked_at_before_a_shortage_is_believed(
     it.launcher.act = OK
     assert it.outcome(kind=GPUS) is Outcome.OK  # on the ranks that looked
     assert len(it.launcher.runs) == before
+
+
+def test_load_is_what_others_take_of_the_cores_that_ranks_may_use(monkeypatch):
+    core = namedtuple("core", "user nice system idle iowait steal guest")
+    cores = [core(10, 0, 0, 5, 5, 0, 9), core(0, 20, 0, 0, 0, 0, 0), core(99, 0, 0, 0, 0, 0, 0)]
+    own = [2.0]
+    ranks = [SimpleNamespace(cpu_times=lambda: (own[0], 0.0, 0.0, 1.0, 7.0))]
+    monkeypatch.setattr(ranks_module.os, "sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr(ranks_module.psutil, "cpu_times", lambda percpu: cores)
+    worker = SimpleNamespace(children=lambda recursive: ranks, cpu_times=lambda: (1.0, 0, 0, 0))
+    monkeypatch.setattr(ranks_module.psutil, "Process", lambda: worker)
+    monkeypatch.setattr(ranks_module.time, "monotonic", lambda: now)
+    now = 100.0
+    load = OtherLoad()
+    cores[:2], own[0], now = [core(14, 0, 1, 5, 9, 1, 14), core(1, 22, 0, 0, 0, 0, 0)], 5.0, 110.0
+    # 9 seconds of both cores in 10, of which a rank had 3
+    assert load.cores() == {"cores": 2, "cores_of_others": 0.6}
+
+
+def test_a_timed_probe_of_this_machine_has_the_load_beside_it(warm, monkeypatch):
+    ours = LocalLauncher()
+    of_others, found = warm(), warm()
+    monkeypatch.setattr(LocalLauncher, "start", lambda self, job: found.launcher.start(job))
+    found.ranks.launcher = ours
+    assert found.measure().hardware["cores"] == usable_cores()
+    assert "cores" not in of_others.measure().hardware
