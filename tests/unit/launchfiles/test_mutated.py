@@ -90,7 +90,7 @@ def test_a_file_with_other_values_is_answered_or_refused(name, data):
         inside = values
         for one in path:
             inside = inside[one]
-        inside[last] = data.draw(VALUES)
+        inside[last] = copy.deepcopy(data.draw(VALUES))  # the next may be put into it
     with suppress(UsageError):
         _answered(name, values)
 
@@ -109,6 +109,7 @@ def test_a_file_as_it_is_is_answered(name):
          "zero_optimization.reduce_bucket_size: got inf; must be a number that is finite"),
         ({**DEEPSPEED, "zero_optimization": {"reduce_bucket_size": float("nan")}},
          "zero_optimization.reduce_bucket_size: got nan; must be a number that is finite"),
+        ({**TRAINER, "fsdp": [[]]}, "fsdp: got [[]]; must be of auto_wrap, full_shard, offload"),
     ],
 )  # fmt: skip
 def test_a_value_that_is_none_of_the_field_is_refused(values, said):
