@@ -41,7 +41,7 @@ from tuner.launchfiles.contract import (
     provenance,
     yaml_text,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, known_fields
 from tuner.launchfiles.fsdp import (
     is_passed_over,
     optimizer_call,
@@ -316,15 +316,6 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }
 # Fields that other files do not have.
 MARKS = frozenset({"compute_environment", "distributed_type"})
-KNOWN = frozenset({
-    "compute_environment", "distributed_type", "num_machines", "machine_rank", "num_processes",
-    "mixed_precision", "use_cpu", "fsdp_config", "parallelism_config", "dynamo_config",
-    "dynamo_backend", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "main_process_ip",
-    "main_process_port", "main_training_function", "rdzv_backend", "same_network", "tpu_env",
-    "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone", "commands", "command_file",
-    "deepspeed_config", "megatron_lm_config", "fp8_config", "mpirun_config",
-    "num_cpu_threads_per_process",
-})  # fmt: skip
 # What ``distributed_type`` shards by itself.
 KINDS: Mapping[str, Sharding | None] = {
     "no": Sharding.DDP,
@@ -343,7 +334,7 @@ GROUPS = ("dp_replicate_size", "dp_shard_size")
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    fields.refuse_others(KNOWN)
+    fields.refuse_others(known_fields()["accelerate"]["known"])
     fields.refuse("fp8_config", "is not predicted")
     fields.refuse("dynamo_backend", "compiled models are not predicted")
     fields.part("dynamo_config").refuse("dynamo_backend", "compiled models are not predicted")

@@ -210,7 +210,7 @@ def lacking(
         "fused_loss": settings.fused_loss
         and f"{launcher} cannot be told to compute the loss part by part, and these settings have"
         " fused_loss=true; ask again with --knob fused_loss=false",
-        "adapters": (work.adapter is not None or work.frozen)
+        "adapters": (work.adapter is not None or bool(work.frozen))
         and f"no {'adapter is' if work.adapter else 'frozen parts are'} written for {launcher}, and"
         " the study has such; ask again with --framework accelerate, or trainer with --knob"
         " sharding=ddp",

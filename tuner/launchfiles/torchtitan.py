@@ -31,28 +31,22 @@ from tuner.launchfiles.contract import (
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import reshards, weights
-from tuner.model import ModelConfig
+from tuner.model import ModelConfig, published_model
 
 FILE_NAME = "torchtitan.toml"
 
 _DTYPES = {ReduceDtype.BF16: "bfloat16", ReduceDtype.FP32: "float32"}
 
-# Name and flavor of torchtitan's models by type, layers, hidden and inner channels and vocabulary:
-# ``models/llama3/__init__.py`` and ``models/qwen3/__init__.py`` of 0.2.2. Llama's vocabulary is of
-# its tokenizer's, which torchtitan takes at the start.
-_FLAVORS: Mapping[tuple[str, int, int, int, int], tuple[str, str]] = {
-    ("llama", 32, 4096, 14336, 128256): ("llama3", "8B"),
-    ("llama", 80, 8192, 28672, 128256): ("llama3", "70B"),
-    ("llama", 126, 16384, 53248, 128256): ("llama3", "405B"),
-    ("qwen3", 28, 1024, 3072, 151936): ("qwen3", "0.6B"),
-    ("qwen3", 28, 2048, 6144, 151936): ("qwen3", "1.7B"),
-    ("qwen3", 36, 2560, 9728, 151936): ("qwen3", "4B"),
-    ("qwen3", 36, 4096, 12288, 151936): ("qwen3", "8B"),
-    ("qwen3", 40, 5120, 17408, 151936): ("qwen3", "14B"),
-    ("qwen3", 64, 5120, 25600, 151936): ("qwen3", "32B"),
-}
-
-
+# Name and flavor of torchtitan's models (``models/llama3/__init__.py`` and
+# ``models/qwen3/__init__.py`` of 0.2.2), by the catalogue's name of one of the same shape. Llama's
+# vocabulary is of its tokenizer's, which torchtitan takes at the start.
+_FLAVORS: Mapping[str, tuple[str, str]] = {
+    "llama-3.1-8b": ("llama3", "8B"),
+    "llama-3.1-70b": ("llama3", "70B"),
+    "llama-3.1-405b": ("llama3", "405B"),
+    **{f"qwen3-{size.lower()}": ("qwen3", size)
+       for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
+}  # fmt: skip
 # Of those, what newer versions have a function of in ``models/*/config_registry.py``.
 _REGISTERED = frozenset({
     "llama3_8b", "llama3_70b", "llama3_405b", "qwen3_0_6b", "qwen3_1_7b", "qwen3_14b", "qwen3_32b",
@@ -143,8 +137,12 @@ def _checkpointing(settings: Settings) -> dict[str, str]:
 
 
 def _flavor(model: ModelConfig) -> tuple[str, str] | None:
-    shape = (model.model_type, model.layers, model.hidden_size, model.intermediate_size)
-    return _FLAVORS.get((*shape, model.vocab_size))
+    def shape(one: ModelConfig) -> tuple[object, ...]:
+        sizes = one.layers, one.hidden_size, one.intermediate_size, one.vocab_size
+        return (one.model_type, *sizes)
+
+    like = (name for name in _FLAVORS if shape(published_model(name)) == shape(model))
+    return _FLAVORS.get(next(like, ""))
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
@@ -263,13 +261,6 @@ FORMAT = Format(
 
 NAME = "torchtitan"
 MARKS: frozenset[str] = frozenset()  # it alone is TOML, or Python
-_CATALOGUE = {
-    ("llama3", "8B"): "llama-3.1-8b",
-    ("llama3", "70B"): "llama-3.1-70b",
-    ("llama3", "405B"): "llama-3.1-405b",
-    **{("qwen3", flavor): f"qwen3-{flavor.lower()}"
-       for flavor in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")},
-}  # fmt: skip
 _FREE: Mapping[str, tuple[Any, ...]] = {
     "sharding": ("ddp", "shard_grad_op", "full_shard"), "tp_size": (), "micro_batch_size": (),
     "gradient_accumulation_steps": (), "activation_checkpointing": ("none", "full"),
@@ -339,8 +330,8 @@ def read(values: Mapping[str, Any]) -> Found:
         may["global_batch_size"] = (batch,)
     model = fields.part("model")
     named = (str(model.values.get("name")), str(model.values.get("flavor")))
-    if named in _CATALOGUE:
-        may["model"] = (_CATALOGUE[named],)
+    if known := [name for name, flavor in _FLAVORS.items() if flavor == named]:
+        may["model"] = (*known,)
     return Found(
         format_name=NAME,
         knobs=knobs,

@@ -41,7 +41,7 @@ from tuner.launchfiles.contract import (
     reduced_in,
     versions_text,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, known_fields
 from tuner.launchfiles.fsdp import (
     DTYPES,
     ddp_reduce_dtype,
@@ -403,28 +403,14 @@ OPTIMIZERS = {
     **{name: optimizer for optimizer, name in _OPTIMIZERS.items()},
     "adamw_8bit": Optimizer.ADAMW_BNB_8BIT,
 }
-# Fields that change what a step needs in ways that are not predicted.
-REFUSED: Mapping[str, str] = {
-    "fp16": "must be false: fp16 is not predicted",
-    "torch_compile": "must be false: compiled models are not predicted",
-    "torch_compile_backend": "must be left out: compiled models are not predicted",
-    "auto_find_batch_size": "must be false: the batch must not change",
-    "parallelism_config": "is not predicted",
-    "fsdp_min_num_params": "must be 0: figures are of layers that are sharded one by one",
-}
-# Fields that are looked at.
-READ = frozenset({
-    "per_device_train_batch_size", "gradient_accumulation_steps", "accelerator_config", "optim",
-    "use_liger_kernel", "liger_kernel_config", "bf16", "fsdp", "fsdp_config",
-    "activation_checkpointing", "gradient_checkpointing", "deepspeed", *REFUSED,
-})  # fmt: skip
 
 
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    fields.refuse_misspelt(READ)
-    for name, why in REFUSED.items():
+    known = known_fields()["trainer"]
+    fields.refuse_misspelt({*known["read"], *known["refused"]})
+    for name, why in known["refused"].items():
         fields.refuse(name, why, but=(False, 0, "no"))
     knobs: dict[str, Any] = {"sharding": str(Sharding.DDP), "cpu_offload": False}
     classes: tuple[str, ...] = ()
@@ -514,7 +500,7 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
         raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
     options = fields.part("fsdp_config")
     flat = options.any_of("fsdp_min_num_params", "min_num_params")
-    options.refuse(flat, REFUSED["fsdp_min_num_params"], but=(0, "0"))
+    options.refuse(flat, known_fields()["trainer"]["refused"]["fsdp_min_num_params"], but=(0, "0"))
     found, classes = read_fsdp(options, given, nodes=None, by_release=True)
     fields.uncounted += options.uncounted
     sharding = "shard_grad_op" if "shard_grad_op" in given else "full_shard"
