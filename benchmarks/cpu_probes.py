@@ -23,7 +23,7 @@ from probe_cases import Case, cases, spec_of
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.machine import usable_cores
 from workers.launchers.base import Job, rank_environment
-from workers.measuring.records import BadRecord, RankRecord, log_path, read_records, write_spec
+from workers.measuring.records import BadRecord, RankRecord, log_path, read_records, write_json
 from workers.probe.orders import SPEC
 from workers.probe.run import run_probe
 
@@ -72,7 +72,7 @@ def measured(case: Case) -> dict[str, Any]:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_spec(folder, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
+        write_json(folder / SPEC, spec_of(case, Fidelity.MEASURED, FEW_STEPS))
         outcome = run_ranks(folder, case.cluster.world_size)
         records = read_records(folder, case.cluster.world_size)
     seconds = round(time.perf_counter() - started, 1)

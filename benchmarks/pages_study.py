@@ -102,6 +102,10 @@ class Machine:
             repetition=repetition,
             accumulation_counts=() if repetition else counts_to_run(own),
         )
+        return self.probe(number, request)
+
+    def probe(self, number: int, request: ProbeRequest) -> Probe:
+        """A request that is done."""
         return Probe(
             id=number,
             request=request,

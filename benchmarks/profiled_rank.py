@@ -21,8 +21,7 @@ from workers.probe.group import join
 from workers.probe.model import micro_batches
 from workers.probe.record import versions
 from workers.probe.spec import Spec, read_spec
-from workers.probe.stack import Stack, build_stack
-from workers.probe.step import optimizer_step
+from workers.probe.stack import Stack, build_stack, optimizer_step
 from workers.probe.tracker import Phase
 
 STEPS = 2
