@@ -56,7 +56,6 @@ def rows() -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them: speed where all are of one study, and no mistake anywhere."""
     found = []
     for database in DATABASES:
         these = [row for row in rows if row["database"] == database]
@@ -200,7 +199,6 @@ def _wrong(url: str, taken: Sequence[Taken]) -> dict[str, int]:
 
 
 def main() -> None:
-    """Measure, and show."""
     found = rows()
     show("claims", found)
     show("goals", as_rows(goals(found)))

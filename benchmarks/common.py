@@ -35,7 +35,6 @@ class Goal:
 
     @property
     def met(self) -> bool:
-        """Whether the value is what the goal asks for."""
         if self.value is None:
             return False
         sign, limit = self.goal.split()
@@ -138,7 +137,6 @@ def _cell(value: object) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of the packages that are installed."""
     found = {}
     for package in PACKAGES:
         with suppress(metadata.PackageNotFoundError):

@@ -105,7 +105,6 @@ def _short(found: Mapping[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, and write."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="texts of cases; nothing is written")
     parser.add_argument("--repetitions", type=int, default=REPETITIONS)

@@ -12,7 +12,6 @@ PARTS = {"views": "pages_views", "viewers": "pages_viewers", "looks": "pages_loo
 
 
 def main() -> None:
-    """Run all parts, and report."""
     report_parts("pages", PARTS)
 
 

@@ -48,7 +48,6 @@ def rows(probes: int = PROBES, studies: int = 60) -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of it."""
     (row,) = rows
     screens = f"screens before the evidence of a study with {row['probes']} probes, 1440 by 900"
     return [

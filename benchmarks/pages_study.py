@@ -92,7 +92,6 @@ class Machine:
         return sorted(noisy, key=lambda one: float(noisy[one]))[:count]
 
     def run(self, number: int, settings: Settings) -> Probe:
-        """A probe that is done."""
         repetition = self._repetitions.get(settings, 0)
         self._repetitions[settings] = repetition + 1
         own = settings.gradient_accumulation_steps
@@ -105,7 +104,6 @@ class Machine:
         return self.probe(number, request)
 
     def probe(self, number: int, request: ProbeRequest) -> Probe:
-        """A request that is done."""
         return Probe(
             id=number,
             request=request,

@@ -53,7 +53,6 @@ def rows(
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     few, many = rows[0], rows[-1]
     name = f"statements for each event, {many['viewers']} viewers of a study over {few['viewers']}"
     value = many["statements_per_event"] / few["statements_per_event"]

@@ -84,7 +84,6 @@ def _of_the_list(studies: int, views: int) -> dict[str, Any]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     found = []
     for row in rows:
         cpu_ms = row["cpu_median_ms"]

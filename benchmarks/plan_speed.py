@@ -62,7 +62,6 @@ def calls(machine: Machine) -> Iterator[Callable[[], object]]:
 
 
 def plan_lines() -> list[dict[str, Any]]:
-    """The table."""
     machine, empty = Machine(question()), study_of()
     full = study_of(probes(Machine(question()), PROBES))
     return [

@@ -55,7 +55,6 @@ def measured(case: Case) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, and write."""
     rows = []
     for case in profiled_cases():
         started = time.perf_counter()

@@ -12,7 +12,6 @@ PARTS = {"planning": "scale_planning", "database": "scale_rows", "fleet": "scale
 
 
 def main() -> None:
-    """Run all parts, and report."""
     report_parts("scale", PARTS)
 
 

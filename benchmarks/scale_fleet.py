@@ -74,7 +74,6 @@ class Seen:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each fleet."""
     return [_row(workers) for workers in FLEETS]
 
 
@@ -142,7 +141,6 @@ def _raced(
 
 
 def _work_all(url: str, studies: Sequence[str], first: int, over: Event, results: Any) -> None:
-    """Be some workers, until it is over."""
     seen = [Seen() for _ in range(EACH)]
 
     def work(number: int) -> None:

@@ -74,7 +74,6 @@ def _finished(store: Store) -> str:
 
 
 def found_measurement() -> Measurement:
-    """What a probe found."""
     memory = Memory(
         allocated_bytes=2**30,
         allocated_low_bytes=2**30,

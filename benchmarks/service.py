@@ -18,7 +18,6 @@ loads this one."""
 
 
 def main() -> None:
-    """Run all parts, and report."""
     report_parts("service", PARTS)
 
 

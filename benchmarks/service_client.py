@@ -82,7 +82,6 @@ class Client:
 
 
 def main() -> None:
-    """Connect, wait for the start, ask, and tell."""
     client = Client(json.loads(sys.argv[1]))
     client.connection.connect()
     print("ready", flush=True)

@@ -137,7 +137,6 @@ async def listen(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Listen to what the command line says."""
     print(json.dumps(asyncio.run(listen(json.loads(sys.argv[1])))))
 
 

@@ -57,7 +57,6 @@ class Run:
 
     @property
     def left_s(self) -> float:
-        """Seconds until it must be over."""
         return self.until - time.monotonic()
 
     def may_start(self, found: GpuCase) -> bool:
@@ -198,7 +197,6 @@ def run_parts(
 
 
 def main() -> int:
-    """Run what is asked for; the exit code."""
     parser = argparse.ArgumentParser(prog="bench_gpu.py")
     parser.add_argument("part", nargs="?", choices=[*Part, "all"], default="all")
     parser.add_argument("--device", type=Device, choices=list(Device), default=Device.CUDA)

@@ -38,7 +38,6 @@ class Tried:
 
 
 def row_of(tried: Tried, commit: str) -> dict[str, Any]:
-    """The row, as JSON values."""
     found, case = tried.found, tried.found.case
     workload = case.workload.as_dict()
     del workload["model"]
