@@ -1,4 +1,4 @@
-"""How much a screen holds, in the system's Chromium: part of ``pages.py``.
+"""How much a screen holds, in the system's Chromium: part of ``make bench-pages``.
 
 Screens of 900 pixels before the evidence of a study's page at 1440 pixels, and studies of the list
 that are whole in the first screen.

@@ -1,4 +1,4 @@
-"""A study of 500 probes as a search leaves one: part of ``pages.py``.
+"""A study of 500 probes as a search leaves one: part of ``make bench-pages``.
 
 Its probes find what is predicted of their settings, each class off by a factor of its own and each
 run by some luck, the same each time: most ran, some ran out of memory, were ended early or failed,

@@ -1,4 +1,4 @@
-"""What viewers of a study cost that goes on: part of ``pages.py``.
+"""What viewers of a study cost that goes on: part of ``make bench-pages``.
 
 Each opens the page and then its stream of changes with the version that it has, as the page's
 script does, in a server within this process. Then one more probe is done, again and again, each

@@ -1,4 +1,4 @@
-"""Listeners to studies that break off again and again: part of ``service.py``.
+"""Listeners to studies that break off again and again: part of ``make bench-service``.
 
     python benchmarks/service_listener.py '{"url": "...", "streams": [...], "polls": [...], ...}'
 

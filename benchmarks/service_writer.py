@@ -1,4 +1,4 @@
-"""Stand-ins for workers: part of ``service.py``.
+"""Stand-ins for workers: part of ``make bench-service``.
 
     python benchmarks/service_writer.py '{"db": "...", "studies": [...], "probes": 15, ...}'
 
