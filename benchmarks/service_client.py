@@ -1,4 +1,4 @@
-"""A caller that asks again and again: part of ``make bench-service``, of the standard library alone.
+"""A caller that asks again and again, for ``make bench-service``: of the standard library alone.
 
     python benchmarks/service_client.py '{"port": 8765, "seconds": 10, "bodies": [...]}'
 
