@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from claims import database, new_study
 from common import Goal, show
-from scale_rows import found_measurement
+from service_writer import measured
 from sqlalchemy import text
 
 from tuner.core.framework import installed_versions
@@ -196,7 +196,7 @@ def _hold(
         seen.time("beat", beat)
     if over.is_set():
         store.give_back(claim, "it is over")
-    elif seen.time("record", lambda: store.record(claim, found_measurement())):
+    elif seen.time("record", lambda: store.record(claim, measured(claim.probe.row_id))):
         seen.probes.append(claim.probe.row_id)
     else:
         seen.lost += 1
