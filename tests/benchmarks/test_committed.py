@@ -85,7 +85,7 @@ def test_judging(benchmark):
     assert judging.share([]) == 0
 
 
-def test_speeds_hold_at_every_length_of_sequences(benchmark) -> None:
+def test_speeds_hold_at_every_length_of_sequences(benchmark):
     """Of llm-foundry's models that nothing was fitted on; not so if attention were a product."""
     foundry = benchmark("foundry")
     told = foundry.told()

@@ -50,7 +50,7 @@ def found(smoke):
 def changed(smoke, found):
     """What is found where one probe is another; lines that are not ok, by check."""
 
-    def judge(**measurements: Measurement) -> dict[str, tuple[str, str]]:
+    def judge(**measurements):
         named = {name.replace("__", ", "): one for name, one in measurements.items()}
         probes = {**found.probes, **{n: smoke.Tried(measurement=m) for n, m in named.items()}}
         lines = smoke.lines(replace(found, probes=probes))

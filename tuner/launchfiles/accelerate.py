@@ -34,7 +34,6 @@ from tuner.launchfiles.contract import (
     About,
     Format,
     Stack,
-    batch_text,
     code,
     comment,
     has_data_parallel_ranks,
@@ -44,15 +43,8 @@ from tuner.launchfiles.contract import (
 )
 from tuner.launchfiles.fields import Fields, Found
 from tuner.launchfiles.fsdp import (
-    DTYPES,
-    MAKE_MUON,
-    REDUCE_HOOK,
-    checkpointing,
-    checkpointing_imports,
-    ddp_reduce_dtype,
     is_passed_over,
     optimizer_call,
-    optimizer_import,
     optimizer_needs,
     options,
     policy,
@@ -66,12 +58,10 @@ from tuner.launchfiles.model_code import (
     freeze_code,
     imports,
     is_varlen,
-    labels_text,
     loading_code,
-    loop_code,
-    loss_code,
     mask_code,
     packing_needs,
+    rendered,
     use_loss,
 )
 from tuner.launchfiles.shell import in_force
@@ -471,29 +461,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     return configuration(question, settings)
 
 
-_PLUGIN = """\
-    fsdp_plugin=FullyShardedDataParallelPlugin(  # the rest is the file's
-        mixed_precision_policy=MixedPrecisionPolicy(
-            {casts}
-        ),
-    ),"""
-_GROUPS = """\
-groups = {}  # of one mesh each: kernels of optimizers take no others together
-for parameter in model.parameters():
-    mesh = getattr(parameter, "device_mesh", None)
-    groups.setdefault(mesh, {"params": []})["params"].append(parameter)"""
-_CHECKPOINTING = """\
-model.gradient_checkpointing_enable(
-    gradient_checkpointing_kwargs={"use_reentrant": False}
-)"""
-
-
-def _checkpointing(question: Question, settings: Settings) -> tuple[str, ...]:
-    if settings.activation_checkpointing is Checkpointing.FULL:
-        return (_CHECKPOINTING,)
-    return checkpointing(settings, varlen=is_varlen(question))
-
-
 def script(question: Question, settings: Settings) -> str:
     """Code of a training script that, under the configuration file, has ``settings`` in force.
 
@@ -501,75 +468,30 @@ def script(question: Question, settings: Settings) -> str:
     dictionaries with ``input_ids`` and ``labels``; with packing of ``documents``,
     lists of tokens) and ``LEARNING_RATE`` are defined.
     """
-    sharded = by_plugin_of(question, settings)
-    work, casts = question.workload, policy(question, settings) if sharded else ""
+    sharded, optimizer = by_plugin_of(question, settings), question.workload.optimizer
     split = distributed_config(question, settings)
-    hook = ddp_reduce_dtype(question, settings)
-    collate, size = collate_code(question), question.cluster.world_size
     mask, masks = mask_code(question)
     freeze, freezes = freeze_code(question)
-    on_cpu = question.cluster.gpu.device is Device.CPU and not (sharded or split)
+    call = optimizer_call(optimizer, "LEARNING_RATE")
     in_script = checkpoints_in_script(question, settings)
-    checkpoints = _checkpointing(question, settings) if in_script else ()
-    *peft, of_transformers = imports(question)
-    plugin = "FullyShardedDataParallelPlugin, " if casts else ""
-    reduces = REDUCE_HOOK.format(dtype=DTYPES[hook]).strip("\n") if hook else ""
-    muon = work.optimizer is Optimizer.MUON
-    call = optimizer_call(work.optimizer, "LEARNING_RATE")
-    call = call.replace("model.parameters()", "list(groups.values())") if split else call
-    functions = [reduces, loss_code(question, settings), freeze, collate, mask]
-    functions = list(filter(None, [*functions, MAKE_MUON if muon else ""]))
-    parts = (
-        "import torch",
-        "import torch.distributed as dist" if hook else None,
-        "from accelerate import Accelerator",
-        f"from accelerate.utils import {plugin}GradientAccumulationPlugin",
-        *peft,
-        "from torch.distributed.fsdp import MixedPrecisionPolicy" if casts else None,
-        "from torch.utils.data import DataLoader",
-        optimizer_import(work.optimizer) or None,
-        of_transformers,
-        "from transformers.distributed import DistributedConfig" if split else None,
-        *(checkpointing_imports(settings) if in_script else ()),
-        "\n\n{}\n".format("\n\n\n".join(functions)) if functions else None,
-        "",
-        "accelerator = Accelerator(",
-        "    cpu=True," if on_cpu else None,
-        "    gradient_accumulation_plugin=GradientAccumulationPlugin(",
-        f"        num_steps={settings.gradient_accumulation_steps},",
-        f"        sync_each_batch={settings.sync_each_batch},",
-        "    ),",
-        _PLUGIN.format(casts=casts) if casts else None,
-        ")",
-        # without its file, or on other devices, a script would train alone without a word
-        'assert accelerator.is_fsdp2, "accelerate shards with the file, and on GPUs only"'
-        if sharded
-        else None,
-        *(
-            f"assert accelerator.parallelism_config.{name} == {ranks}"
-            for name, ranks in {"tp_size": settings.tp_size, "cp_size": settings.cp_size}.items()
-            if ranks > 1
-        ),
-        f'assert accelerator.num_processes == {size}, "launch {size} processes with the file"',
-        "",
-        *loading_code(question, split),
-        "model.train()",
-        use_loss(question, settings) or None,
-        freezes or None,
-        *checkpoints,
-        adapter_code(question, checkpointed=bool(checkpoints)) or None,
-        *((_GROUPS,) if split else ()),
-        f"optimizer{'s' * muon} = {call}",
-        f"# {batch_text(question, settings)}",
-        f"# of {work.sequence_length} tokens each",
-        f"# {labels}" if (labels := labels_text(question)) else None,
-        f"batches = DataLoader(DATASET, batch_size={settings.micro_batch_size}"
-        + (", collate_fn=collate)" if collate else ")"),
-        "model, batches, *optimizers = accelerator.prepare(model, batches, *optimizers)"
-        if muon
-        else "model, optimizer, batches = accelerator.prepare(model, optimizer, batches)",
-        # DistributedDataParallelKwargs(comm_hook=...) is passed over on a CPU
-        "model.register_comm_hook(None, reduce_gradients)" if hook else None,
-        loop_code(question, settings, masks),
+    how = settings.activation_checkpointing if in_script else Checkpointing.NONE
+    return rendered(
+        "script.py.j2",
+        question,
+        settings,
+        how=how,
+        varlen=is_varlen(question),
+        on_cpu=question.cluster.gpu.device is Device.CPU and not (sharded or split),
+        sharded=sharded,
+        casts=policy(question, settings) if sharded else "",
+        split=split,
+        imports=imports(question),
+        optimizer=call.replace("model.parameters()", "list(groups.values())") if split else call,
+        loading="\n".join(loading_code(question, split)),
+        adapter=adapter_code(question, checkpointed=how is not Checkpointing.NONE),
+        collate=collate_code(question),
+        mask=mask,
+        masks=masks,
+        freeze=freeze,
+        freezes=freezes,
     )
-    return "\n".join(part for part in parts if part is not None)

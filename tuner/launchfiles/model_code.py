@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from textwrap import indent
+from typing import TYPE_CHECKING
 
 from tuner.catalog.models import Task
 from tuner.catalog.versions import version_table
@@ -16,7 +17,17 @@ from tuner.core.framework import ADAPTER_PACKAGE, FOUR_BIT_PACKAGE, FrameworkNam
 from tuner.core.packing import PackingVariant
 from tuner.core.study import Question
 from tuner.core.workload import Loss, Optimizer, Precision
-from tuner.launchfiles.fsdp import DTYPES, dtype_argument, loaded
+from tuner.launchfiles.contract import batch_text
+from tuner.launchfiles.fsdp import (
+    DTYPES,
+    ddp_reduce_dtype,
+    dtype_argument,
+    loaded,
+    optimizer_import,
+)
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 # The first whose kernels are operators that torch knows by name (catalog/versions.toml).
 FLASH_NEEDED = "flash-attn 2.7 or newer"
@@ -321,51 +332,32 @@ def _quoted(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else repr(value)
 
 
-_DEFERS = """
-        # over replicas after the last micro-batch only; accelerate has no option for it
-        model.set_requires_all_reduce(accelerator.sync_gradients)"""
-_LOOP = """\
-
-for batch in batches:{masks}
-    with accelerator.accumulate(model):{defers}
-        loss = model(**batch).loss
-        accelerator.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()"""
-
-
-# Labels are shifted before they are split, and means weighed by tokens. Without a mask transformers
-# would take two parts for documents, and make one (``find_packed_sequence_indices``, 5.23).
-_RING_LOOP = """\
-
-for batch in batches:
-    tokens, labels = batch["input_ids"], batch["labels"]
-    labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:].contiguous()
-    positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    parts, count = [tokens, labels, positions], (labels >= 0).sum()
-    ring = accelerator.maybe_context_parallel(parts, [1, 1, 1], set(parts))
-    with ring, accelerator.accumulate(model):{defers}
-        loss = model(  # each process has its own parts now
-            input_ids=tokens, labels=labels, shift_labels=labels, position_ids=positions,
-            attention_mask=torch.ones_like(tokens),
-        ).loss
-        share = accelerator.parallelism_config.cp_size * (labels >= 0).sum() / count
-        accelerator.backward(loss * share)
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEP = """
-        optimizer.step()
-        optimizer.zero_grad()"""
-_STEPS = """
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()"""
+def rendered(template: str, question: Question, settings: Settings, **more: object) -> str:
+    """Code by one of the templates, of what they all need and ``more``."""
+    hook = ddp_reduce_dtype(question, settings)
+    return _template(template).render(
+        settings=settings,
+        work=question.workload,
+        size=question.cluster.world_size,
+        batch=batch_text(question, settings),
+        labels=labels_text(question),
+        loss=loss_code(question, settings),
+        use_loss=use_loss(question, settings),
+        muon=question.workload.optimizer is Optimizer.MUON,
+        optimizer_import=optimizer_import(question.workload.optimizer),
+        hook=DTYPES[hook] if hook else "",
+        **more,
+    )
 
 
-def loop_code(question: Question, settings: Settings, masks: str) -> str:
-    """The loop of a script with accelerate; ``masks`` is :func:`mask_code`'s line."""
-    loop = _RING_LOOP if settings.cp_size > 1 else _LOOP
-    if question.workload.optimizer is Optimizer.MUON:
-        loop = loop.replace(_STEP, _STEPS)
-    loop = loop.replace("{defers}", _DEFERS * settings.defer_all_reduce)
-    return loop.replace("{masks}", masks and f"\n    {masks}")
+@cache
+def _template(name: str) -> "Template":
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # few commands need it
+
+    environment = Environment(  # noqa: S701  (no HTML)
+        loader=PackageLoader("tuner.launchfiles"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)

@@ -542,7 +542,7 @@ def _read_fsdp(fields: Fields, words: object) -> tuple[dict[str, Any], tuple[str
     """Options of FSDP; ``fsdp`` as words, as before 5.17, must say the same."""
     told = isinstance(words, list) and "true" not in [str(word).lower() for word in words]
     known = {"full_shard", "shard_grad_op", "auto_wrap", "offload"}
-    given = set(words) if told and isinstance(words, list) else set()
+    given = {str(word) for word in words} if told and isinstance(words, list) else set()
     if given - known:
         raise fields.error("fsdp", f"must be of {', '.join(sorted(known))}")
     options = fields.part("fsdp_config")

@@ -32,7 +32,7 @@ def test_rules_never_contradict_each_other():
             versions = dict(zip(packages, chosen, strict=True))
             holding = [entry.rule for entry in TABLE.rules if entry.holds(framework, versions)]
             for family in families:
-                dead: dict[str, set[bool | int]] = {}
+                dead = {}
                 for rule in holding:
                     if rule.effect is Effect.INACTIVE and rule.when <= {
                         family,

@@ -4,13 +4,12 @@ import time
 from collections import namedtuple
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tests.records import SHORTAGE
 from tests.unit.workers.conftest import HandClock
-from tests.unit.workers.fakes import OK, Act, FakeLauncher, FakeRun, always, hang
+from tests.unit.workers.fakes import OK, FakeLauncher, always, hang
 from tests.waiting import until
 from tuner.core.measurement import Fidelity, Outcome
 from tuner.errors import ProbeError
@@ -39,7 +38,7 @@ class Warm:
     clock: HandClock
 
     def measure(self, kind=TWO, deadline_s=100.0, why=str):
-        def pause(seconds: float) -> str:
+        def pause(seconds):
             self.clock.move(seconds)
             return why()
 
@@ -53,9 +52,9 @@ class Warm:
 @pytest.fixture
 def warm(tmp_path, clock):
     """``warm(act, check=..., **options)``."""
-    opened: list[WarmRanks] = []
+    opened = []
 
-    def make(act: Act = OK, *, check: Any = None, **options: Any) -> Warm:
+    def make(act=OK, *, check=None, **options):
         launcher = FakeLauncher(act=act, **({"check": check} if check else {}))
         ranks = WarmRanks(launcher=launcher, folder=tmp_path / "probes", **options)
         opened.append(ranks.__enter__())
@@ -117,7 +116,7 @@ def test_what_a_rank_says_is_of_its_own_probe(warm):
 
 
 def test_memory_that_stays_behind_wants_new_ranks(warm):
-    def act(run: FakeRun, spec: object, number: int) -> str:
+    def act(run, spec, number):
         (run.job.directory / SPENT).touch()
         return "ok"
 
@@ -139,7 +138,7 @@ def test_what_is_given_up_leaves_no_rank(warm):
     assert it.outcome(why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def fail() -> str:
+    def fail():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -200,7 +199,7 @@ def test_a_failing_look_is_no_outcome_of_a_probe_and_none_of_its_time(warm):
     assert it.outcome(kind=GPUS, why=lambda: "stop") is Outcome.CANCELLED
     assert not it.ranks.alive
 
-    def slow(run: FakeRun) -> str:
+    def slow(run):
         it.clock.move(50.0)
         return "ok"
 
