@@ -16,8 +16,8 @@ from tuner.dryrun.plan import DRY_RUN_FORMAT
 from tuner.guard.replica import GUARD_FORMAT
 
 PINNED = {
-    "dry run": (5, "7215b3e7801dcb2714920bf2b3af581a07903ed0b7abe728af78ce02bb5abd05"),
-    "verdict": (5, "d774624748ed32aa2239e4c12900582797fc28977f5812f081a732a2351619a5"),
+    "dry run": (5, "cb2dfacef6619c54c0d9a003003d1210555da0199b40f24b45ecb810d1616078"),
+    "verdict": (5, "ec8d3b1a78e1b65f28d0a839ab3ea38280b3b7effa84df3cc52ac015026ea8bf"),
     "rates": (3, "290425f2ae68dab9b23f7e0e6719639a8c5d2afc5790fc13aa687e6434d117d8"),
 }
 """The format, and the digest of the sources that it stands for."""
