@@ -136,7 +136,7 @@ MOST_ROWS = 100
 
 
 # Standard deviations of what a study's shape, itself, and single settings of it are off by.
-Sizes = tuple[float, float, float]
+Deviations = tuple[float, float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,22 +155,13 @@ class Corrected:
         assert step.value is not None
         assert speed.value is not None
         provenance = Provenance.TRANSFERRED if self.near >= NEAR else step.provenance
+        off = Quantity(value=self.factor, low=self.low, high=self.high, provenance=provenance)
         return replace(
             found,
             factor=self.factor,
             near=self.near,
-            step_time_s=Quantity(
-                value=step.value * self.factor,
-                low=step.value * self.low,
-                high=step.value * self.high,
-                provenance=provenance,
-            ),
-            tokens_per_s_per_gpu=Quantity(
-                value=speed.value / self.factor,
-                low=speed.value / self.high,
-                high=speed.value / self.low,
-                provenance=provenance,
-            ),
+            step_time_s=off.scaled(step.value),
+            tokens_per_s_per_gpu=off.under(speed.value),
         )
 
 
@@ -228,13 +219,13 @@ def _timed(past: Past, workload: Array) -> Past | None:
     return past.take(known[np.argsort(distance, kind="stable")[:MOST_ROWS]])
 
 
-def _covariance(rows: Past, common: float) -> Callable[[Sizes], Array]:
+def _covariance(rows: Past, common: float) -> Callable[[Deviations], Array]:
     """Covariance of the rows with themselves, shape ``(m, m)``, by the sizes of its parts."""
     similar = alike(rows.workload, rows.workload)
     same = np.equal.outer(rows.study, rows.study).astype(float)
     near = similar * alike(rows.features, rows.features)
 
-    def of(sizes: Sizes) -> Array:
+    def of(sizes: Deviations) -> Array:
         shape, own, _ = sizes
         return np.asarray(common**2 + LEVEL**2 * similar + own**2 * same + shape**2 * near)
 
@@ -260,14 +251,14 @@ def _noise(rows: Past, between: Array, single: float) -> Array:
 
 # A study is planned and answered several times in a process, and its past stays the same.
 @lru_cache(maxsize=4)
-def _sizes(key: ByContents[Past], common: float) -> Sizes:
+def _sizes(key: ByContents[Past], common: float) -> Deviations:
     """Finds the sizes that make the past most likely; a few studies hardly say how another may
     differ."""
     rows = key.value
     covariance = _covariance(rows, common)
     own = OWN if len(set(rows.study.tolist())) > 1 else (USUAL_OWN,)
 
-    def fit(choice: Sizes) -> float:
+    def fit(choice: Deviations) -> float:
         noise = np.full(rows.size, choice[2])
         usual = -0.5 * (log(choice[1] / USUAL_OWN) / log(DOUBT)) ** 2
         return usual + float(log_likelihood(rows.log_excess, covariance(choice), noise))
