@@ -239,7 +239,7 @@ def zero_collectives(
 
 
 def _of_ring(workload: Workload, settings: Settings) -> list[StepCollective]:
-    """Context parallelism, as in :meth:`tuner.cost.memory.layers._Layer._ring`: forward of a layer
+    """Context parallelism, as in :meth:`tuner.cost.memory.layers._Layer._fused`: forward of a layer
     gathers keys and values once, which only its first block of attention could hide; so does
     backward, and then sends their gradients in fp32 around the whole ring, block by block."""
     model, cp = workload.model, settings.cp_size
