@@ -45,12 +45,9 @@ PATIENCE_S = 300.0
 class Taken:
     """What one process has claimed."""
 
-    probes: list[int] = field(default_factory=list)
-    """Ids, in the order of its claims."""
-    claim_s: list[float] = field(default_factory=list)
-    """Seconds that each of these claims took."""
-    errors: list[str] = field(default_factory=list)
-    """What went wrong."""
+    probes: list[int] = field(default_factory=list)  # ids, in the order of its claims
+    claim_s: list[float] = field(default_factory=list)  # seconds that each of these claims took
+    errors: list[str] = field(default_factory=list)  # what went wrong
 
 
 def rows() -> list[dict[str, Any]]:

@@ -29,12 +29,9 @@ PACKAGES = (
 class Goal:
     """A figure that is held to something."""
 
-    name: str
-    """What was measured, with its unit."""
-    goal: str
-    """Such as ``<= 0.3``."""
-    value: float | None
-    """What was seen; ``None`` where it has not been measured."""
+    name: str  # what was measured, with its unit
+    goal: str  # such as `<= 0.3`
+    value: float | None  # what was seen; `None` where it has not been measured
 
     @property
     def met(self) -> bool:

@@ -41,18 +41,12 @@ GIB = 2**30
 class Case:
     """A class of settings, and what it is checked at."""
 
-    model: str
-    """Of the catalogue."""
-    cluster: str
-    """As users write it."""
-    settings: str
-    """The class, as users write it."""
-    sizes: tuple[int, ...]
-    """Micro-batch sizes of the dry run at full depth."""
-    accumulation: int = 1
-    """Micro-batches of its optimizer step."""
-    sequence_length: int = 2048
-    """Tokens of a sequence."""
+    model: str  # of the catalogue
+    cluster: str  # as users write it
+    settings: str  # the class, as users write it
+    sizes: tuple[int, ...]  # micro-batch sizes of the dry run at full depth
+    accumulation: int = 1  # micro-batches of its optimizer step
+    sequence_length: int = 2048  # tokens of a sequence
     optimizer: Optimizer = Optimizer.ADAMW
     precision: Precision = Precision.BF16
     reduce_dtype: ReduceDtype | None = None

@@ -46,12 +46,9 @@ def in_catalogue(name: str) -> float:
 class Tuning:
     """One fine-tuning of the table."""
 
-    gpus: int
-    """Ranks; with more than one they are FSDP1's."""
-    nvidia_smi_mib: float
-    """Most memory that nvidia-smi showed, the mean of the run's GPUs."""
-    allocated_bytes: int
-    """Most that ``torch.cuda.max_memory_allocated`` showed, on rank 0."""
+    gpus: int  # ranks; with more than one they are FSDP1's
+    nvidia_smi_mib: float  # most memory that nvidia-smi showed, the mean of the run's GPUs
+    allocated_bytes: int  # most that `torch.cuda.max_memory_allocated` showed, on rank 0
 
     @property
     def alone(self) -> bool:

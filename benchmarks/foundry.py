@@ -42,8 +42,7 @@ class FoundryRow:
     workload: Workload
     cluster: Cluster
     settings: Settings
-    tokens_per_s: float
-    """Per GPU."""
+    tokens_per_s: float  # per GPU
 
     @property
     def fitted_on(self) -> bool:

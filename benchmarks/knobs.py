@@ -39,16 +39,14 @@ class Compared:
     """A knob's two values in settings that are alike otherwise."""
 
     knob: str
-    values: tuple[str, str]
-    """The one that needs less memory first."""
+    values: tuple[str, str]  # the one that needs less memory first
     model: str
     cluster: str
     sequence_length: int
     global_batch_size: int
     micro_batch_size: int
     accumulation: int
-    settings: str
-    """The others, as users write them, without the micro-batch size."""
+    settings: str  # the others, as users write them, without the micro-batch size
 
     def case(self, value: str) -> Case:
         """What is dry-run."""

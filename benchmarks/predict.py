@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import markdown
 import page
 import probe_table
 import published_times
@@ -107,20 +108,13 @@ def _rate(row: Mapping[str, Any]) -> tuple[float, float]:
 class Predicted:
     """Everything that was predicted, beside what was measured."""
 
-    public: Mapping[str, Sequence[PublicRow]]
-    """Published rows by source."""
-    told: Mapping[str, Told]
-    """What is predicted for each of them."""
-    stated: Told
-    """The same for DLRover's rows with fewer and more facts of its script stated."""
-    cases: Sequence[Case]
-    """What was probed on CPU ranks."""
-    probes: Told
-    """What is predicted for each of them."""
-    sweep: Sequence[Pair]
-    """nanotron's runs, failed ones too."""
-    dried: Dried
-    """The dry runs behind it."""
+    public: Mapping[str, Sequence[PublicRow]]  # published rows by source
+    told: Mapping[str, Told]  # what is predicted for each of them
+    stated: Told  # the same for DLRover's rows with fewer and more facts of its script stated
+    cases: Sequence[Case]  # what was probed on CPU ranks
+    probes: Told  # what is predicted for each of them
+    sweep: Sequence[Pair]  # nanotron's runs, failed ones too
+    dried: Dried  # the dry runs behind it
 
     @property
     def ran(self) -> list[Pair]:
@@ -194,7 +188,9 @@ def main() -> None:
         return
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture(found))
-    page.write(report("predict", goals(found, speeds), lines(found), more))
+    markdown.fill(
+        page.PAGE, page.SECTIONS, report("predict", goals(found, speeds), lines(found), more)
+    )
 
 
 def results(found: Predicted, data: Mapping[str, Any], speeds: Told) -> dict[str, Any]:

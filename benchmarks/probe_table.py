@@ -25,13 +25,11 @@ class Probed:
     """One case and what was measured of it."""
 
     case: Case
-    peaks: Sequence[int]
-    """Bytes at the peak of the rank that needs most, of each run."""
+    peaks: Sequence[int]  # bytes at the peak of the rank that needs most, of each run
     profiled: Sequence[int] = ()
     """The same on rank 0 as torch's profiler counts, of each run that it watched: without what
     gloo allocates for itself."""
-    profiled_all: Sequence[int] = ()
-    """With it."""
+    profiled_all: Sequence[int] = ()  # with it
 
 
 def load() -> dict[str, Any]:

@@ -26,12 +26,9 @@ class Compared:
     workload: Workload
     cluster: Cluster
     settings: Settings
-    measured_bytes: float | None
-    """``None`` where it ran out of memory, or is not known."""
-    ran: bool | None = None
-    """Whether it ran, where that was at stake."""
-    limit_bytes: float = 0.0
-    """What it had."""
+    measured_bytes: float | None  # `None` where it ran out of memory, or is not known
+    ran: bool | None = None  # whether it ran, where that was at stake
+    limit_bytes: float = 0.0  # what it had
     ours: Mapping[str, tuple[float, bool]]
     """Bytes and whether they fit, by how we came to them; without a name that has no answer."""
 

@@ -52,10 +52,8 @@ class Seen:
 
     took_ms: dict[str, list[float]] = field(default_factory=dict)
     """Milliseconds of each call, by what it was."""
-    probes: list[int] = field(default_factory=list)
-    """That were recorded."""
-    lost: int = 0
-    """Claims that did not hold until they were recorded."""
+    probes: list[int] = field(default_factory=list)  # that were recorded
+    lost: int = 0  # claims that did not hold until they were recorded
     errors: list[str] = field(default_factory=list)
 
     def time(self, name: str, call: Callable[[], Any]) -> Any:

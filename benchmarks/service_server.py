@@ -22,14 +22,10 @@ STOP_S = 30.0
 class Server:
     """One server process on this machine; it may be killed and started again at its port."""
 
-    db: str
-    """Address of its database."""
-    folder: Path
-    """Where it runs and writes its log."""
-    options: tuple[str, ...] = ()
-    """Further words of its command line."""
-    port: int = 0
-    """Where it listens; 0 until it has started."""
+    db: str  # address of its database
+    folder: Path  # where it runs and writes its log
+    options: tuple[str, ...] = ()  # further words of its command line
+    port: int = 0  # where it listens; 0 until it has started
     process: subprocess.Popen[str] | None = field(default=None, repr=False)
     """What runs, if anything does."""
 

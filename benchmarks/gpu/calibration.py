@@ -22,8 +22,7 @@ from workers.stop import StopRequest
 class Rates:
     """Measured rates."""
 
-    found: Calibration
-    """What ``tuner calibrate`` finds on one such card."""
+    found: Calibration  # what `tuner calibrate` finds on one such card
 
     def computing_s(self, case: Case) -> float:
         """Seconds that one GPU computes in a step of a case, by these rates."""

@@ -48,16 +48,12 @@ class Run:
     part: Part
     place: Place
     file: ResultFile
-    until: float
-    """When it must be over, by the monotonic clock."""
-    dry_runs: "DryRunsBeside"
-    """Makes dry runs while probes run."""
+    until: float  # when it must be over, by the monotonic clock
+    dry_runs: "DryRunsBeside"  # makes dry runs while probes run
     prober: Callable[[Way], AbstractContextManager[Callable[[GpuCase, float], Probed]]] = prober
     """Starts what runs cases."""
-    rates: Rates | None = None
-    """Measured rates of the card."""
-    way: Way | None = None
-    """How probes are started; ``None``: as the part does it."""
+    rates: Rates | None = None  # measured rates of the card
+    way: Way | None = None  # how probes are started; `None`: as the part does it
 
     @property
     def left_s(self) -> float:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,7 +49,7 @@ sys.meta_path.insert(0, Leak())
 def smoke(tmp_path, monkeypatch):
     """Runs the program, not installed and from elsewhere; and what it wrote, by check."""
 
-    def run(planted: str = "") -> tuple[subprocess.CompletedProcess[str], dict[str, Any]]:
+    def run(planted=""):
         import os
 
         own = tmp_path / "own"

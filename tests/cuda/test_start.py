@@ -34,7 +34,7 @@ def pause(seconds):
 def ranks(tmp_path):
     """Ranks that look at their GPUs first."""
 
-    def make(**options: object) -> WarmRanks:
+    def make(**options):
         values = {"folder": tmp_path, "checked": CheckedDevices(), **options}
         return WarmRanks(**values)
 

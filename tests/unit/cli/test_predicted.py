@@ -6,7 +6,6 @@ import pytest
 
 from tests.questions import question_about
 from tests.unit.api.studies import classes_of
-from tuner.core.study import Study
 from tuner.dryrun import dry_run_versions
 from tuner.store import open_store
 
@@ -40,7 +39,7 @@ def kept(environment, question, dry_run_of):
 def no_worker(monkeypatch):
     """No worker may be started."""
 
-    def fail(*arguments: object) -> Study:
+    def fail(*arguments):
         raise AssertionError("a worker was started")
 
     monkeypatch.setattr("tuner.client.local.follow", fail)
