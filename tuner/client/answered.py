@@ -362,7 +362,8 @@ def launch_of(
 ) -> dict[str, object]:
     """The command that reads the first of ``files`` that can be started, these, and what the script
     that it starts must set itself."""
-    argv, sets = torchrun(question.cluster, "SCRIPT.py"), ()
+    argv = torchrun(question.cluster, "SCRIPT.py")
+    sets: tuple[str, ...] = ()
     for path in files:
         known = FORMATS[formats[path]]
         if known.argv is not None:
