@@ -75,7 +75,7 @@ BLOCKS = st.dictionaries(NAMES, TREES, min_size=1, max_size=4)
 
 
 @given(before=BLOCKS, after=BLOCKS, flow=st.booleans())
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(80))
 def test_what_is_read_is_what_was_meant(before, after, flow):
     text = json.dumps(before) if flow else yaml.safe_dump(before)
     wanted = changes(before, after)
