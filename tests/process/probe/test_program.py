@@ -106,13 +106,7 @@ def warm(start, folder, specs, ranks):
     return {name: records(place, ranks) for name, place in places.items()}
 
 
-def hold_alike(
-    start,
-    folder,
-    specs,
-    found,
-    ranks,
-):
+def hold_alike(start, folder, specs, found, ranks):
     """The last two of a series are as by themselves.
 
     A rank alone takes the same memory to the byte. Real ranks wait for each other, and free

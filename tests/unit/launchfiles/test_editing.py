@@ -60,8 +60,7 @@ def test_json_stays_as_it_is_laid_out():
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["a: &x {b: 1}\nc: *x\n", "base: &x\n  b: 1\nc:\n  <<: *x\n", "a: &x\n  b: 1\nc: *x\n"],
+    "text", ["a: &x {b: 1}\nc: *x\n", "base: &x\n  b: 1\nc:\n  <<: *x\n", "a: &x\n  b: 1\nc: *x\n"]
 )
 def test_what_stands_in_several_places_is_not_changed_in_one(text):
     with pytest.raises(UsageError, match=r"write it out first"):

@@ -98,9 +98,7 @@ def test_an_indirect_trial_is_believed_less(made):
     assert told.log_seconds[5] < told.log_seconds[0]
 
 
-def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
-    made,
-):
+def test_what_indirect_trials_are_off_by_together_is_learned_from_one(made):
     """All of them were 1.3 times as fast as here; one that ran here tells that of the others."""
     prior = made.prior([1.0] * 6)
     others = [indirect(n, 2.0 / 1.3) for n in (0, 2, 4)]
