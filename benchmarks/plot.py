@@ -56,11 +56,9 @@ class Scale:
     left: float
 
     def x(self, value: float) -> float:
-        """Pixels from the left."""
         return self.left + SIDE * self._share(value)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
         return TOP + SIDE * (1 - self._share(value))
 
     def _share(self, value: float) -> float:
@@ -68,7 +66,6 @@ class Scale:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The whole picture."""
     width = LEFT + len(panels) * (SIDE + GAP) - GAP + 24
     height = TOP + SIDE + BOTTOM + ENTRY * max(len(panel.series) for panel in panels)
     body = [line for i, one in enumerate(panels) for line in _panel(one, LEFT + i * (SIDE + GAP))]
@@ -162,7 +159,6 @@ def document(width: int, height: int, body: Iterable[str]) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    """A straight line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 

@@ -41,7 +41,7 @@ from tuner.launchfiles.contract import (
     provenance,
     yaml_text,
 )
-from tuner.launchfiles.fields import Fields, Found
+from tuner.launchfiles.fields import Fields, Found, known_fields
 from tuner.launchfiles.fsdp import (
     is_passed_over,
     optimizer_call,
@@ -51,14 +51,9 @@ from tuner.launchfiles.fsdp import (
     read_fsdp,
 )
 from tuner.launchfiles.model_code import (
-    adapter_code,
     adapter_needs,
-    collate_code,
     distributed_config,
-    freeze_code,
-    imports,
     is_varlen,
-    loading_code,
     mask_code,
     packing_needs,
     rendered,
@@ -127,45 +122,38 @@ def by_plugin_of(question: Question, settings: Settings) -> bool:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    if question.script is not None and question.script.launch is not Launch.ACCELERATE:
-        return (
-            "torchrun starts the study's script, which reads no such file; launch the script by its"
-            " own command, which tuner studies show tells, or ask again with --framework accelerate"
-        )
-    offloads = settings.activation_checkpointing is Checkpointing.OFFLOAD
-    no_offload = offloads and no_checkpointing(question, Checkpointing.OFFLOAD)
-    if refused := refusals.first(
-        refusals.tensors("accelerate", settings, "accelerate", question),
-        refusals.lacking("accelerate", question, settings, "pipelines", framework="accelerate"),
-        refusals.fsdp2("accelerate", question, settings, "accelerate"),
-        refusals.varlen(question),
-        refusals.fused_optimizer(question),
-        refusals.liger("the code beside accelerate's file", question, settings),
-        _old_loss(question, settings),
-        f"{no_offload}; ask again with --knob activation_checkpointing=none,full"
-        if no_offload
-        else None,
-    ):
-        return refused
+    script, offload = question.script, Checkpointing.OFFLOAD
+    checkpoints = settings.activation_checkpointing is offload
+    no_offload = no_checkpointing(question, offload) if checkpoints else None
+    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
     # a part of the question only for frameworks that are built on it
     stated = question.framework.versions.get("accelerate")
     oldest = _oldest_accelerate(question, settings)
-    if stated is None or Version(stated) >= Version(oldest):
-        return None
-    return (
-        f"these settings need accelerate {oldest} or newer, and the question names {stated};"
-        f" ask again with --framework-version accelerate={oldest}"
-    )
-
-
-def _old_loss(question: Question, settings: Settings) -> str | None:
-    """Refuses a loss of the code beside the file where models would pass over it."""
-    old = question.framework.too_old("transformers", LOSS_OF_MODEL)
-    if question.script is not None or not old or not use_loss(question, settings):
-        return None
-    return (
-        f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
-        f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}"
+    return refusals.first(
+        script is not None
+        and script.launch is not Launch.ACCELERATE
+        and "torchrun starts the study's script, which reads no such file; launch the script by its"
+        " own command, which tuner studies show tells, or ask again with --framework accelerate",
+        refusals.tensors("accelerate", settings, "accelerate", question),
+        refusals.lacking("accelerate", question, settings, "pipelines", framework="accelerate"),
+        refusals.fsdp2("accelerate", question, settings, "accelerate"),
+        refusals.lacking(
+            "the code beside accelerate's file",
+            question,
+            settings,
+            *("varlen", "fused_adamw", "liger"),
+        ),
+        # models would pass over the loss of the code beside the file
+        script is None
+        and old
+        and use_loss(question, settings)
+        and f"in transformers {old} a model's loss cannot be replaced, and the study has another;"
+        f" ask again with --framework-version transformers={LOSS_OF_MODEL.strip('>=')}",
+        no_offload and f"{no_offload}; ask again with --knob activation_checkpointing=none,full",
+        stated is not None
+        and Version(stated) < Version(oldest)
+        and f"these settings need accelerate {oldest} or newer, and the question names {stated};"
+        f" ask again with --framework-version accelerate={oldest}",
     )
 
 
@@ -328,15 +316,6 @@ FREE: Mapping[str, tuple[Any, ...]] = {
 }
 # Fields that other files do not have.
 MARKS = frozenset({"compute_environment", "distributed_type"})
-KNOWN = frozenset({
-    "compute_environment", "distributed_type", "num_machines", "machine_rank", "num_processes",
-    "mixed_precision", "use_cpu", "fsdp_config", "parallelism_config", "dynamo_config",
-    "dynamo_backend", "debug", "downcast_bf16", "enable_cpu_affinity", "gpu_ids", "main_process_ip",
-    "main_process_port", "main_training_function", "rdzv_backend", "same_network", "tpu_env",
-    "tpu_use_cluster", "tpu_use_sudo", "tpu_name", "tpu_zone", "commands", "command_file",
-    "deepspeed_config", "megatron_lm_config", "fp8_config", "mpirun_config",
-    "num_cpu_threads_per_process",
-})  # fmt: skip
 # What ``distributed_type`` shards by itself.
 KINDS: Mapping[str, Sharding | None] = {
     "no": Sharding.DDP,
@@ -355,7 +334,7 @@ GROUPS = ("dp_replicate_size", "dp_shard_size")
 def read(values: Mapping[str, Any]) -> Found:
     """Reads the file, or raises ``UsageError`` for a field."""
     fields = Fields(values)
-    fields.refuse_others(KNOWN)
+    fields.refuse_others(known_fields()["accelerate"]["known"])
     fields.refuse("fp8_config", "is not predicted")
     fields.refuse("dynamo_backend", "compiled models are not predicted")
     fields.part("dynamo_config").refuse("dynamo_backend", "compiled models are not predicted")
@@ -471,7 +450,6 @@ def script(question: Question, settings: Settings) -> str:
     sharded, optimizer = by_plugin_of(question, settings), question.workload.optimizer
     split = distributed_config(question, settings)
     mask, masks = mask_code(question)
-    freeze, freezes = freeze_code(question)
     call = optimizer_call(optimizer, "LEARNING_RATE")
     in_script = checkpoints_in_script(question, settings)
     how = settings.activation_checkpointing if in_script else Checkpointing.NONE
@@ -484,14 +462,7 @@ def script(question: Question, settings: Settings) -> str:
         on_cpu=question.cluster.gpu.device is Device.CPU and not (sharded or split),
         sharded=sharded,
         casts=policy(question, settings) if sharded else "",
-        split=split,
-        imports=imports(question),
         optimizer=call.replace("model.parameters()", "list(groups.values())") if split else call,
-        loading="\n".join(loading_code(question, split)),
-        adapter=adapter_code(question, checkpointed=how is not Checkpointing.NONE),
-        collate=collate_code(question),
         mask=mask,
         masks=masks,
-        freeze=freeze,
-        freezes=freezes,
     )

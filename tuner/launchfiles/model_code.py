@@ -1,13 +1,12 @@
 """Code that gives a model a loss that is not transformers' own, an adapter of peft, or packed
-batches, as the probe program does."""
+batches, as the probe program does; by ``templates/``."""
 
 import ast
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from textwrap import indent
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.catalog.models import Task
 from tuner.catalog.versions import version_table
@@ -77,54 +76,6 @@ def loss_code(question: Question, settings: Settings) -> str:
     return re.sub(shifted, r"\1", code)
 
 
-# What makes a micro-batch of rows, as ``batch_of`` in workers/probe/batches.py does.
-_COLLATED = {
-    PackingVariant.VARLEN: """\
-DataCollatorWithFlattening()(
-    [{"input_ids": one} for row in rows for one in row["documents"]]
-)""",
-    PackingVariant.POSITION_IDS: """\
-{
-    name: torch.cat([one[name] for one in packed])
-    for packed in [[
-        DataCollatorWithFlattening()([{"input_ids": one} for one in row["documents"]])
-        for row in rows
-    ]]
-    for name in packed[0]
-}""",
-    PackingVariant.PADDED: """\
-{
-    name: torch.tensor([
-        [*map(text, row["input_ids"])] + [padding] * (TOKENS - len(row["input_ids"]))
-        for row in rows
-    ])
-    for name, text, padding in (
-        ("input_ids", int, 0), ("labels", int, -100), ("attention_mask", lambda token: 1, 0)
-    )
-}""",
-}
-_COLLATE = '''\
-def collate(rows):
-    """A micro-batch of rows, each {what}."""
-    return {made}'''
-
-
-def loading_code(question: Question, distributed: str = "") -> tuple[str, ...]:
-    """Lines that load the model ``MODEL``, in four bits where it is quantized, or as transformers
-    splits it: ``distributed`` is :func:`distributed_config`."""
-    quantized = distributed and f"    distributed_config={distributed},"
-    quantized = quantized or _quantization(question)
-    dtype = f"{dtype_argument(question)}={DTYPES[loaded(question)]}"
-    return (
-        f"model = {question.workload.model.task.auto_class}.from_pretrained(",
-        f"    MODEL, {head_arguments(question)}{dtype},"
-        f' attn_implementation="{attention(question)}"' + ("," if quantized else ""),
-        *([quantized] if quantized else ()),
-        ")",
-        "model.config.use_cache = False",
-    )
-
-
 def distributed_config(question: Question, settings: Settings) -> str:
     """The argument by which transformers splits a model as it loads it, and shards it over the
     data-parallel ranks; empty where nothing splits it."""
@@ -134,48 +85,6 @@ def distributed_config(question: Question, settings: Settings) -> str:
     mixed = ranks > 1 and question.workload.precision is Precision.BF16_MIXED
     given = f"tp_size={settings.tp_size}, fsdp_size={ranks}"
     return f"DistributedConfig({given}{', fsdp_mixed_precision=True' if mixed else ''})"
-
-
-def _quantization(question: Question) -> str:
-    """The argument by which a model is loaded in four bits; empty where it is not.
-
-    All but linear layers, and the output head, is loaded in the format that weights are packed in,
-    in which they are multiplied too; by default bitsandbytes' format of computing is fp32.
-    """
-    adapter = question.workload.adapter
-    if adapter is None or not adapter.quantizes:
-        return ""
-    dtype = DTYPES[loaded(question)]
-    return f"""\
-    quantization_config=BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="{adapter.quantize}",
-        bnb_4bit_use_double_quant={adapter.double_quant},
-        bnb_4bit_quant_storage={dtype},
-        bnb_4bit_compute_dtype={dtype},
-    ),"""
-
-
-def collated(question: Question) -> str:
-    """The expression that makes a micro-batch of packed or padded ``rows``; empty where there are
-    none. A mask of numbers comes later (:func:`mask_code`)."""
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if packing is None:
-        return ""
-    masks = packing.variant is PackingVariant.BLOCK_DIAGONAL
-    made = _COLLATED[PackingVariant.POSITION_IDS if masks else packing.variant]
-    return made.replace("TOKENS", str(tokens))
-
-
-def collate_code(question: Question) -> str:
-    """The function that makes a micro-batch of rows; empty where they are of one text."""
-    packing, tokens = question.workload.packing, question.workload.sequence_length
-    if packing is None:
-        return ""
-    what = f"with documents of {tokens} tokens in all"
-    if not packing.restarts:
-        what = f"padded to {tokens} tokens"
-    return _COLLATE.format(what=what, made=indent(collated(question), "    ").lstrip())
 
 
 def mask_code(question: Question) -> tuple[str, str]:
@@ -264,7 +173,9 @@ def packing_text(question: Question) -> Iterator[str]:
     packing, tokens = question.workload.packing, question.workload.sequence_length
     if question.script is not None or packing is None:
         return
-    collator, rows = " ".join(collated(question).split()), "input_ids, as many tokens at most"
+    blocks: Any = _template("blocks.py.j2").module
+    collator = " ".join(blocks.collated(packing.variant, tokens).split())
+    rows = "input_ids, as many tokens at most"
     if packing.restarts:
         rows = f"documents, lists of tokens, {tokens} in all"
     needs = " and ".join(packing_needs(question))
@@ -297,35 +208,6 @@ def imports(question: Question) -> tuple[str, ...]:
     return (*regular, *peft, f"from transformers import {', '.join(names)}")
 
 
-def adapter_code(question: Question, *, checkpointed: bool) -> str:
-    """The line that wraps a model, whose layers the script has ``checkpointed`` already.
-
-    Where FSDP's option or the Trainer does it later, nothing has the embedded tokens ask for a
-    gradient; checkpointing that is not reentrant needs none.
-
-    Of bf16 models peft makes the adapter fp32 by itself, which is right where precision is mixed.
-    """
-    adapter = question.workload.adapter
-    if adapter is None:
-        return ""
-    targets: object = list(adapter.target_modules)
-    config = {
-        "r": adapter.rank,
-        "lora_alpha": adapter.alpha,
-        "lora_dropout": adapter.dropout,
-        "target_modules": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
-        **({"modules_to_save": [*saved]} if (saved := adapter.modules_to_save) else {}),
-        "task_type": "CAUSAL_LM",
-    }
-    fields = [f"        {name}={_quoted(value)}," for name, value in config.items()]
-    narrow = question.workload.precision is Precision.BF16
-    more = ["    autocast_adapter_dtype=False,"] if narrow else []
-    lines = ["model = get_peft_model(", "    model,", "    LoraConfig(", *fields, "    ),", *more]
-    if adapter.quantizes and checkpointed:  # peft leaves it to ``prepare_model_for_kbit_training``
-        lines = ["model.enable_input_require_grads()", *lines]
-    return "\n".join([*lines, ")"])
-
-
 def _quoted(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_quoted, value))}]"
@@ -334,20 +216,31 @@ def _quoted(value: object) -> str:
 
 def rendered(template: str, question: Question, settings: Settings, **more: object) -> str:
     """Code by one of the templates, of what they all need and ``more``."""
-    hook = ddp_reduce_dtype(question, settings)
-    return _template(template).render(
-        settings=settings,
-        work=question.workload,
-        size=question.cluster.world_size,
-        batch=batch_text(question, settings),
-        labels=labels_text(question),
-        loss=loss_code(question, settings),
-        use_loss=use_loss(question, settings),
-        muon=question.workload.optimizer is Optimizer.MUON,
-        optimizer_import=optimizer_import(question.workload.optimizer),
-        hook=DTYPES[hook] if hook else "",
-        **more,
-    )
+    work, hook = question.workload, ddp_reduce_dtype(question, settings)
+    targets = list(work.adapter.target_modules) if work.adapter is not None else []
+    freeze, freezes = freeze_code(question)
+    known = {
+        "settings": settings,
+        "work": work,
+        "size": question.cluster.world_size,
+        "batch": batch_text(question, settings),
+        "labels": labels_text(question),
+        "loss": loss_code(question, settings),
+        "use_loss": use_loss(question, settings),
+        "muon": work.optimizer is Optimizer.MUON,
+        "optimizer_import": optimizer_import(work.optimizer),
+        "hook": DTYPES[hook] if hook else "",
+        "imports": imports(question),
+        "head": head_arguments(question),
+        "dtype_name": dtype_argument(question),
+        "dtype": DTYPES[loaded(question)],
+        "attention": attention(question),
+        "split": distributed_config(question, settings),
+        "targets": ALL_LINEAR if targets == [ALL_LINEAR] else targets,
+        "freeze": freeze,
+        "freezes": freezes,
+    }
+    return _template(template).render(known | more).rstrip("\n")
 
 
 @cache
@@ -360,4 +253,5 @@ def _template(name: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["quoted"] = _quoted
     return environment.get_template(name)

@@ -23,17 +23,13 @@ from tuner.launchfiles.contract import (
     provenance,
 )
 from tuner.launchfiles.fsdp import (
-    DTYPES,
     layer_class,
     optimizer_call,
     optimizer_needs,
     policy,
     reshards,
-    weights,
 )
 from tuner.launchfiles.model_code import (
-    attention,
-    head_arguments,
     rendered,
 )
 
@@ -70,9 +66,6 @@ def module(question: Question, settings: Settings) -> str:
         autocasts=work.precision is Precision.BF16_MIXED and not sharded,
         narrow=work.loss is Loss.OWN_DTYPE and not work.gathers_logits,
         optimizer=optimizer_call(work.optimizer, "lr"),
-        head=head_arguments(question),
-        dtype=DTYPES[weights(question)],
-        attention=attention(question),
         layer=layer_class(work.model),
         reshards=reshards(settings),
     )
@@ -84,7 +77,6 @@ def _is_replicated(question: Question, settings: Settings) -> bool:
 
 
 def _why_not(question: Question, settings: Settings) -> str | None:
-    splits_replicas = settings.splits_layers and _is_replicated(question, settings)
     return refusals.first(
         refusals.own_script("the module is a training step of its own", question),
         refusals.lacking(
@@ -95,11 +87,11 @@ def _why_not(question: Question, settings: Settings) -> str | None:
             framework="torch",
         ),
         refusals.fsdp2("torch's FSDP2", question, settings, "torch"),
-        refusals.liger("the module", question, settings),
-        "DistributedDataParallel takes no parameters that tensor parallelism has split; ask again"
-        " with --knob sharding=shard_grad_op,full_shard"
-        if splits_replicas
-        else None,
+        refusals.lacking("the module", question, settings, "liger"),
+        settings.splits_layers
+        and _is_replicated(question, settings)
+        and "DistributedDataParallel takes no parameters that tensor parallelism has split; ask"
+        " again with --knob sharding=shard_grad_op,full_shard",
     )
 
 

@@ -155,6 +155,7 @@ def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
     with pytest.raises(StoreError, match="a result is kept in"):
         executor.wait(math.inf)
     (kept,) = (tmp_path / "probes").iterdir()
+    assert kept.name.startswith("kept-")
     assert (kept / "result.json").exists()
     failures.clear()
 
