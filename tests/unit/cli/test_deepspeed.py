@@ -241,7 +241,7 @@ def test_a_file_without_a_batch_is_given_all_of_it(cli, named):
         assert f'+  "gradient_accumulation_steps": {steps}' in done.out
 
 
-def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named, tmp_path):
+def test_the_difference_can_be_applied_where_no_line_ends_the_file(cli, named):
     path = named({"deepspeed": AUTO, **ARGUMENTS, "per_device_train_batch_size": 1})
     path.write_text(path.read_text().replace('"ds.json"', json.dumps(AUTO)))
     asked = (*SMALL, "--fidelity", "predicted", "--knob", "micro_batch_size=2")

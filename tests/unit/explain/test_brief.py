@@ -43,12 +43,7 @@ def probed(change):
 
 
 def told(*found, best=None, fidelity=Fidelity.MEASURED, tokens=None, state=StudyState.DONE):
-    study = Study(
-        id="st-1",
-        question=question(),
-        limits=Limits(fidelity=fidelity),
-        state=state,
-    )
+    study = Study(id="st-1", question=question(), limits=Limits(fidelity=fidelity), state=state)
     best = best or replace(
         evaluation(),
         tokens_per_s_per_gpu=between(9000.0, 8000.0, 10_000.0, Provenance.MEASURED),

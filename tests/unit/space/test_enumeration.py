@@ -191,9 +191,7 @@ def test_settings_are_counted_up_to_a_number(ask):
             assert count_settings(impossible, 5) == 0
 
 
-def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ranks(
-    ask,
-):
+def test_context_parallelism_is_searched_where_asked_for_and_shards_over_its_ranks(ask):
     assert values(enumerate_space(ask(batch=8)), "cp_size") == {1}
     for name in ("torch", "accelerate", "trainer"):
         found = enumerate_space(ask(batch=8, name=name, cp_size=(1, 2, 8), fused_loss=(False,)))
