@@ -217,7 +217,7 @@ class Answers:
             "terms": study.limits.as_dict(),
             "terms_id": study.limits.id,
             "labels": dict(study.labels),
-            "pending": suggestion is None and study.state in OPEN,
+            "pending": study.state in OPEN and (suggestion is None or suggestion.best is None),
             "suggestion": suggestion and suggestion.as_dict(),
             "no_answer": why and {"kind": why.kind, "message": str(why)},
         }

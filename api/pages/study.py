@@ -40,7 +40,7 @@ from tuner.planner.spending import cost, cost_of_request, probes_of_request
 from tuner.results import points as results
 from tuner.results.points import ALWAYS
 from tuner.store import Moments, Store, StudyStatus
-from tuner.text import count_text, duration_text, show
+from tuner.text import count_text, duration_text, show, size_text
 
 GUARD_PASSED = "passed"
 # Lines of comments before a file, from which on they are folded.
@@ -94,10 +94,15 @@ def answer_of(
         why, nothing_fits = str(reason), isinstance(reason, NothingFitsError)
     elif best is None:
         why = "The first figures come with the first dry run or probe." if is_open else study.reason
+    fits = suggestion.alternatives if suggestion and best is None and is_open else ()
+    if fits and not nothing_fits:
+        needs = f"{size_text((fits[0].needed_gib.value or 0.0) * GIB)} are needed"
+        why = f"{needs} by {describe(fits[0].settings)}; speeds come with the probes."
     if nothing_fits and best is None:
         title, note = "Nothing fits", ""
     elif best is None:
-        title, note = "Nothing is known yet" if is_open else "No answer", ""
+        yet = "No speed is known yet" if fits else "Nothing is known yet"
+        title, note = yet if is_open else "No answer", ""
     elif forecasts:
         yet = " yet" if is_open else ""
         note = f"This is predicted: nothing that fits was {study.limits.fidelity}{yet}."

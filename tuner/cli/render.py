@@ -114,7 +114,7 @@ def show_asked(
     if not asked.quiet:
         console.print()
     written, page = tuple(answered.files), page_of(study.id, asked.server, asked.db)
-    more = {"written": written, "page": page, "then": then, "keep": keep}
+    more = {"written": written, "page": page, "then": then, "keep": keep, "whole": asked.why}
     show_answer(console, study, suggestion, tokens, **more)
     if why is None or nothing_fits:
         return 0 if why is None else why.exit_code
@@ -156,7 +156,7 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
     console.print()
-    show_answer(console, study, suggestion, page=page_of(study.id, None, db))
+    show_answer(console, study, suggestion, page=page_of(study.id, None, db), whole=why)
     return 0
 
 
@@ -282,8 +282,10 @@ def show_answer(
     page: str = "",
     then: str = "",
     keep: str = "",
+    whole: bool = False,
 ) -> None:
-    """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most."""
+    """The answer in brief, at the end, where a terminal shows it: :data:`MOST_LINES` at most, or a
+    ``whole`` one with all single changes."""
     width = min(console.width, TEXT_WIDTH) - INDENT
 
     def block(title: str, texts: Iterable[str], most: int = MOST_LINES) -> list[Text]:
@@ -307,7 +309,7 @@ def show_answer(
         for line in end:
             console.print(line, soft_wrap=True)
         return
-    told = brief(study, suggestion, tokens)
+    told = brief(study, suggestion, tokens, whole=whole)
     answer, why = (
         block("Found" if keep else "Answer", told.answer),
         block("Why", told.why, MOST_WHY),
@@ -321,7 +323,7 @@ def show_answer(
         room -= 1
     for line in (*answer, Text(), *why):
         console.print(line, soft_wrap=True)
-    if rows := told.changes[: max(0, room)]:
+    if rows := told.changes[: None if whole else max(0, room)]:
         print_rows(KNOB_HEADS, rows, indent=2)
     for line in (Text(), *sure, *end):
         console.print(line, soft_wrap=True)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from tuner.cli.errors import option_of
 from tuner.cli.options import Asked, SuggestAsked, WorkloadAsked
+from tuner.client.answered import framework_of_files
 from tuner.client.request import WITHIN, Common, RequestHere, read_here
 from tuner.client.values import ARGUMENTS
 from tuner.core.adapter import QUANTIZED, Adapter
@@ -158,7 +159,11 @@ def request_arguments(texts: Texts, asked: Asked) -> dict[str, Any]:
     """The options of ``suggest`` and ``probe`` as arguments, with what of the user's is run."""
     given = texts.arguments(asked, RequestHere)
     given["script"] = texts.made(lambda: _script(asked))
-    return given if isinstance(asked, SuggestAsked) else {**given, "max_probes": 1}
+    if not isinstance(asked, SuggestAsked):
+        return {**given, "max_probes": 1}
+    if asked.framework is None and asked.from_file is None:
+        given["framework"] = framework_of_files(asked.write or ())
+    return given
 
 
 def _script(asked: Asked) -> Script | None:
