@@ -18,14 +18,6 @@ MOST = 1000
 
 
 def create_key(name: str, scope: str = "submit", json: Json = False, db: Database = None) -> int:
-    """Make a key to the service, and print it: it is kept nowhere, and cannot be shown again.
-
-    Alone on stdout, so that it can be put where it is needed without being seen.
-
-    \b
-    Example:
-      tuner keys create scheduler --scope submit > scheduler.key
-    """
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
     from tuner.store.tables import Scope
@@ -44,12 +36,6 @@ def create_key(name: str, scope: str = "submit", json: Json = False, db: Databas
 
 
 def list_keys(json: Json = False, db: Database = None) -> int:
-    """List the keys to the service: what each allows, and when it was used last.
-
-    \b
-    Example:
-      tuner keys list
-    """
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Keys
@@ -71,12 +57,6 @@ def list_keys(json: Json = False, db: Database = None) -> int:
 
 
 def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
-    """Revoke a key for ever, from the next request on; the service need not be started again.
-
-    \b
-    Example:
-      tuner keys revoke 5c1f
-    """
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
 
@@ -87,12 +67,6 @@ def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
 
 
 def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> int:
-    """Show who did what, the newest first: keys made, and used to submit or cancel.
-
-    \b
-    Example:
-      tuner keys audit --limit 20
-    """
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Audit
@@ -117,14 +91,6 @@ def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> in
 
 
 def upgrade_database(json: Json = False, db: Database = None) -> int:
-    """Bring a database to this version's schema; a SQLite file that is absent is made.
-
-    SQLite is brought there whenever it is used; other databases only by this command.
-
-    \b
-    Example:
-      tuner db upgrade --db postgresql://user@host/tuner
-    """
     from tuner.store import default_url, migrate
     from tuner.store.engine import parse_url, shown_url
 
@@ -136,14 +102,6 @@ def upgrade_database(json: Json = False, db: Database = None) -> int:
 
 
 def check_database(json: Json = False, db: Database = None) -> int:
-    """Check a database for damage and for differences from this version's schema.
-
-    Exit code 1 says that something is wrong with it.
-
-    \b
-    Example:
-      tuner db check
-    """
     from tuner.store import default_url, migrate
     from tuner.store.engine import parse_url, shown_url
 
@@ -156,14 +114,6 @@ def check_database(json: Json = False, db: Database = None) -> int:
 
 
 def backup_database(path: str, json: Json = False, db: Database = None) -> int:
-    """Copy a SQLite database, which may be in use, to a file that is not there yet.
-
-    The copy is checked, and nothing is overwritten. PostgreSQL is backed up by its own pg_dump.
-
-    \b
-    Example:
-      tuner db backup tuner-2026-11-21.db
-    """
     from tuner.store import default_url, migrate
     from tuner.store.engine import parse_url, shown_url
 
@@ -175,12 +125,6 @@ def backup_database(path: str, json: Json = False, db: Database = None) -> int:
 
 
 def prune_database(older_than: str, json: Json = False, db: Database = None) -> int:
-    """Delete old studies that are at their end, and old entries of the audit.
-
-    \b
-    Example:
-      tuner db prune --older-than 90d
-    """
     from tuner.store import open_store
     from tuner.store.access import local_user
 

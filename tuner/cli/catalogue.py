@@ -17,14 +17,6 @@ Part = Annotated[
 
 
 def list_models(part: Part = "", json: Json = False) -> int:
-    """List the models of the catalogue: size, layers, and the longest sequence.
-
-    Any other model is the path of a Hugging Face config.json.
-
-    \b
-    Example:
-      tuner models llama
-    """
     from tuner.cli.console import print_rows
     from tuner.client.values import listed_models
 
@@ -53,14 +45,6 @@ def _billions(parameters: int | None) -> str:
 
 
 def list_gpus(part: Part = "", json: Json = False) -> int:
-    """List the GPUs of the catalogue: memory, and published rates of matrices, memory and links.
-
-    Any other GPU is described in a .toml file.
-
-    \b
-    Example:
-      tuner gpus h100
-    """
     from tuner.cli.console import print_rows
     from tuner.client.values import listed_gpus
 

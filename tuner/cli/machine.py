@@ -10,6 +10,7 @@ from rich.text import Text
 
 from tuner.cli.console import facts_grid, print_rows, stdout_console, watch_of
 from tuner.cli.errors import print_json
+from tuner.cli.options import CalibrateAsked, DoctorAsked
 from tuner.cli.studies import is_there
 from tuner.client.doctor import Diagnosis, Problem, diagnose
 from tuner.client.local import failure_text
@@ -32,24 +33,24 @@ TERA, GIGA = 1e12, 1e9
 DISTURBED = 1.25
 
 
-def calibrate(cluster: str, *, as_json: bool, db: str | None) -> int:
-    asked = read_cluster(cluster)
-    check_here(asked)
-    with open_store(db) as store:
-        typer.echo(f"calibrating {asked.name}: this takes up to two minutes", err=True)
-        with watch_of(as_json=as_json) as watch:
+def calibrate(asked: CalibrateAsked) -> int:
+    cluster = read_cluster(asked.cluster)
+    check_here(cluster)
+    with open_store(asked.db) as store:
+        typer.echo(f"calibrating {cluster.name}: this takes up to two minutes", err=True)
+        with watch_of(as_json=asked.json) as watch:
             watch.waiting("timing matrices, copies, layers, updates and collectives")
             kept = "nothing is kept of this calibration"
-            code, words = _worked(calibrate_argv(asked), store.url, kept)
+            code, words = _worked(calibrate_argv(cluster), store.url, kept)
         if code:
             raise ProbeError(failure_text(code, words))
-        found = store.calibration(asked, installed_versions())
+        found = store.calibration(cluster, installed_versions())
     if found is None:
         raise ProbeError("the worker ended well, and its calibration is not in the database")
-    if as_json:
-        print_json({**found.as_dict(), "catalogue": asked.as_dict()})
+    if asked.json:
+        print_json({**found.as_dict(), "catalogue": cluster.as_dict()})
     else:
-        _show_calibration(found, asked)
+        _show_calibration(found, cluster)
     return 0
 
 
@@ -122,12 +123,12 @@ def _figure(name: str, found: float, usual: float | None, interval: str = "") ->
     return name, f"{found:.4g}", interval, f"{usual:.4g}", f"{found / usual:.3f}" if usual else ""
 
 
-def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
-    """Diagnose, with ``check`` after training the guard's replicas; the exit code, 1 when something
+def diagnose_machine(asked: DoctorAsked) -> int:
+    """Diagnose, if asked after training the guard's replicas; the exit code, 1 when something
     serious is wrong.
     """
-    if check:
-        with open_store(db) as store:
+    if asked.run:
+        with open_store(asked.db) as store:
             url = store.url
         typer.echo("training small models with every knob; this takes a minute or two", err=True)
         argv = [sys.executable, "-P", "-m", "workers", "--guard"]
@@ -136,14 +137,14 @@ def diagnose_machine(*, check: bool, as_json: bool, db: str | None) -> int:
             raise ProbeError(f"the checks ended with exit code {code}: {words}")
     checks, beside = [], []
     try:
-        if is_there(db):
-            with open_store(db, create=False) as store:
+        if is_there(asked.db):
+            with open_store(asked.db, create=False) as store:
                 checks = list(store.checks().values())
     except StoreError as error:  # the machine is diagnosed all the same
         mend = "until then nothing is kept or read there"
         beside = [Problem(what=str(error), mend=mend, serious=True)]
     found = diagnose(checks, beside=beside)
-    if as_json:
+    if asked.json:
         print_json(found.as_dict())
         return 0 if found.is_sound else 1
     stdout_console().print(facts_grid(_facts(found)))

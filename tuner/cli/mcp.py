@@ -11,6 +11,7 @@ from typing import Annotated, Any, ParamSpec
 from pydantic import Field
 
 import tuner
+from tuner.cli.options import McpAsked
 from tuner.client.cases import NotCoveredError, Policy
 from tuner.client.values import plain_arguments
 from tuner.core.adapter import AdapterMethod
@@ -48,9 +49,10 @@ File = Annotated[
 MOST_SENTENCES = 5
 
 
-def serve(db: str | None) -> None:
+def serve(asked: McpAsked) -> int:
     """Serves the tools over this process's stdin and stdout, until they close."""
-    server_of(db).run("stdio")
+    server_of(asked.db).run("stdio")
+    return 0
 
 
 def server_of(db: str | None) -> Any:

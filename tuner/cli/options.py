@@ -1,6 +1,6 @@
 """The options of commands: a dataclass for each of the large ones, expanded into the command.
 
-``options.toml`` has their words. Values stay text here, and :mod:`tuner.cli.values` reads them: so
+``words.toml`` has their words. Values stay text here, and :mod:`tuner.cli.values` reads them: so
 every bad value gets an error of the same form, with what was given and what is allowed, and showing
 help imports nothing else.
 """
@@ -11,19 +11,16 @@ import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache, wraps
+from functools import cache
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_origin
+from typing import Annotated, Any, get_origin
 
 from typer import Argument, Option
 
 from tuner.core.launcher import LauncherName
 
-T = TypeVar("T")
-
-# The panel of what is trained, which the largest commands have in common.
-WORKLOAD = "What is trained"
 Text = str | None
 Several = list[str] | None
 
@@ -117,6 +114,14 @@ Database = Annotated[
         metavar="URL",
         help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB,"
         " else SQLite in the user's data folder.",
+    ),
+]
+StudyId = Annotated[
+    str,
+    Argument(
+        metavar="STUDY",
+        help="A study's id, or a beginning of it that no other has.",
+        autocompletion=study_ids,
     ),
 ]
 # By the name of an option.
@@ -285,35 +290,77 @@ class WorkerAsked:
     db: Database = None
 
 
-def taking(kind: type[T]) -> Callable[[Callable[[T], int]], Callable[..., int]]:
-    """Make a function of one ``kind`` a command whose options are the fields of ``kind``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeAsked:
+    """Options of ``tuner serve``."""
 
-    def expand(command: Callable[[T], int]) -> Callable[..., int]:
-        @wraps(command)
-        def run(**options: Any) -> int:
-            return command(kind(**options))
-
-        return _signed(run, kind)
-
-    return expand
+    host: Text = None
+    port: int | None = None
+    require_keys: bool | None = None
+    json: Json = False
+    db: Database = None
 
 
-def worded(command: Callable[..., int]) -> Callable[..., int]:
-    """A command with the words of its options; of those of a class, it has them already."""
-    if hasattr(command, "__signature__"):
-        return command
+@dataclass(frozen=True, slots=True, kw_only=True)
+class McpAsked:
+    """Options of ``tuner mcp``."""
 
-    @wraps(command)
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrateAsked:
+    """Options of ``tuner calibrate``."""
+
+    cluster: str = "local"
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoctorAsked:
+    """Options of ``tuner doctor``."""
+
+    run: bool = False
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportAsked:
+    """Options of ``tuner export``."""
+
+    study: StudyId
+    format_name: str
+    write: Text = None
+    into: Text = None
+    json: Json = False
+    db: Database = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowAsked:
+    """Options of ``tuner studies show``."""
+
+    study: StudyId
+    why: bool = False
+    json: Json = False
+    db: Database = None
+
+
+def command_of(of: Callable[..., Any], work: str = "") -> Callable[..., int]:
+    """A command as Typer reads it, with the words of its options: a function, or a class of
+    options, for which the function ``work`` ("module.name" of this package) does the work."""
+
     def run(**options: Any) -> int:
-        return command(**options)
+        if not work:
+            return int(of(**options))
+        module, _, name = work.partition(".")
+        # imported when it is called: the help of all commands must be quick
+        return int(getattr(import_module(f"{__package__}.{module}"), name)(of(**options)))
 
-    return _signed(run, command)
-
-
-def _signed(run: Callable[..., int], of: Callable[..., Any]) -> Callable[..., int]:
-    """Has ``run`` look to Typer as a class or function does, with the words of its parameters."""
     owners = [one.__name__ for one in getattr(of, "__mro__", (of,))]
-    known = [panels for one in owners for panels in _words().get(one, {}).items()]
+    known = [panels for one in owners for panels in words().get(one, {}).items()]
 
     def option(one: inspect.Parameter) -> inspect.Parameter:
         if get_origin(one.annotation) is Annotated:
@@ -337,6 +384,7 @@ def _signed(run: Callable[..., int], of: Callable[..., Any]) -> Callable[..., in
 
 
 @cache
-def _words() -> Mapping[str, Mapping[str, Mapping[str, list[str]]]]:
-    """By command or class, panel and option: metavar, help, and names other than its own."""
-    return tomllib.loads((files(__package__) / "options.toml").read_text("utf-8"))
+def words() -> Mapping[str, Mapping[str, Any]]:
+    """The help of each command; by command or class, panel and option: metavar, help, and names
+    other than its own."""
+    return tomllib.loads((files(__package__) / "words.toml").read_text("utf-8"))

@@ -17,7 +17,7 @@ from tuner.cli.console import (
 )
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
-from tuner.cli.options import SuggestAsked
+from tuner.cli.options import ShowAsked, SuggestAsked
 from tuner.cli.progress import Terminal
 from tuner.cli.serve import page_of
 from tuner.cli.tables import probes_table, show_candidates, spare_text
@@ -54,6 +54,11 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
+    if asked.from_file is not None:
+        from tuner.cli.from_file import read_file, show_file  # with all that reads files
+
+        question = read_file(asked, asked.from_file)
+        return show_file(asked, question, answer_asked(asked, question.request))
     for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
         if given := getattr(asked, name):
             raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
@@ -118,11 +123,11 @@ def show_asked(
     return report(why, as_json=False)
 
 
-def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> int:
-    with open_store(db, create=False) as store:
-        study = with_reason(store, store.study(study_id))
+def show_study(asked: ShowAsked) -> int:
+    with open_store(asked.db, create=False) as store:
+        study = with_reason(store, store.study(asked.study))
     suggestion = with_launch(answer(study), study.question)
-    if as_json:
+    if asked.json:
         own = {"id": study.id, "state": str(study.state), "reason": study.reason}
         own |= {"created_at": study.created_at, "asked_at": study.asked_at}
         question: dict[str, Any] = shown_question(study.question.as_dict())
@@ -148,12 +153,12 @@ def show_study(study_id: str, *, why: bool, as_json: bool, db: str | None) -> in
     none = None
     if suggestion.best is None and study.state not in OPEN:
         none = why_none(study, suggestion, shown=True)
-    if why or (suggestion.best is None and not isinstance(none, NothingFitsError)):
+    if asked.why or (suggestion.best is None and not isinstance(none, NothingFitsError)):
         show_all(console, suggestion, rank_word(study.question))
     if isinstance(none, NothingFitsError):
         show_ways_out(console, none, ways_out(study.question, study.limits))
     console.print()
-    show_answer(console, study, suggestion, page=page_of(study.id, None, db))
+    show_answer(console, study, suggestion, page=page_of(study.id, None, asked.db))
     return 0
 
 
