@@ -2,8 +2,7 @@
 
 import json
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import typer
 from rich.text import Text
@@ -16,18 +15,16 @@ from tuner.client.doctor import Diagnosis, Problem, diagnose
 from tuner.client.local import failure_text
 from tuner.client.place import check_here
 from tuner.client.request import read_cluster
-from tuner.client.worker_process import Signals, Worker
+from tuner.client.worker_process import Signals, worked
 from tuner.core.cluster import Cluster
 from tuner.core.framework import installed_versions
 from tuner.core.quantity import Quantity
 from tuner.cost.calibration import Calibration
 from tuner.cost.constants import default_costs
-from tuner.errors import ProbeError, StoppedError, StoreError
+from tuner.errors import ProbeError, StoreError
 from tuner.store import open_store
 from tuner.text import moment_text, size_text
 
-# Between two looks at the worker.
-POLL_S = 0.1
 TERA, GIGA = 1e12, 1e9
 # From which on it is told.
 DISTURBED = 1.25
@@ -41,7 +38,7 @@ def calibrate(asked: CalibrateAsked) -> int:
         with watch_of(as_json=asked.json) as watch:
             watch.waiting("timing matrices, copies, layers, updates and collectives")
             kept = "nothing is kept of this calibration"
-            code, words = _worked(calibrate_argv(cluster), store.url, kept)
+            code, words = worked(calibrate_argv(cluster), {"TUNER_DB": store.url}, Signals(), kept)
         if code:
             raise ProbeError(failure_text(code, words))
         found = store.calibration(cluster, installed_versions())
@@ -132,7 +129,7 @@ def diagnose_machine(asked: DoctorAsked) -> int:
             url = store.url
         typer.echo("training small models with every knob; this takes a minute or two", err=True)
         argv = [sys.executable, "-P", "-m", "workers", "--guard"]
-        code, words = _worked(argv, url, "checks that were made are kept")
+        code, words = worked(argv, {"TUNER_DB": url}, Signals(), "checks that were made are kept")
         if code:
             raise ProbeError(f"the checks ended with exit code {code}: {words}")
     checks, beside = [], []
@@ -174,17 +171,6 @@ def diagnose_machine(asked: DoctorAsked) -> int:
     if not found.problems:
         typer.echo("nothing is wrong")
     return 0 if found.is_sound else 1
-
-
-def _worked(argv: Sequence[str], url: str, kept: str) -> tuple[int, str]:
-    """Runs a worker to its end: its exit code and last words; ``kept`` is what a stop tells."""
-    with Signals() as signals, Worker(argv, {"TUNER_DB": url}) as worker:
-        while (code := worker.poll()) is None and not signals.noted:
-            time.sleep(POLL_S)
-        if signals.noted:
-            worker.stop(signals)
-            raise StoppedError(signals.noted[0], kept)
-        return code or 0, worker.last_words()
 
 
 def _facts(found: Diagnosis) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ from rich.text import Text
 from tuner.cli.console import Column, facts_grid, stdout_console, table_of
 from tuner.cli.errors import print_json, report
 from tuner.cli.options import ProbeAsked
-from tuner.cli.progress import Terminal
+from tuner.cli.progress import terminal
 from tuner.cli.render import show_logs
 from tuner.cli.values import read_options
 from tuner.client.advance import kept_dry_run, measurement_of, why_not_here
@@ -105,7 +105,7 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
         launcher=placed.launcher,
         ray=placed.ray,
     )
-    study = follow(store, study, Terminal(), argv)
+    study = follow(store, study, terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 
 

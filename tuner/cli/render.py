@@ -18,7 +18,7 @@ from tuner.cli.console import (
 from tuner.cli.errors import print_json, report
 from tuner.cli.export import TEMPLATE
 from tuner.cli.options import ShowAsked, SuggestAsked
-from tuner.cli.progress import Terminal
+from tuner.cli.progress import terminal
 from tuner.cli.serve import page_of
 from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
@@ -71,7 +71,7 @@ def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
         read_tokens("tokens", asked.tokens)
     return answer_at(
         request,
-        Terminal(quiet=asked.quiet),
+        terminal(quiet=asked.quiet),
         asked.write or (),
         server=asked.server,
         db=asked.db,

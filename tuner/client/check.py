@@ -30,7 +30,7 @@ from tuner.client.parts import (
     cluster_of,
     not_local,
 )
-from tuner.client.predict import Saying, SettingsLike
+from tuner.client.predict import SettingsLike
 from tuner.client.request import read
 from tuner.client.values import (
     BESIDE_A_FILE,
@@ -308,7 +308,7 @@ def check(
     opened, given = open_file(path, format_name), plain_arguments(**beside, cluster=cluster)
     if settings is not None:
         given["settings"] = said_knobs(settings)
-    return check_file(opened, path, given, db, policy, Saying(progress or silent))
+    return check_file(opened, path, given, db, policy, Watch(progress or silent))
 
 
 def check_file(

@@ -3,7 +3,7 @@
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from tuner.client.advance import advance_from_cache, conclude, is_answered
 from tuner.client.answered import PlainLines, Progress
@@ -22,35 +22,21 @@ from tuner.store import Store
 from tuner.text import count_text, moment_text
 
 
-class Caller(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
     """Somebody who waits for an answer."""
 
-    def note(self, text: str) -> None:
-        """Show a line, outside of any progress."""
-
-    def progress_of(self, study: Study) -> Progress:
-        """Makes the display of a study while it is answered."""
-
-    def signals(self) -> Signals:
-        """Watches for requests to the caller to end."""
-
-
-class PythonCaller:
-    """A Python program. Its signals stay its own: Ctrl-C is a ``KeyboardInterrupt`` there, and in
-    threads and notebooks nothing may be changed about them.
+    note: Say
+    """Shows a line, outside of any progress."""
+    signals: type[Signals] = NoSignals
+    """Watches for requests to the caller to end. Those of a Python program stay its own: Ctrl-C is
+    a ``KeyboardInterrupt`` there, and in threads and notebooks nothing may be changed about them.
     """
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-
-    def note(self, text: str) -> None:
-        self._say(text)
+    live: Callable[[Study], Progress] | None = None
+    """Makes the display of a study while it is answered; by default it is lines."""
 
     def progress_of(self, study: Study) -> Progress:
-        return PlainLines(study, self._say)
-
-    def signals(self) -> Signals:
-        return NoSignals()
+        return PlainLines(study, self.note) if self.live is None else self.live(study)
 
 
 # Between two looks at the database: often enough for people, and nothing beside a probe.

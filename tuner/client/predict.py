@@ -114,7 +114,7 @@ def predict(
         TypeError: neither cases nor all that a single one needs.
         StoreError: the database cannot be used.
     """
-    policy, watch = choice("dry_runs", Policy, dry_runs), Saying(progress or silent)
+    policy, watch = choice("dry_runs", Policy, dry_runs), Watch(progress or silent)
     if from_file is not None and cases is None:
         from tuner.client.check import check  # which shows predictions
 
@@ -142,20 +142,6 @@ def predict(
         raise UsageError("cases", cases, "must be the fields of a case, or a list of such")
     read = [_read(values, f"cases[{number}].") for number, values in enumerate(several)]
     return predictions(read, policy, db, watch)
-
-
-class Saying:
-    """A watch for a caller who is told lines."""
-
-    def __init__(self, say: Say) -> None:
-        self._say = say
-
-    def waiting(self, text: str) -> None:
-        if text:
-            self._say(text)
-
-    def note(self, text: str) -> None:
-        self._say(text)
 
 
 def predictions(

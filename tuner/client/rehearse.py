@@ -3,7 +3,6 @@
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Any
 from tuner.catalog.gpus import gpu_kinds
 from tuner.client.request import read_cluster
 from tuner.client.values import ClusterLike
-from tuner.client.worker_process import NoSignals, Signals, Worker
+from tuner.client.worker_process import NoSignals, Signals, worked
 from tuner.core.cluster import Cluster, Device
 from tuner.core.quantity import Provenance
 from tuner.cost.constants import default_costs
 from tuner.cost.time.rehearsed import Launches, RehearsedTime, rehearsed_time
-from tuner.errors import ProbeError, StoppedError, UsageError
+from tuner.errors import ProbeError, UsageError
 
 # What its figures are: torch's own allocator counted them for the script itself, on no GPU.
 REHEARSED = Provenance.REHEARSED
@@ -25,7 +24,6 @@ LAST = "last"
 MOST_STEPS = 1000
 LONGEST_S = 86_400.0
 MOST_TOKENS = 10**12
-POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,14 +106,10 @@ def rehearse(
         asked.write_text(json.dumps(order), encoding="utf-8")
         argv = [sys.executable, "-P", "-m", "workers.rehearsal"]
         argv += ["--order", str(asked), "--out", str(out)]
-        with signals or NoSignals() as noted, Worker(argv, {}) as worker:
-            while (code := worker.poll()) is None:
-                if noted.noted:
-                    worker.stop(noted)
-                    raise StoppedError(noted.noted[0], "nothing is left of the rehearsal")
-                time.sleep(POLL_S)
-            if code != 0 or not out.exists():
-                raise ProbeError(f"the rehearsal failed: {worker.last_words()}")
+        kept = "nothing is left of the rehearsal"
+        code, words = worked(argv, {}, signals or NoSignals(), kept)
+        if code != 0 or not out.exists():
+            raise ProbeError(f"the rehearsal failed: {words}")
         told = json.loads(out.read_text(encoding="utf-8"))
     if "error" in told:
         raise ProbeError(told["error"])

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.client.cases import Case, Policy, Prediction
-from tuner.client.predict import Saying, predictions
+from tuner.client.cases.dry_runs import Watch
+from tuner.client.predict import predictions
 from tuner.client.request import SizeRequest, family_of, read_arguments
 from tuner.client.values import (
     ClusterLike,
@@ -127,7 +128,7 @@ def sizes_here(request: SizeRequest, *, verify: bool, db: str | None, say: Say =
         headroom=request.headroom,
         memory_limit_gib=request.memory_limit_gib,
     )
-    (verified,) = predictions([case], Policy.ALL, db, Saying(say))
+    (verified,) = predictions([case], Policy.ALL, db, Watch(say))
     return replace(found, verified=verified)
 
 
