@@ -39,9 +39,12 @@ def set_up_logs(
     Raises:
         UsageError: ``TUNER_LOG`` is something else.
     """
-    stream = stream or sys.stderr
+    stream, said = stream or sys.stderr, os.environ.get("TUNER_LOG", "")
+    if said and said not in FORMATS:
+        raise UsageError("TUNER_LOG", said, f"must be one of {', '.join(FORMATS)}")
+    as_json = said == "json" or (not said and is_service and not stream.isatty())
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(_formatter(process, as_json=_as_json(stream, is_service=is_service)))
+    handler.setFormatter(_formatter(process, as_json=as_json))
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     logging.captureWarnings(capture=True)
     for name in OURS:
@@ -71,13 +74,6 @@ def _formatter(process: str, *, as_json: bool) -> ProcessorFormatter:
     return ProcessorFormatter(
         foreign_pre_chain=said, processors=[ProcessorFormatter.remove_processors_meta, *shown]
     )
-
-
-def _as_json(stream: TextIO, *, is_service: bool) -> bool:
-    said = os.environ.get("TUNER_LOG", "")
-    if said and said not in FORMATS:
-        raise UsageError("TUNER_LOG", said, f"must be one of {', '.join(FORMATS)}")
-    return said == "json" or (not said and is_service and not stream.isatty())
 
 
 def _named(process: str) -> Processor:

@@ -91,37 +91,40 @@ def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> in
 
 
 def upgrade_database(json: Json = False, db: Database = None) -> int:
-    from tuner.store import default_url, migrate
-    from tuner.store.engine import parse_url, shown_url
+    from tuner.store import migrate
 
-    url = db or default_url()
+    url, shown = _address(db)
     applied = migrate.upgrade(url)
-    shown = shown_url(parse_url(url))
     done = f"applied {', '.join(applied)}" if applied else "is up to date"
     return tell({"db": shown, "applied": applied}, f"{shown}: {done}", as_json=json)
 
 
 def check_database(json: Json = False, db: Database = None) -> int:
-    from tuner.store import default_url, migrate
-    from tuner.store.engine import parse_url, shown_url
+    from tuner.store import migrate
 
-    url = db or default_url()
+    url, shown = _address(db)
     problems = migrate.check(url)
-    shown = shown_url(parse_url(url))
     lines = "\n".join(f"{shown}: {line}" for line in problems or ["in order"])
     tell({"db": shown, "problems": problems}, lines, as_json=json)
     return 1 if problems else 0
 
 
 def backup_database(path: str, json: Json = False, db: Database = None) -> int:
-    from tuner.store import default_url, migrate
+    from tuner.store import migrate
+
+    url, shown = _address(db)
+    size_bytes = migrate.backup(url, path)
+    found = {"db": shown, "path": path, "size_bytes": size_bytes}
+    return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=json)
+
+
+def _address(db: str | None) -> tuple[str, str]:
+    """A database's address, and that without its password."""
+    from tuner.store import default_url
     from tuner.store.engine import parse_url, shown_url
 
     url = db or default_url()
-    size_bytes = migrate.backup(url, path)
-    shown = shown_url(parse_url(url))
-    found = {"db": shown, "path": path, "size_bytes": size_bytes}
-    return tell(found, f"{shown}: copied to {path}, {size_text(size_bytes)}", as_json=json)
+    return url, shown_url(parse_url(url))
 
 
 def prune_database(older_than: str, json: Json = False, db: Database = None) -> int:

@@ -186,8 +186,6 @@ class Asked(WorkloadAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuggestAsked(Asked):
-    """Options of ``tuner suggest``."""
-
     from_file: Text = None
     format_name: Text = None
     settings: Text = None
@@ -211,8 +209,6 @@ class SuggestAsked(Asked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeAsked(Asked):
-    """Options of ``tuner probe``."""
-
     settings: str
 
 
@@ -243,8 +239,6 @@ class CheckAsked(CaseAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeAsked(WorkloadAsked):
-    """Options of ``tuner size``."""
-
     family: Text = None
     cluster: list[str]
     knob: Several = None
@@ -257,8 +251,6 @@ class SizeAsked(WorkloadAsked):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearseAsked:
-    """Options of ``tuner rehearse``, as they were written."""
-
     command: list[str]
     cluster: Text = None
     ranks: str = "0"
@@ -274,8 +266,6 @@ class RehearseAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerAsked:
-    """Options of ``tuner worker``, as they were written."""
-
     pool: Several = None
     name: str = ""
     once: bool = False
@@ -292,8 +282,6 @@ class WorkerAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeAsked:
-    """Options of ``tuner serve``."""
-
     host: Text = None
     port: int | None = None
     require_keys: bool | None = None
@@ -303,15 +291,11 @@ class ServeAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpAsked:
-    """Options of ``tuner mcp``."""
-
     db: Database = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateAsked:
-    """Options of ``tuner calibrate``."""
-
     cluster: str = "local"
     json: Json = False
     db: Database = None
@@ -319,8 +303,6 @@ class CalibrateAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorAsked:
-    """Options of ``tuner doctor``."""
-
     run: bool = False
     json: Json = False
     db: Database = None
@@ -328,8 +310,6 @@ class DoctorAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAsked:
-    """Options of ``tuner export``."""
-
     study: StudyId
     format_name: str
     write: Text = None
@@ -340,8 +320,6 @@ class ExportAsked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowAsked:
-    """Options of ``tuner studies show``."""
-
     study: StudyId
     why: bool = False
     json: Json = False

@@ -59,20 +59,20 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
     """
     environment, progress = {"TUNER_DB": store.url}, caller.progress_of(study)
     with caller.signals() as signals, Worker(argv, environment) as worker, progress:
-        reader = _Reader(store, study.id)
+        read = reader_of(store, study.id)
         try:
-            watch(reader.read, progress, lambda: worker.poll() is not None or bool(signals.noted))
+            watch(read, progress, lambda: worker.poll() is not None or bool(signals.noted))
         except KeyboardInterrupt:
             worker.stop(signals)
             raise
         if signals.noted:
             progress.note("stopping; once more to force it")
             worker.stop(signals)
-            done = sum(probe.state is ProbeState.DONE for probe in reader.read().probes)
+            done = sum(probe.state is ProbeState.DONE for probe in read().probes)
             kept = count_text(done, probe_word(study.limits.fidelity))
             kept = f"study {study.id} keeps its {kept}"
             raise StoppedError(signals.noted[0], f"{kept}, and the same command continues it")
-        study = reader.read()
+        study = read()
         progress.show(study)
         if code := worker.poll():
             raise ProbeError(failure_text(code, worker.last_words()))
@@ -89,20 +89,18 @@ def watch(read: Callable[[], Study], progress: Progress, is_over: Callable[[], b
         time.sleep(POLL_S)
 
 
-class _Reader:
-    """Reads a study again only when something happened to it."""
+def reader_of(store: Store, study_id: str) -> Callable[[], Study]:
+    """Reads a study, again only when something happened to it."""
+    events = store.events(study_id)
+    seen, study = events[-1].id if events else 0, store.study(study_id)
 
-    def __init__(self, store: Store, study_id: str) -> None:
-        self._store = store
-        events = store.events(study_id)
-        self._seen = events[-1].id if events else 0
-        self._study = store.study(study_id)
+    def read() -> Study:
+        nonlocal seen, study
+        if events := store.events(study_id, after=seen):
+            seen, study = events[-1].id, store.study(study_id)
+        return study
 
-    def read(self) -> Study:
-        if events := self._store.events(self._study.id, after=self._seen):
-            self._seen = events[-1].id
-            self._study = self._store.study(self._study.id)
-        return self._study
+    return read
 
 
 def failure_text(code: int, words: str) -> str:

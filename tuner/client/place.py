@@ -298,11 +298,16 @@ def _check_alone(question: Question, fidelity: Fidelity, db: str | None) -> None
 
 def kept_rates(db: str | None, question: Question) -> Calibration | None:
     """Finds the calibration of the question's devices; no database is made for it."""
-    url = parse_url(default_url() if db is None else db)
-    if is_sqlite(url) and not Path(str(url.database)).exists():
+    if not is_kept(db):
         return None
     with open_store(db, create=False) as store:
         return store.calibration(question.cluster, question.framework.versions)
+
+
+def is_kept(db: str | None) -> bool:
+    """Says if a database is there: one in SQLite may not be made yet."""
+    url = parse_url(default_url() if db is None else db)
+    return not is_sqlite(url) or Path(str(url.database)).exists()
 
 
 # torch's ring attention knows the kernels of GPUs alone (``call_maps`` in torch/distributed/tensor/

@@ -1,8 +1,7 @@
 """``tuner.predict``: memory and speed of given settings, on any cluster, without a device."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
 from typing import Any, Required, TypedDict, Unpack, overload
 
@@ -148,7 +147,7 @@ def predictions(
     read: Sequence[Case | NotCoveredError], policy: Policy, db: str | None, watch: Watch
 ) -> list[Prediction]:
     """The predictions of cases, with the dry runs that the policy asks for."""
-    with dry_runs_of(db, policy, watch) as dry_runs:
+    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
         dry_runs.prepare([case for case in read if isinstance(case, Case)])
         return [
             Prediction(reason=one.allowed)
@@ -190,10 +189,3 @@ def read_single_case(
         settings=settings,
     )
     return read_case(nested(given), here=True, beside=beside, named=as_argument)
-
-
-@contextmanager
-def dry_runs_of(db: str | None, policy: Policy, watch: Watch) -> Iterator[DryRuns]:
-    """The dry runs that a database keeps, and those that are made."""
-    with open_store(db) as store, DryRuns(store, policy, watch) as dry_runs:
-        yield dry_runs

@@ -157,6 +157,10 @@ class Common(Part):
         return value
 
     @property
+    def limit_bytes(self) -> int | None:
+        return None if self.memory_limit_gib is None else round(self.memory_limit_gib * 2**30)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """What was written and is not used, or was left out and matters."""
         both = {"headroom", "memory_limit_gib"} <= self.model_fields_set
@@ -279,13 +283,13 @@ class TuneRequest(BaseRequest):
 
     def limits_at(self, fidelity: Fidelity) -> Limits:
         """The limits, with a fidelity's defaults."""
-        budget, limit_gib = self.budget, self.memory_limit_gib
+        budget = self.budget
         few = fidelity is Fidelity.PREDICTED and budget.max_probes is None
         most = MOST_TRACED if self.workload.is_traced else MOST_LAYOUTS
         return Limits(
             fidelity=fidelity,
             headroom=self.headroom,
-            memory_limit_bytes=None if limit_gib is None else round(limit_gib * 2**30),
+            memory_limit_bytes=self.limit_bytes,
             tolerance=self.tolerance,
             max_probes=budget.max_probes or (most if few else MOST_PROBES[fidelity]),
             max_dry_runs=MOST_DRY_RUNS if few and most == MOST_LAYOUTS else None,
