@@ -130,8 +130,8 @@ def print_rows(
 
 @contextmanager
 def watch_of(*, as_json: bool) -> Iterator["Watch"]:
-    """What fits stderr: notes for all, and for people at a terminal what is waited for, in its last
-    line, which is taken away afterwards."""
+    """Notes on stderr, and for people at a terminal what is waited for, in its last line, which is
+    taken away afterwards."""
     from tuner.client.cases.dry_runs import Watch  # which tables need not
     from tuner.client.values import silent
 

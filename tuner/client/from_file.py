@@ -114,7 +114,7 @@ def read_question(
 
 
 def _arguments(opened: Opened, asked: FileSays) -> dict[str, Any]:
-    """What the file asks, in versions in which a fused loss can be had where it is free."""
+    """Arguments of the file, in versions in which a fused loss can be had where it is free."""
     values = dict(asked.arguments)
     if "fused_loss" in opened.found.free:
         stack = values["framework"], values["framework_versions"]

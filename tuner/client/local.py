@@ -58,8 +58,17 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
         KeyboardInterrupt: the same, of a caller whose signals are Python's own.
     """
     environment, progress = {"TUNER_DB": store.url}, caller.progress_of(study)
+    events = store.events(study.id)
+    seen, study = events[-1].id if events else 0, store.study(study.id)
+
+    def read() -> Study:
+        """The study, read again only when something happened to it."""
+        nonlocal seen, study
+        if events := store.events(study.id, after=seen):
+            seen, study = events[-1].id, store.study(study.id)
+        return study
+
     with caller.signals() as signals, Worker(argv, environment) as worker, progress:
-        read = reader_of(store, study.id)
         try:
             watch(read, progress, lambda: worker.poll() is not None or bool(signals.noted))
         except KeyboardInterrupt:
@@ -72,8 +81,7 @@ def follow(store: Store, study: Study, caller: Caller, argv: Sequence[str]) -> S
             kept = count_text(done, probe_word(study.limits.fidelity))
             kept = f"study {study.id} keeps its {kept}"
             raise StoppedError(signals.noted[0], f"{kept}, and the same command continues it")
-        study = read()
-        progress.show(study)
+        progress.show(read())
         if code := worker.poll():
             raise ProbeError(failure_text(code, worker.last_words()))
     return study
@@ -87,20 +95,6 @@ def watch(read: Callable[[], Study], progress: Progress, is_over: Callable[[], b
     while not is_over():
         progress.show(read())
         time.sleep(POLL_S)
-
-
-def reader_of(store: Store, study_id: str) -> Callable[[], Study]:
-    """Reads a study, again only when something happened to it."""
-    events = store.events(study_id)
-    seen, study = events[-1].id if events else 0, store.study(study_id)
-
-    def read() -> Study:
-        nonlocal seen, study
-        if events := store.events(study_id, after=seen):
-            seen, study = events[-1].id, store.study(study_id)
-        return study
-
-    return read
 
 
 def failure_text(code: int, words: str) -> str:

@@ -114,19 +114,16 @@ def rehearse(
     if "error" in told:
         raise ProbeError(told["error"])
     for rank in told["ranks"]:
-        rank["time"] = _time(rank, found, tokens_per_step or 0).as_dict()
+        launches = rank.pop("launches", {"unknown": rank["detail"]})
+        if found is None:
+            timed = RehearsedTime(unknown="no GPU was named")
+        elif "unknown" in launches:
+            timed = RehearsedTime(unknown=launches["unknown"])
+        else:
+            read, per_step = Launches.from_dict(launches), tokens_per_step or 0
+            timed = rehearsed_time(read, found, default_costs(), tokens_per_step=per_step)
+        rank["time"] = timed.as_dict()
     return Rehearsal(command=tuple(command), cluster=found, ranks=tuple(told["ranks"]))
-
-
-def _time(rank: dict[str, Any], cluster: Cluster | None, tokens: int) -> RehearsedTime:
-    """The step's time, of the launches in a rank's record, which are taken out of it."""
-    launches = rank.pop("launches", {"unknown": rank["detail"]})
-    if cluster is None:
-        return RehearsedTime(unknown="no GPU was named")
-    if "unknown" in launches:
-        return RehearsedTime(unknown=launches["unknown"])
-    told = Launches.from_dict(launches)
-    return rehearsed_time(told, cluster, default_costs(), tokens_per_step=tokens)
 
 
 def order_of(

@@ -110,10 +110,6 @@ def _read_fidelity(value: Any) -> Fidelity | None:
     return Fidelity(value)
 
 
-def _read_labels(value: Any) -> tuple[tuple[str, str], ...]:
-    return tuple(read_labels("labels", value).items())  # which can be hashed
-
-
 # Frameworks, and what is taken where none is named, that choose no format of reductions themselves.
 REDUCES_AS_TOLD = (None, FrameworkName.TORCH, *NOT_PROBED)
 
@@ -250,7 +246,10 @@ class TuneRequest(BaseRequest):
     """Workers that may be at it."""
     labels: Annotated[
         tuple[tuple[str, str], ...],
-        PlainValidator(_read_labels, json_schema_input_type=dict[str, str]),
+        PlainValidator(  # as pairs, which can be hashed
+            lambda value: tuple(read_labels("labels", value).items()),
+            json_schema_input_type=dict[str, str],
+        ),
     ] = Field(
         default=(),
         json_schema_extra={"maxProperties": MOST_LABELS, "default": {}},
