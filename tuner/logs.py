@@ -49,7 +49,7 @@ def set_up_logs(
         _without("_ray_timestamp_ns"),  # Ray puts it on every record once it is imported
         add_log_level,
         add_logger_name,
-        _named(process),
+        lambda logger, method, line: {**line, "process": process},
         TimeStamper(fmt="iso" if as_json else "%Y-%m-%d %H:%M:%S", utc=as_json),
     ]
     shown: list[Processor] = _text()
@@ -75,14 +75,6 @@ def bound(**fields: object) -> AbstractContextManager[None]:
     Their usual names are ``study``, ``probe``, ``attempt``, ``worker`` and ``request``.
     """
     return bound_contextvars(**fields)
-
-
-def _named(process: str) -> Processor:
-    def add(logger: Any, method: str, line: EventDict) -> EventDict:
-        line["process"] = process
-        return line
-
-    return add
 
 
 def _in_order(logger: Any, method: str, line: EventDict) -> EventDict:

@@ -24,7 +24,6 @@ from tuner.cli.tables import probes_table, show_candidates, spare_text
 from tuner.cli.values import read_options
 from tuner.client.answered import Answered, with_launch
 from tuner.client.place import with_reason
-from tuner.client.request import RequestHere
 from tuner.client.suggest import answer_at
 from tuner.core.answer import Candidate, Suggestion
 from tuner.core.evaluation import GIB
@@ -54,28 +53,25 @@ LOG_LINES = 12
 
 
 def run(asked: SuggestAsked) -> int:
+    question = None
     if asked.from_file is not None:
         from tuner.cli.from_file import read_file, show_file  # with all that reads files
 
         question = read_file(asked, asked.from_file)
-        return show_file(asked, question, answer_asked(asked, question.request))
-    for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
-        if given := getattr(asked, name):
-            raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
-    return show_asked(asked, answer_asked(asked, read_options(asked)))
-
-
-def answer_asked(asked: SuggestAsked, request: RequestHere) -> Answered:
-    """The answer to a request, where and as the options say."""
+        request = question.request
+    else:
+        for name in ("format_name", "settings", "in_place", "no_backup", "diff"):
+            if given := getattr(asked, name):
+                raise UsageError(name.removesuffix("_name"), given, "needs --from FILE")
+        request = read_options(asked)
     if asked.tokens is not None:
         read_tokens("tokens", asked.tokens)
-    return answer_at(
-        request,
-        terminal(quiet=asked.quiet),
-        asked.write or (),
-        server=asked.server,
-        db=asked.db,
+    answered = answer_at(
+        request, terminal(quiet=asked.quiet), asked.write or (), server=asked.server, db=asked.db
     )
+    if question is not None:
+        return show_file(asked, question, answered)
+    return show_asked(asked, answered)
 
 
 def show_asked(

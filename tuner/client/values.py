@@ -57,14 +57,18 @@ def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
     """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
     if isinstance(value, ModelConfig):
         return ""
-    if isinstance(value, Mapping):
-        return default_note(value)
-    spec = os.fspath(value)
-    if models.find(spec) is not None:
+    written, whose = value, ""
+    if not isinstance(value, Mapping):
+        spec = os.fspath(value)
+        if models.find(spec) is not None:
+            return ""
+        # a file, which load_model has found to be small and readable
+        written = json.loads(Path(os.path.expanduser(spec)).read_bytes())  # noqa: PTH111
+        whose = f"{load_model(spec, task).name}: "
+    listed = ", ".join(f"{name} {size}" for name, size in default_sizes(written).items())
+    if not listed:
         return ""
-    # a file, which load_model has found to be small and readable
-    note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
-    return note and f"{load_model(spec, task).name}: {note}"
+    return f"{whose}not in the model's configuration, so taken as transformers does: {listed}"
 
 
 def plain(value: object) -> Any:
@@ -164,14 +168,6 @@ def default_sizes(model: object) -> Mapping[str, Any]:
         and fields[name].default is not None
         and all(model.get(spelling) is None for spelling in (name, *fields[name].also))
     }
-
-
-def default_note(model: object) -> str:
-    """A sentence on these sizes; empty where none is left out."""
-    listed = ", ".join(f"{name} {value}" for name, value in default_sizes(model).items())
-    if not listed:
-        return ""
-    return f"not in the model's configuration, so taken as transformers does: {listed}"
 
 
 # Similarity from which a name is taken for a misspelled one.
