@@ -57,17 +57,17 @@ def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
     """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
     if isinstance(value, ModelConfig):
         return ""
-    written, whose = value, ""
+    written, spec = value, ""
     if not isinstance(value, Mapping):
         spec = os.fspath(value)
         if models.find(spec) is not None:
             return ""
         # a file, which load_model has found to be small and readable
         written = json.loads(Path(os.path.expanduser(spec)).read_bytes())  # noqa: PTH111
-        whose = f"{load_model(spec, task).name}: "
     listed = ", ".join(f"{name} {size}" for name, size in default_sizes(written).items())
     if not listed:
         return ""
+    whose = f"{load_model(spec, task).name}: " if spec else ""
     return f"{whose}not in the model's configuration, so taken as transformers does: {listed}"
 
 
