@@ -9,7 +9,7 @@ from datetime import timedelta
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.cli.options import Database, Json
+from tuner.cli.options import Text
 from tuner.errors import UsageError
 from tuner.text import moment_text, read_duration, read_whole, size_text
 
@@ -17,7 +17,7 @@ from tuner.text import moment_text, read_duration, read_whole, size_text
 MOST = 1000
 
 
-def create_key(name: str, scope: str = "submit", json: Json = False, db: Database = None) -> int:
+def create_key(name: str, scope: str = "submit", json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
     from tuner.store.tables import Scope
@@ -35,7 +35,7 @@ def create_key(name: str, scope: str = "submit", json: Json = False, db: Databas
     return 0
 
 
-def list_keys(json: Json = False, db: Database = None) -> int:
+def list_keys(json: bool = False, db: Text = None) -> int:
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Keys
@@ -56,7 +56,7 @@ def list_keys(json: Json = False, db: Database = None) -> int:
     return 0
 
 
-def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
+def revoke_key(key: str, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import Keys, local_user
 
@@ -66,7 +66,7 @@ def revoke_key(key: str, json: Json = False, db: Database = None) -> int:
     return tell(asdict(revoked), text, as_json=json)
 
 
-def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> int:
+def audit_keys(limit: str = "50", json: bool = False, db: Text = None) -> int:
     from tuner.cli.console import print_rows
     from tuner.store import open_store
     from tuner.store.access import Audit
@@ -90,7 +90,7 @@ def audit_keys(limit: str = "50", json: Json = False, db: Database = None) -> in
     return 0
 
 
-def upgrade_database(json: Json = False, db: Database = None) -> int:
+def upgrade_database(json: bool = False, db: Text = None) -> int:
     from tuner.store import migrate
 
     url, shown = _address(db)
@@ -99,7 +99,7 @@ def upgrade_database(json: Json = False, db: Database = None) -> int:
     return tell({"db": shown, "applied": applied}, f"{shown}: {done}", as_json=json)
 
 
-def check_database(json: Json = False, db: Database = None) -> int:
+def check_database(json: bool = False, db: Text = None) -> int:
     from tuner.store import migrate
 
     url, shown = _address(db)
@@ -109,7 +109,7 @@ def check_database(json: Json = False, db: Database = None) -> int:
     return 1 if problems else 0
 
 
-def backup_database(path: str, json: Json = False, db: Database = None) -> int:
+def backup_database(path: str, json: bool = False, db: Text = None) -> int:
     from tuner.store import migrate
 
     url, shown = _address(db)
@@ -127,7 +127,7 @@ def _address(db: str | None) -> tuple[str, str]:
     return url, shown_url(parse_url(url))
 
 
-def prune_database(older_than: str, json: Json = False, db: Database = None) -> int:
+def prune_database(older_than: str, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.access import local_user
 

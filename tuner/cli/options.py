@@ -106,30 +106,13 @@ QuestionFile = Annotated[
 ]
 
 
-Json = Annotated[bool, Option("--json", help="Print one JSON object on stdout, nothing else.")]
-Database = Annotated[
-    str | None,
-    Option(
-        "--db",
-        metavar="URL",
-        help="Database of the studies, such as sqlite:///studies.db. By default $TUNER_DB,"
-        " else SQLite in the user's data folder.",
-    ),
-]
-StudyId = Annotated[
-    str,
-    Argument(
-        metavar="STUDY",
-        help="A study's id, or a beginning of it that no other has.",
-        autocompletion=study_ids,
-    ),
-]
 # By the name of an option.
 COMPLETIONS: Mapping[str, Callable[[str], list[str]]] = {
     "model": model_names,
     "cluster": cluster_names,
     "format_name": format_names,
     "write": format_names,
+    "study": study_ids,
 }
 
 
@@ -162,8 +145,8 @@ class WorkloadAsked:
     framework_version: Several = None
     headroom: Text = None
     memory_limit: Text = None
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +244,7 @@ class RehearseAsked:
     allow_network: bool = False
     allow_writes: bool = False
     even_here: bool = False
-    json: Json = False
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +260,7 @@ class WorkerAsked:
     pass_env: Several = None
     probe_deadline: Text = None
     json: bool = False
-    db: Database = None
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,45 +268,45 @@ class ServeAsked:
     host: Text = None
     port: int | None = None
     require_keys: bool | None = None
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class McpAsked:
-    db: Database = None
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateAsked:
     cluster: str = "local"
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorAsked:
     run: bool = False
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportAsked:
-    study: StudyId
+    study: str
     format_name: str
     write: Text = None
     into: Text = None
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShowAsked:
-    study: StudyId
+    study: str
     why: bool = False
-    json: Json = False
-    db: Database = None
+    json: bool = False
+    db: Text = None
 
 
 def command_of(of: Callable[..., Any], work: str = "") -> Callable[..., int]:
@@ -337,7 +320,7 @@ def command_of(of: Callable[..., Any], work: str = "") -> Callable[..., int]:
         # imported when it is called: the help of all commands must be quick
         return int(getattr(import_module(f"{__package__}.{module}"), name)(of(**options)))
 
-    owners = [one.__name__ for one in getattr(of, "__mro__", (of,))]
+    owners = [*(one.__name__ for one in getattr(of, "__mro__", (of,))), "any command"]
     known = [panels for one in owners for panels in words().get(one, {}).items()]
 
     def option(one: inspect.Parameter) -> inspect.Parameter:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tuner.cli.errors import print_json, tell
-from tuner.cli.options import Database, Json, Several, StudyId, Text
+from tuner.cli.options import Several, Text
 from tuner.errors import TunerError, UsageError
 from tuner.text import moment_text
 
@@ -28,7 +28,7 @@ LONGEST_NAME = 24
 NARROWEST_REASON = 20
 
 
-def list_studies(label: Several = None, json: Json = False, db: Database = None) -> int:
+def list_studies(label: Several = None, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import parse_labels
     from tuner.store import open_store
 
@@ -89,9 +89,7 @@ def is_there(db: str | None) -> bool:
     return db is not None or not is_sqlite(url) or Path(str(url.database)).exists()
 
 
-def cancel_study(
-    study: StudyId, server: Text = None, json: Json = False, db: Database = None
-) -> int:
+def cancel_study(study: str, server: Text = None, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import StudyState
     from tuner.store import open_store
 
@@ -113,7 +111,7 @@ def cancel_study(
     return tell(found, f"study {cancelled} is cancelled", as_json=json)
 
 
-def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int:
+def delete_study(study: str, json: bool = False, db: Text = None) -> int:
     from tuner.core.study import OPEN
     from tuner.store import open_store
     from tuner.store.access import Action, AuditNote, local_user
@@ -127,7 +125,7 @@ def delete_study(study: StudyId, json: Json = False, db: Database = None) -> int
     return tell({"study_id": found.id}, f"study {found.id} is deleted", as_json=json)
 
 
-def list_workers(here: bool = False, json: Json = False, db: Database = None) -> int:
+def list_workers(here: bool = False, json: bool = False, db: Text = None) -> int:
     from tuner.store import open_store
     from tuner.store.workers import Workers
 
