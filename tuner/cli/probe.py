@@ -98,13 +98,7 @@ def _probed(store: Store, placed: Placed, settings: Settings) -> tuple[Study, Pr
         reason, queued = "the probe that was asked for was known", {StudyState.QUEUED}
         store.move(study.id, StudyState.DONE, reason, expect=queued)
         return store.study(study.id), entered
-    argv = worker_argv(
-        study.id,
-        queued_only=str(fidelity),
-        probe_deadline_s=placed.probe_deadline_s,
-        launcher=placed.launcher,
-        ray=placed.ray,
-    )
+    argv = worker_argv(study.id, placed.probing, queued_only=str(fidelity))
     study = follow(store, study, terminal(), argv)
     return study, next((probe for probe in study.probes if probe.id == entered.id), entered)
 

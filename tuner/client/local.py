@@ -122,13 +122,7 @@ def answer_here(store: Store, placed: Placed, caller: Caller, labels: Mapping[st
         caller.note(status_text(closed, answered=True))
         return closed
     caller.note(status_text(study, answered=False))
-    argv = worker_argv(
-        study.id,
-        probe_deadline_s=placed.probe_deadline_s,
-        launcher=placed.launcher,
-        ray=placed.ray,
-    )
-    study = follow(store, study, caller, argv)
+    study = follow(store, study, caller, worker_argv(study.id, placed.probing))
     check_limits(study, placed.limits)
     return study
 

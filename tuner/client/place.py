@@ -18,6 +18,7 @@ from tuner.client.capabilities import (
     why_unpriced,
 )
 from tuner.client.request import RequestHere, TuneRequest
+from tuner.client.worker_process import probing_arguments
 from tuner.core.cluster import Cluster, Device
 from tuner.core.framework import (
     FLASH_PACKAGE,
@@ -66,12 +67,8 @@ class Placed:
     """Of the worker by which it was decided, or of this machine: what dry runs are made with."""
     notes: tuple[str, ...]
     """What was decided and not asked for, and why."""
-    probe_deadline_s: float | None = None
-    """Seconds that one probe may take; ``None`` for the worker's own limit."""
-    launcher: LauncherName | None = None
-    """What starts ranks; ``None`` for the worker's own choice."""
-    ray: str = ""
-    """Address of the Ray cluster of Ray's launcher; empty for the worker's own choice."""
+    probing: Sequence[str] = ()
+    """Arguments of a worker for how probes are run; none for its own choice."""
 
     @property
     def space(self) -> Space:
@@ -232,9 +229,7 @@ def place_here(request: RequestHere, db: str | None = None) -> Placed:
         limits=limits,
         versions=here,
         notes=tuple(filter(None, (no_gpu, *request.notes, chosen))),
-        probe_deadline_s=deadline_s,
-        launcher=request.launcher,
-        ray=request.ray,
+        probing=probing_arguments(deadline_s, request.launcher, request.ray),
     )
 
 

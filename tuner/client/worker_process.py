@@ -146,20 +146,15 @@ def worked(
 
 
 def worker_argv(
-    study_id: str,
-    *,
-    queued_only: str | None = None,
-    probe_deadline_s: float | None = None,
-    launcher: LauncherName | None = None,
-    ray: str = "",
+    study_id: str, probing: Sequence[str] = (), *, queued_only: str | None = None
 ) -> list[str]:
-    """The command of a worker for one study.
+    """The command of a worker for one study; ``probing`` are its :func:`probing_arguments`.
 
     ``-P`` keeps the folder that the user is in off the import path.
     """
     argv = [sys.executable, "-P", "-m", "workers", "--study", study_id]
     argv += ["--queued-only", "--fidelity", queued_only] if queued_only else []
-    return [*argv, *probing_arguments(probe_deadline_s, launcher, ray)]
+    return [*argv, *probing]
 
 
 def probing_arguments(
