@@ -291,9 +291,7 @@ def parse_stated_versions(texts: Iterable[str]) -> dict[str, str]:
 def knob_rules(framework: Framework) -> tuple[KnobRule, ...]:
     """All that is known of the knobs in these versions. Knobs without a rule are live."""
     return tuple(
-        entry.rule
-        for entry in version_table().rules
-        if entry.holds(framework.name, framework.versions)
+        rule for rule in version_table().rules if rule.holds(framework.name, framework.versions)
     )
 
 

@@ -342,6 +342,9 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
         yield f"Not measured: {fact['how']}."
     if "may_not_fit" in facts:
         yield "At the upper end of its memory it does not fit."
+    if fact := facts.get("other_load"):
+        used = f"about {fact['used']:.2g} of {fact['cores']} cores"
+        yield f"Other programs used {used} while probes ran: measure again on a quiet machine."
     yield GUARDS.get(best.guard.verdict, best.guard.verdict.replace("_", " "))
     if fact := facts.get("awkward_batch"):
         batch = fact["batch"]

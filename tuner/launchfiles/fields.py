@@ -1,9 +1,12 @@
 """The fields of a configuration file, each taken by its kind or refused by its path."""
 
 import sys
+import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
 from typing import Any, TypeVar
 
 from tuner.core.configuration import Settings
@@ -19,6 +22,13 @@ LARGEST = 2**31 - 1
 # Likeness of names (difflib's ratio) from which one is taken for a slip of the other; no field of
 # ``TrainingArguments`` is so like one that is read.
 LIKE = 0.88
+
+
+@cache
+def known_fields() -> Mapping[str, Mapping[str, Any]]:
+    """What is known of fields by their names alone, by program: ``fields.toml``."""
+    text = files("tuner.launchfiles").joinpath("fields.toml").read_text("utf-8")
+    return tomllib.loads(text)
 
 
 class Fields:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from tuner.core.adapter import ALL_LINEAR
@@ -11,66 +12,19 @@ from tuner.core.workload import Optimizer
 from tuner.errors import UsageError
 from tuner.launchfiles import deepspeed as engine
 from tuner.launchfiles import trainer
-from tuner.launchfiles.fields import ABSENT, Fields, Found
+from tuner.launchfiles.fields import ABSENT, Fields, Found, known_fields
 
-KERNELS = "these kernels are not predicted: mostly faster, with less memory"
-FEWER_GRADIENTS = "parts are frozen, and counted as trained: less memory and time than predicted"
 OTHER_ENGINE = "the figures are of torch's own sharding: DeepSpeed has other buffers and speed"
 
 OTHER_STEP = "other training than on given answers, which is not predicted"
-_DORA = "weights are decomposed: more memory and time than predicted"
-_COMPILED = "compiled models are not predicted: mostly faster, with less memory"
-_EIGHT_BITS = "products in 8 bits are not predicted: faster on GPUs that have them"
-# Fields of such programs, and of the Trainer, that no figure takes into account, and what each may
-# change; a program of which one is read passes over it.
-UNCOUNTED: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel",
-         "liger_rms_norm", "liger_glu_activation", "liger_layer_norm", "liger_rope",
-         "liger_rms_norm_gated", "liger_swiglu", "flash_attn_rms_norm", "flash_attn_fuse_mlp",
-         "flash_attn_cross_entropy", "fused_attn_kernel", "gemma4_hybrid_attn_impl",
-         "use_dsv4_kernels", "use_glm_dsa_kernels", "tiled_mlp", "use_unsloth",
-         "enable_liger_kernel", "use_v1_kernels"), KERNELS,
-    ),
-    **dict.fromkeys(
-        ("use_kernels", "use_scattermoe", "use_sonicmoe", "experts_implementation",
-         "llama4_linearized_experts", "dsv4_fp4_grouped_mode"),
-        "experts are computed by other kernels, mostly faster",
-    ),
-    "lora_target_parameters": "experts are adapted too: more memory and time than predicted",
-    "quantize_moe_experts": "experts are kept in fewer bits: less memory than predicted",
-    **dict.fromkeys(
-        ("unfrozen_parameters", "freeze_mm_modules", "lisa_n_layers", "use_badam"),
-        FEWER_GRADIENTS,
-    ),
-    "relora": "adapters are merged now and then, and begin anew",
-    "qat": "weights are quantized in forward: slower than predicted",
-    **dict.fromkeys(
-        ("context_parallel_size", "sequence_parallel_degree"),
-        "sequences are split over GPUs, and are predicted whole",
-    ),
-    "expert_parallel_size": "experts are split over GPUs, and are predicted as they are sharded",
-    "gptq": "the frozen model is kept in the format of GPTQ, and is predicted in bf16",
-    "model_quantization_config": "the model is loaded in another number format",
-    "ddp_find_unused_parameters": "DDP looks for unused parameters in each step: slower",
-    "resize_token_embeddings_to_32x": "the vocabulary becomes a little larger",
-    "use_onebitllms": "weights of few bits are not predicted",
-    "processor_type": "images and sounds are not counted: figures are of the language model alone",
-    "overrides_of_model_config": "the model's shape may be another",
-    "peft_use_dora": _DORA, "use_dora": _DORA,
-    "fp8": _EIGHT_BITS, "enable_fp8": _EIGHT_BITS,
-    "torch_compile": _COMPILED, "torch_compile_backend": _COMPILED,
-    "freeze_vision_tower": "images are not counted: figures are of the language model alone",
-    **dict.fromkeys(("use_galore", "use_apollo", "use_adam_mini"),
-                    "this optimizer is not predicted"),
-    "mixture_of_depths": "layers are passed over: less memory and time than predicted",
-    "shift_attn": "attention is shorter than predicted",
-    **dict.fromkeys(("activation_offloading", "use_unsloth_gc"),
-                    "kept activations wait on the host: less memory, mostly slower"),
-    "fp16": "fp16 is not predicted: the figures are of bf16, whose numbers are as large",
-    "auto_find_batch_size": "the Trainer makes the batch smaller where memory runs out",
-    "parallelism_config": "is not predicted: each model is on one GPU, or sharded",
-}  # fmt: skip
+
+
+@cache
+def uncounted() -> Mapping[str, str]:
+    """What fields of such programs, and of the Trainer, may change that no figure counts."""
+    effects = known_fields()["uncounted"]
+    return {name: effect for effect, names in effects.items() for name in names}
+
 
 # Optimizers that are not predicted, with what they are counted as.
 _LIKE = (
@@ -136,8 +90,8 @@ def adapter(
 
 
 def pass_over_known(fields: Fields) -> None:
-    """Notes the fields of :data:`UNCOUNTED` that are there."""
-    for name, effect in UNCOUNTED.items():
+    """Notes the fields that are there which no figure counts."""
+    for name, effect in uncounted().items():
         if name in fields and fields.values[name] not in (False, "false", "none", 0):
             fields.pass_over(name, effect)
 
@@ -181,11 +135,12 @@ def of_trainer(
         bf16: whether numbers are bf16 unless that is said.
         reads: fields that the program has beside the Trainer's, and that are looked at.
     """
-    fields.refuse_misspelt(reads | trainer.READ | UNCOUNTED.keys())
+    known = known_fields()["trainer"]
+    fields.refuse_misspelt({*reads, *known["read"], *known["refused"], *uncounted()})
     own = {
         name: value
         for name, value in fields.values.items()
-        if name in trainer.READ and name not in ("optim", "deepspeed", *trainer.REFUSED)
+        if name in known["read"] and name not in ("optim", "deepspeed")
     }
     optimizer = optimizer_of(fields, "optim", trainer.OPTIMIZERS)
     by_engine = deepspeed(fields) if fields.values.get("deepspeed") else {}

@@ -33,7 +33,7 @@ def read(values: Mapping[str, Any]) -> Found:
         fields.pass_over("stage", fine_tuning.OTHER_STEP, rules_out=True)
     kind = str(fields.values.get("finetuning_type") or "lora").lower()
     if kind == "freeze":
-        fields.pass_over("finetuning_type", fine_tuning.FEWER_GRADIENTS, kind)
+        fields.pass_over("finetuning_type", fine_tuning.uncounted()["use_badam"], kind)
     elif kind not in ("lora", "full"):
         effect = "this adapter is not predicted, and counted as lora"
         fields.pass_over("finetuning_type", effect, kind)

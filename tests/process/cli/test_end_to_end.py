@@ -32,7 +32,7 @@ LONGEST_S = 900.0
 def command(tiny):
     """The argv of a command about the tiny model; two settings are legal."""
 
-    def argv(name: str, *options: str) -> list[str]:
+    def argv(name, *options):
         return [
             *PROGRAM,
             name,

@@ -15,7 +15,7 @@ from api.app import create_app
 from api.settings import Settings as ServiceSettings
 from tests.process.api.live import serving
 from tests.unit.api.studies import finish, probe
-from tuner.client.worker_process import Signals, Worker
+from tuner.client.worker_process import Worker
 from tuner.core.measurement import Fidelity
 from tuner.core.study import StudyState
 from tuner.store import open_store
@@ -40,7 +40,7 @@ def asked(tiny, environment):
 
 
 def test_what_is_stored_is_answered(asked, answered, tmp_path):
-    lines: list[str] = []
+    lines = []
     path = tmp_path / "a.yaml"
     found = tuner.suggest(**asked, write={"accelerate": path}, progress=lines.append)
     assert isinstance(found, tuner.Suggestion)
@@ -101,7 +101,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
     monkeypatch.setattr("tuner.client.local.worker_argv", lambda study_id, probing: argv)
     monkeypatch.setattr("tuner.client.local.POLL_S", 0.02)
 
-    def interrupt() -> None:
+    def interrupt():
         with open_store() as store:
             while not any(one.state is StudyState.RUNNING for one in store.studies()):
                 pass
@@ -110,7 +110,7 @@ def test_ctrl_c_is_python_s_own_and_ends_the_worker(asked, made, monkeypatch, tm
             for _ in range(100):  # short ones, as all of this process may stand still meanwhile
                 heard.wait(0.05)
 
-    def stop(worker: Worker, signals: Signals) -> None:
+    def stop(worker, signals):
         heard.set()
         stops(worker, signals)
 
@@ -139,7 +139,7 @@ def service(tmp_path, environment, monkeypatch):
 
 def test_a_service_answers(asked, service, database):
     url, store = service
-    lines: list[str] = []
+    lines = []
     wanted = {**asked, "global_batch_size": 16, "fidelity": "measured", "max_probes": 2}
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(tuner.suggest, **wanted, server=url, progress=lines.append)

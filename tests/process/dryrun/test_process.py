@@ -89,7 +89,7 @@ def test_a_silent_process_is_ended(monkeypatch):
 
 
 def test_an_exception_ends_the_process():
-    def fails() -> int:
+    def fails():
         with runner() as known:
             pid = next(known.ask([{"id": "a"}]))["trace"]["pid"]
             raise KeyError(pid)

@@ -21,7 +21,7 @@ A100 = ReportedGpu(name="NVIDIA A100-SXM4-80GB", memory_mib=81920)
 
 @pytest.fixture
 def has(monkeypatch):
-    def set_up(*gpus: ReportedGpu) -> None:
+    def set_up(*gpus):
         monkeypatch.setattr("tuner.machine.visible_gpus", lambda: gpus)
 
     return set_up

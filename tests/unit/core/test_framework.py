@@ -33,7 +33,7 @@ def sync_effect(framework, *conditions):
 
 
 # What sync_each_batch does: framework, family, stated versions.
-SYNC: list[tuple[str, Condition, dict[str, str], tuple[Effect, tuple[bool, ...]]]] = [
+SYNC = [
     ("accelerate", FSDP2, {"accelerate": "1.10.0"}, FIXED_ON),
     ("accelerate", DDP, {"accelerate": "1.10.0"}, LIVE),
     ("accelerate", FSDP2, {"accelerate": "1.11.0"}, LIVE),

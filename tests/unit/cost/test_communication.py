@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.core.cluster import Cluster, Link, parse_cluster
+from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import parse_settings
 from tuner.core.measurement import Phase
 from tuner.core.workload import Workload
-from tuner.cost.constants import Costs, default_costs
+from tuner.cost.constants import default_costs
 from tuner.cost.memory.shards import Axis
 from tuner.cost.time.collectives import (
     Op,
@@ -38,7 +38,7 @@ TEXTS = (
 )
 
 
-def exposed(text: str, forward: float, backward: float, passes: int | None = None) -> tuple:
+def exposed(text, forward, backward, passes=None):
     settings = parse_settings(text)
     found = exposed_s(
         Computing(forward=forward, backward=backward),
@@ -50,7 +50,7 @@ def exposed(text: str, forward: float, backward: float, passes: int | None = Non
     return found.low, found.value, found.high
 
 
-def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
+def test_a_step_that_was_timed_waits_as_one_that_is_predicted():
     """The same list has the same price, whoever made it."""
     for text in TEXTS:
         settings = parse_settings(text)
@@ -69,11 +69,11 @@ def test_a_step_that_was_timed_waits_as_one_that_is_predicted() -> None:
 HIDDEN_BYTES, LINK_BYTES_PER_S, MEMORY_BYTES_PER_S, LOST = 8e9, 1e11, 1e12, 0.3
 
 
-def one_hidden_gather(phase: Phase = Phase.FORWARD) -> StepCollective:
+def one_hidden_gather(phase=Phase.FORWARD):
     return StepCollective(Op.ALL_GATHER, Axis.DP_SHARD, phase, Overlap.PREFETCHED, 1, HIDDEN_BYTES)
 
 
-def hand_costs() -> tuple[Cluster, Costs]:
+def hand_costs():
     """Links and memory in round figures; each loses three tenths of the shorter to the other."""
     cluster = parse_cluster("8xh100-80gb")
     gpu = replace(cluster.gpu, memory_bytes_per_s=MEMORY_BYTES_PER_S)
@@ -83,7 +83,7 @@ def hand_costs() -> tuple[Cluster, Costs]:
     return replace(cluster, gpu=gpu, intra_node=link), costs
 
 
-def test_what_a_hidden_gather_takes_from_computing_is_counted_once() -> None:
+def test_what_a_hidden_gather_takes_from_computing_is_counted_once():
     """By hand: 8 GB to 8 ranks take 0.07 s on the links, of which computing loses 0.021 s.
 
     Alone, the copy in its place takes 0.009 s, which are in the 0.2 s that the phase was timed to

@@ -34,12 +34,12 @@ CASES = [
 ]
 
 
-def at_links_of(bytes_per_s: float | None) -> Rates:
+def at_links_of(bytes_per_s):
     link = Link() if bytes_per_s is None else Link(bytes_per_s=bytes_per_s, latency_s=0.0)
     return Rates(cluster=replace(CLUSTER, intra_node=link), costs=default_costs(), at="then")
 
 
-def test_steps_take_their_computing_and_what_they_wait_for() -> None:
+def test_steps_take_their_computing_and_what_they_wait_for():
     found = priced(ALONE, SETTINGS, at_links_of(1e11))
     assert found.emulation is not None
     waits_s = found.emulation.exposed_s[1].value_s
@@ -48,7 +48,7 @@ def test_steps_take_their_computing_and_what_they_wait_for() -> None:
     assert found.emulation.priced_at == "then"
 
 
-def test_without_the_rate_of_a_link_there_are_no_step_times() -> None:
+def test_without_the_rate_of_a_link_there_are_no_step_times():
     once = priced(ALONE, SETTINGS, at_links_of(1e11))
     found = priced(once, SETTINGS, at_links_of(None))
     assert found.step_times_s == {}
@@ -57,7 +57,7 @@ def test_without_the_rate_of_a_link_there_are_no_step_times() -> None:
     assert priced(found, SETTINGS, at_links_of(1e11)) == once
 
 
-def test_rates_are_the_catalogues_or_the_calibrations() -> None:
+def test_rates_are_the_catalogues_or_the_calibrations():
     plain = rates_of(None, Precision.BF16, CLUSTER)
     assert (plain.cluster, plain.costs, plain.at) == (CLUSTER, default_costs(), "")
     calibration = calibration_of(CASES, CLUSTER)

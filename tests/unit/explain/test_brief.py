@@ -169,6 +169,11 @@ def test_how_sure_says_what_more_probes_may_gain():
     assert told(fact("nothing_left")).sure[-1] == "Nothing is left to probe."
 
 
+def test_other_programs_load_is_said():
+    said = "about 5.9 of 8 cores while probes ran: measure again on a quiet machine."
+    assert told(fact("other_load", used=5.93, cores=8)).sure[0] == f"Other programs used {said}"
+
+
 def test_a_batch_that_divides_badly_is_said():
     batch = Awkward(global_batch_size=250, gpus=8, cost=0.16, instead=(248, 256))
     said = "Batch 250 costs 16% of the speed: 248 or 256 would not."

@@ -246,3 +246,16 @@ def test_what_failed_is_named_by_its_kind(lab):
     found = one(study, "ended_early")
     assert (found["probes"], found["seconds"]) == ([2], [3.0])
     assert not facts_of(study, "failed")
+
+
+def test_other_programs_load_is_said_once_where_it_took_more_than_a_quarter_of_the_cores(lab):
+    def beside(others):
+        return replace(lab.ok(2.0, GIB, count=2), hardware={"cores": 8, "cores_of_others": others})
+
+    assert not facts_of(study_of(lab, (BASE, beside(2.0)), (DDP, lab.ok(2.5, GIB))), "other_load")
+    found = answer(study_of(lab, (BASE, beside(5.93)), (DDP, beside(0.4))))
+    (said,) = [text for text in found.explanation if "Other programs" in text]
+    assert said == (
+        "Other programs used about 5.9 of 8 cores while probe #1 ran: measure again on a quiet"
+        " machine."
+    )

@@ -20,7 +20,7 @@ def asked(store, question):
 
 
 def test_pages_have_every_study_once_newest_first(store, asked):
-    seen: list[tuple[str, str]] = []
+    seen = []
     while page := store.studies(before=seen[-1] if seen else None, limit=5):
         assert len(page) <= 5
         seen += [(one.asked_at, one.id) for one in page]
@@ -43,7 +43,7 @@ def test_pages_of_studies_with_labels(store, asked):
     store.label(first.id, {"job": "17", "user": 'a"b%'})
     store.label(second.id, {"job": "18", "urgent": ""})
 
-    def found(**labels: str | None) -> list[str]:
+    def found(**labels):
         return [one.id for one in store.studies(labels=labels)]
 
     assert found(job="17") == [first.id]
@@ -83,7 +83,7 @@ def test_bad_labels_are_refused_and_change_nothing(store, asked, labels):
 
 
 def test_workers_find_open_studies_of_their_pools_asked_first_first(store, asked, worker):
-    def ids(*pools: str) -> list[str]:
+    def ids(*pools):
         return [one.id for one in store.open_studies(pools)]
 
     assert ids() == [study.id for study in asked[::3]]
