@@ -168,7 +168,7 @@ def with_reason(store: Store, study: Study) -> Study:
 
 
 def _lacks(study: Study, worker: RegisteredWorker) -> str:
-    """What a worker lacks to run a study's probes; empty if it can."""
+    """Names what a worker lacks to run a study's probes; empty if it can."""
     question, fidelity = study.question, study.limits.fidelity
     if fidelity is Fidelity.PREDICTED:
         return ""

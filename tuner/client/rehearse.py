@@ -134,7 +134,7 @@ def order_of(
     steps: int,
     seconds: float,
 ) -> dict[str, Any]:
-    """What the worker is told, but for what may be done."""
+    """Makes the order to the worker, but for what may be done."""
     if isinstance(command, str) or not command or not all(isinstance(one, str) for one in command):
         raise UsageError("command", command, "must be words, such as torchrun train.py")
     if not 1 <= steps <= MOST_STEPS:
