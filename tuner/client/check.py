@@ -188,7 +188,7 @@ def sent_of(given: Any) -> tuple[Opened, dict[str, Any]]:
 
 
 def with_study(opened: Opened, store: Store) -> Found:
-    """Completes what a file says with the question of the study that it names, where that is here."""
+    """Completes what a file says with the question of the study that it names, if that is here."""
     found = opened.found
     named = trainer.told_by_name(opened.values) if found.format_name == trainer.NAME else None
     if found.told is not None or named is None:

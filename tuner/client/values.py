@@ -54,21 +54,26 @@ def read_model(value: ModelLike, task: Task = Task.CAUSAL_LM) -> ModelConfig:
 
 
 def model_note(value: ModelLike, task: Task = Task.CAUSAL_LM) -> str:
-    """A sentence on sizes that a configuration leaves out; empty where none is, or it is known."""
+    """A sentence on what is taken for granted of a model: sizes that its configuration leaves out,
+    or its shape, by its name; empty where there is nothing."""
     if isinstance(value, ModelConfig):
         return ""
-    written, spec = value, ""
-    if not isinstance(value, Mapping):
-        spec = os.fspath(value)
-        if models.find(spec) is not None:
-            return ""
-        # a file, which load_model has found to be small and readable
-        written = json.loads(Path(os.path.expanduser(spec)).read_bytes())  # noqa: PTH111
-    listed = ", ".join(f"{name} {size}" for name, size in default_sizes(written).items())
-    if not listed:
+    if isinstance(value, Mapping):
+        return default_note(value)
+    spec = os.fspath(value)
+    if models.find(spec) is not None:
         return ""
-    whose = f"{load_model(spec, task).name}: " if spec else ""
-    return f"{whose}not in the model's configuration, so taken as transformers does: {listed}"
+    name = load_model(spec, task).name
+    try:  # a file, which was found to be small and readable
+        note = default_note(json.loads(Path(os.path.expanduser(spec)).read_bytes()))  # noqa: PTH111
+    except OSError:
+        return as_large(spec, name)
+    return note and f"{name}: {note}"
+
+
+def as_large(spec: str, known: str) -> str:
+    """A sentence on a model that is known by its name alone."""
+    return f"{spec} is taken to have the shape of {known}"
 
 
 def plain(value: object) -> Any:
@@ -168,6 +173,14 @@ def default_sizes(model: object) -> Mapping[str, Any]:
         and fields[name].default is not None
         and all(model.get(spelling) is None for spelling in (name, *fields[name].also))
     }
+
+
+def default_note(model: object) -> str:
+    """A sentence on these sizes; empty where none is left out."""
+    listed = ", ".join(f"{name} {value}" for name, value in default_sizes(model).items())
+    if not listed:
+        return ""
+    return f"not in the model's configuration, so taken as transformers does: {listed}"
 
 
 # Similarity from which a name is taken for a misspelled one.

@@ -464,7 +464,7 @@ def command_of(
 def script_launch(
     question: "Question", settings: Settings, configuration: str, files: Mapping[str, str]
 ) -> dict[str, Any]:
-    """``argv`` and ``files`` of a suggestion.
+    """``argv`` and ``files`` of a suggestion: the command says all that the script must set.
 
     Args:
         question: one with a script.
@@ -477,7 +477,7 @@ def script_launch(
     name = tuned_name(script)
     command = command_of(question, settings, template=name, configuration=configuration)
     own = {name: command.template} if name else {}
-    return {"argv": list(command.typed), "files": {**files, **own}}
+    return {"argv": list(command.typed), "files": {**files, **own}, "script_sets": []}
 
 
 def tuned_name(script: Script | None) -> str:

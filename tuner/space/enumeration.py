@@ -1,7 +1,7 @@
 """Enumerates the legal settings, or checks some, and says which knobs are inactive in them."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import islice, product
@@ -340,20 +340,37 @@ def _nothing_legal(question: Question) -> UsageError:
         values = sorted({getattr(settings, knob) for settings in lifted[knob]})
         lift = f" (or lift the restriction of {', '.join(others)})" if others else ""
         allowed = f"leaves no legal settings; the rest allows {show_all(values)}{lift}"
+        if knob in SIZES and (sizes := _data_parallel_sizes(question)):
+            allowed += f", or a global batch near {question.workload.global_batch_size} that is a"
+            allowed += f" multiple of {min(sizes)}: {_nearest_batches(question, sizes)}"
         return UsageError(knob, show_all(question.knobs[knob]), allowed)
     if question.knobs and _enumerate(replace(question, knobs={}))[0]:
         given = "; ".join(f"{knob}={show_all(v)}" for knob, v in question.knobs.items())
         return UsageError("knob", given, "no settings satisfy all of these restrictions")
+    sizes = _data_parallel_sizes(question) or _data_parallel_sizes(replace(question, knobs={}))
+    multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
+    allowed = f"must be a multiple of a possible data-parallel size: {multiples}; nearest:"
+    allowed += f" {_nearest_batches(question, sizes)}"
+    return UsageError("global_batch_size", question.workload.global_batch_size, allowed)
+
+
+def _data_parallel_sizes(question: Question) -> dict[int, str]:
+    """The data-parallel sizes that may be, whatever the global batch is, with what makes each."""
     world = question.cluster.world_size
-    sizes = {
+    return {
         one_class.data_parallel_size(world): f"tp_size {one_class.tp_size}"
         + (f", pp_size {one_class.pp_size}" if one_class.pp_size > 1 else "")
         + (f", cp_size {one_class.cp_size}" if one_class.cp_size > 1 else "")
-        for one_class in _classes(replace(question, knobs={}))
+        for one_class in _classes(question)
     }
-    multiples = " or ".join(f"{size} (at {sizes[size]})" for size in sorted(sizes))
-    allowed = f"must be a multiple of a possible data-parallel size: {multiples}"
-    return UsageError("global_batch_size", question.workload.global_batch_size, allowed)
+
+
+def _nearest_batches(question: Question, sizes: Iterable[int]) -> str:
+    """The global batches next to the question's that one of the data-parallel sizes divides."""
+    batch = question.workload.global_batch_size
+    below = max(batch // size * size for size in sizes)
+    above = min(-(-batch // size) * size for size in sizes)
+    return f"{below} or {above}" if below else f"{above}"
 
 
 # Knobs that are refused where they are inactive: without them these are other settings.

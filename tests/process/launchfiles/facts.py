@@ -267,8 +267,6 @@ def with_module(path, model, dataset):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     tuned = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tuned)
     mesh = tuned.start()

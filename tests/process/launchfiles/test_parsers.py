@@ -48,12 +48,7 @@ def test_accelerate_loads_the_file(tmp_path):
     ],
 )
 def test_what_the_launcher_hands_on_and_the_plugin_reads(
-    launched_environment,
-    name,
-    reshard,
-    offload,
-    checkpointing,
-    layer,
+    launched_environment, name, reshard, offload, checkpointing, layer
 ):
     from accelerate import FullyShardedDataParallelPlugin
     from torch.distributed.fsdp import CPUOffloadPolicy

@@ -28,11 +28,7 @@ def workload(model="llama-3.1-8b", sequence_length=4096):
 
 
 def predicted(
-    text,
-    cluster="8xh100-80gb",
-    framework=NANOTRON,
-    model="llama-3.1-8b",
-    sequence_length=4096,
+    text, cluster="8xh100-80gb", framework=NANOTRON, model="llama-3.1-8b", sequence_length=4096
 ):
     return predict(
         workload(model, sequence_length), parse_cluster(cluster), framework, parse_settings(text)

@@ -15,12 +15,7 @@ from tuner.model import published_model as read
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
 
 
-def asked(
-    text,
-    cluster,
-    framework=TORCH,
-    precision=Precision.BF16,
-):
+def asked(text, cluster, framework=TORCH, precision=Precision.BF16):
     workload = Workload(
         model=read("llama-3.2-1b"), sequence_length=2048, global_batch_size=64, precision=precision
     )
