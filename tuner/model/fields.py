@@ -260,7 +260,9 @@ def _read_architectures() -> Mapping[str, Architecture]:
     """
     found = {}
     for model_type, given in _DATA["types"].items():
-        one = {name: tuple(v) if isinstance(v, list) else v for name, v in given.items()}
+        one: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in given.items()
+        }
         also, kinds = one.pop("also", {}), one.pop("kinds", {})
         fields = {}
         for name, default in one.pop("fields").items():
