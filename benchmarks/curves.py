@@ -43,7 +43,6 @@ class Panel:
     left: float  # pixels from the picture's left
 
     def x(self, probes: int) -> float:
-        """Pixels from the left."""
         count = max(len(curve) for curve in self.curves.values())
         return self.left + WIDTH * (probes - 1) / max(count - 1, 1)
 
@@ -55,7 +54,6 @@ def y(regret: float) -> float:
 
 
 def picture(result: Mapping[str, Any]) -> str:
-    """Of what the result file holds."""
     tables = list(dict.fromkeys(row["table"] for row in result["curves"]))
     panels = [
         Panel(
@@ -70,7 +68,6 @@ def picture(result: Mapping[str, Any]) -> str:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The whole picture."""
     shown = [name for name in SHOWN if any(name in panel.curves for panel in panels)]
     width = LEFT + len(panels) * (WIDTH + GAP) - GAP + 24
     rows = (len(shown) + 1) // 2

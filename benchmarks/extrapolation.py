@@ -75,7 +75,6 @@ class Case:
 
     @property
     def class_settings(self) -> Settings:
-        """The class."""
         return parse_settings(self.settings)
 
     def full_request(self, plan: DryRunPlan) -> dict[str, Any]:
@@ -290,7 +289,6 @@ def _short(case: Case) -> str:
 
 
 def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What the rows are held to."""
     errors = [abs(row["error"]) for row in found if row["error"] is not None]
     unknown = sum(row["error"] is None for row in found)
     models = len({row["model"] for row in found})
@@ -307,7 +305,6 @@ def goals(found: Sequence[Mapping[str, Any]]) -> list[Goal]:
 
 
 def main() -> None:
-    """Run all cases, print their table, and write ``benchmarks/results/extrapolation.json``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--limit-s", type=float, default=FULL_LIMIT_S)
     parser.add_argument("--jobs", type=int, default=None)

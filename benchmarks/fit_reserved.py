@@ -63,7 +63,6 @@ class Tuning:
 
 
 def tunings() -> list[Tuning]:
-    """All of the table."""
     with DATA.open() as file:
         return [
             Tuning(
@@ -100,7 +99,6 @@ def least_outside_mib(runs: Sequence[Tuning]) -> float:
 
 
 def rows(runs: Sequence[Tuning]) -> list[dict[str, Any]]:
-    """The fit beside the catalogue."""
     return [
         {"constant": name, "runs": len(usable(runs, alone="fsdp1" not in name)),
          "fit": value, "catalogue": in_catalogue(name)}
@@ -130,7 +128,6 @@ def of_class(rows: Found) -> dict[str, list[float]]:
 
 
 def allocator_fits(rows: Found) -> list[dict[str, Any]]:
-    """The fit beside the catalogue."""
     return [
         {"constant": f"{name}_{end}", "runs": len(shares),
          "fit": quantile(shares, share), "catalogue": in_catalogue(f"{name}_{end}")}
@@ -152,7 +149,6 @@ def over_predicted(rows: Found) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    """Fit, and print."""
     runs = tunings()
     show("reserved over allocated", rows(runs))
     show("the same, torch's allocator without a GPU", allocator_fits(allocator_rows()))

@@ -120,7 +120,6 @@ NO_TENSORS = ("library_workspaces", "unsplit_blocks")
 
 
 def main() -> None:
-    """Make what is not only to be drawn again, then the pictures and the page's tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--draw", action="store_true", help="only draw what is kept")
     if not parser.parse_args().draw:
@@ -162,7 +161,6 @@ def draw(result: Mapping[str, Any]) -> None:
 
 
 def pictures(result: Mapping[str, Any]) -> dict[str, str]:
-    """Every picture by its file's name."""
     knobs = dict.fromkeys(row["knob"] for row in result["steps"])
     found = {
         f"knob-{knob.replace('_', '-')}.svg": picture_of_steps(

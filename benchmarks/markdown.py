@@ -38,7 +38,6 @@ def fill(page: Path, sections: Sections, result: Row) -> None:
 
 
 def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> list[str]:
-    """Lines of a table."""
     lines = [head, ["---"] * len(head), *rows]
     return ["| " + " | ".join(map(str, line)) + " |" for line in lines]
 

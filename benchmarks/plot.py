@@ -22,8 +22,6 @@ class Series:
     name: str  # for the legend; the number of points is added
     color: str  # such as `#0072B2`
     points: Sequence[tuple[float, float]] = ()  # measured and predicted
-    bars: Sequence[tuple[float, float, float]] = ()
-    """Measured, and the least and the most that is predicted."""
     radius: float = 3.0  # pixels of a point
 
     @property
@@ -43,7 +41,7 @@ class Panel:
     @property
     def limits(self) -> tuple[float, float]:
         """Ends of both axes: all values, and a little room."""
-        values = [v for one in self.series for p in (*one.points, *one.bars) for v in p]
+        values = [v for one in self.series for p in one.points for v in p]
         return min(values) / 1.25, max(values) * 1.25
 
 
@@ -56,11 +54,9 @@ class Scale:
     left: float
 
     def x(self, value: float) -> float:
-        """Pixels from the left."""
         return self.left + SIDE * self._share(value)
 
     def y(self, value: float) -> float:
-        """Pixels from the top."""
         return TOP + SIDE * (1 - self._share(value))
 
     def _share(self, value: float) -> float:
@@ -68,7 +64,6 @@ class Scale:
 
 
 def svg(panels: Sequence[Panel]) -> str:
-    """The whole picture."""
     width = LEFT + len(panels) * (SIDE + GAP) - GAP + 24
     height = TOP + SIDE + BOTTOM + ENTRY * max(len(panel.series) for panel in panels)
     body = [line for i, one in enumerate(panels) for line in _panel(one, LEFT + i * (SIDE + GAP))]
@@ -121,10 +116,6 @@ def _diagonals(scale: Scale) -> Iterable[str]:
 
 
 def _marks(scale: Scale, series: Series) -> Iterable[str]:
-    for measured, low, high in series.bars:
-        x = scale.x(measured)
-        style = f'stroke="{series.color}" stroke-width="3" stroke-linecap="round"'
-        yield line(x, scale.y(low), x, scale.y(high), style)
     for measured, predicted in series.points:
         x, y = scale.x(measured), scale.y(predicted)
         yield (
@@ -137,15 +128,11 @@ def _legend(scale: Scale, series: Sequence[Series]) -> Iterable[str]:
     for i, one in enumerate(series):
         y = TOP + SIDE + BOTTOM + i * ENTRY
         yield f'<circle cx="{scale.left + 6}" cy="{y - 4}" r="4.5" fill="{one.color}"/>'
-        yield text(scale.left + 18, y, _label(one), 'text-anchor="start"')
+        yield text(scale.left + 18, y, f"{one.name} ({len(one.points)})", 'text-anchor="start"')
 
 
 def _short(value: float) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
-
-
-def _label(series: Series) -> str:
-    return f"{series.name} ({len(series.points) + len(series.bars)})"
 
 
 def document(width: int, height: int, body: Iterable[str]) -> str:
@@ -162,7 +149,6 @@ def document(width: int, height: int, body: Iterable[str]) -> str:
 
 
 def line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    """A straight line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 

@@ -60,7 +60,6 @@ def extrapolation() -> tuple[list[Goal], dict[str, Any]]:
 
 
 def picture(found: "Predicted") -> str:
-    """Predicted against measured memory and speed."""
     held = pick(found.sweep, lambda run: run.ok and not run.fitted_on)
     speeds = [(run, (run.tokens_per_s, p.tokens_per_s_per_gpu.value or 0.0)) for run, p in held]
     few = [point for run, point in speeds if sweep_table.small(run)]
@@ -145,7 +144,6 @@ def predict_all(data: Mapping[str, Any], kept: Path | None = None) -> Predicted:
 
 
 def rivals(found: Predicted) -> list[dict[str, Any]]:
-    """Other tools on the same rows."""
     few = pick(found.sweep, lambda run: sweep_table.small(run) and not run.fitted_on)
     lines = [
         line
@@ -157,7 +155,6 @@ def rivals(found: Predicted) -> list[dict[str, Any]]:
 
 
 def goals(found: Predicted, speeds: Told) -> list[Goal]:
-    """All that is asked."""
     told = found.told
     return [
         *issue_goals(told["issue_29425"]),
@@ -172,7 +169,6 @@ def goals(found: Predicted, speeds: Told) -> list[Goal]:
 
 
 def main() -> None:
-    """Predict all rows, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--without-speed", action="store_true", help="leave the timing out")
     parser.add_argument("--dry-runs", type=Path, help="a file of dry runs to use and add to")

@@ -161,7 +161,6 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """All of them."""
     return [case(line) for line in CASES.strip().splitlines()]
 
 

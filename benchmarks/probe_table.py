@@ -88,7 +88,6 @@ def compare(one: Probed, dried: Dried) -> dict[str, Any]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of the CPU probes; a row without an answer counts as missed."""
     profiled = [row for row in rows if "profiler_mb" in row]
     by_events = "CPU probes, by the profiler's events"
     return [

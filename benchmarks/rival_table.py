@@ -70,7 +70,6 @@ def of_probes(cases: Sequence[Any], rows: Sequence[Mapping[str, Any]]) -> list[C
 
 
 def of_sweep(pairs: Sequence[Pair]) -> list[Compared]:
-    """The sweep's rows."""
     return [
         Compared(
             workload=run.workload,

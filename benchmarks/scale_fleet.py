@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 from claims import database, new_study
 from common import Goal, show
-from scale_rows import found_measurement
+from service_writer import measured
 from sqlalchemy import text
 
 from tuner.core.framework import installed_versions
@@ -74,7 +74,6 @@ class Seen:
 
 
 def rows() -> list[dict[str, Any]]:
-    """A row for each fleet."""
     return [_row(workers) for workers in FLEETS]
 
 
@@ -142,7 +141,6 @@ def _raced(
 
 
 def _work_all(url: str, studies: Sequence[str], first: int, over: Event, results: Any) -> None:
-    """Be some workers, until it is over."""
     seen = [Seen() for _ in range(EACH)]
 
     def work(number: int) -> None:
@@ -198,7 +196,7 @@ def _hold(
         seen.time("beat", beat)
     if over.is_set():
         store.give_back(claim, "it is over")
-    elif seen.time("record", lambda: store.record(claim, found_measurement())):
+    elif seen.time("record", lambda: store.record(claim, measured(claim.probe.row_id))):
         seen.probes.append(claim.probe.row_id)
     else:
         seen.lost += 1

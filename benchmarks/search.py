@@ -59,7 +59,6 @@ Row = dict[str, Any]
 
 
 def play(job: Job) -> list[float]:
-    """Regrets of a search on a workload."""
     name, search, workload = job
     return curve(name, _line(name, search), workload, TABLES[name])
 
@@ -225,7 +224,6 @@ def complete(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_result() -> dict[str, Any]:
-    """The result of the last time."""
     found: dict[str, Any] = json.loads(RESULT.read_text(encoding="utf-8"))
     return found
 
@@ -239,7 +237,6 @@ def record(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Replay, and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", metavar="SEARCH", action="append", default=[],
                         help="replay this search only; may be repeated")  # fmt: skip

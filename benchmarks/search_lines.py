@@ -48,7 +48,6 @@ class Table:
     rules: bool  # whether nanotron's rules hold
 
     def model(self, workload: str) -> str:
-        """The model of a workload."""
         return self.rows[workload][0].model
 
 

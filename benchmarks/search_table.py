@@ -51,7 +51,6 @@ class Played:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Table and search."""
         return self.table, self.search
 
     def after(self, probes: int) -> Array:
@@ -84,7 +83,6 @@ def _values(one: Played) -> dict[str, Any]:
 
 
 def line(played: Played) -> dict[str, Any]:
-    """One row of the table."""
     return {
         "table": played.table,
         "search": played.search,

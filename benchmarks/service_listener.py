@@ -1,4 +1,4 @@
-"""Listeners to studies that break off again and again: part of ``service.py``.
+"""Listeners to studies that break off again and again: part of ``make bench-service``.
 
     python benchmarks/service_listener.py '{"url": "...", "streams": [...], "polls": [...], ...}'
 
@@ -137,7 +137,6 @@ async def listen(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Listen to what the command line says."""
     print(json.dumps(asyncio.run(listen(json.loads(sys.argv[1])))))
 
 

@@ -1,4 +1,4 @@
-"""The service as its own process, as ``tuner serve`` starts it, for the parts of ``service.py``."""
+"""The service as its own process, as ``tuner serve`` starts it, for ``make bench-service``."""
 
 import json
 import os

@@ -79,7 +79,6 @@ def rows(size: Size | None = None) -> list[dict[str, Any]]:
 
 
 def goals(rows: Sequence[Mapping[str, Any]]) -> list[Goal]:
-    """What is asked of them."""
     [row] = rows
     where = f"{row['streams']} event streams while probes run, reconnects and a killed server"
     health = f"/healthz with {row['polls']} long polls and {row['streams']} event streams open"

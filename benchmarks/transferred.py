@@ -117,7 +117,6 @@ def _part(case: Case) -> Case:
 
 
 def main() -> None:
-    """Print the table."""
     show("transferred step times", transfer_lines())
 
 

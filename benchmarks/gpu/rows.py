@@ -7,12 +7,12 @@ from typing import Any
 
 from dry import Dried
 
-from gpu.calibration import Rates
 from gpu.cases import GpuCase
 from gpu.goals import NOT_RUN
 from gpu.probing import Probed
 from tuner.core.evaluation import Evaluation
 from tuner.core.measurement import Outcome
+from tuner.cost.calibration import Calibration, calibrated
 from tuner.cost.constants import default_costs
 from tuner.cost.prediction import predict
 from tuner.cost.time.step import missing_rate, sharded_step_s
@@ -33,12 +33,11 @@ class Tried:
     probed: Probed | None  # what its probe found; `None` where there was none
     why_not: str = ""  # why there was none
     dried: Dried | None = None  # the dry runs of its class; `None` where none were asked for
-    rates: Rates | None = None  # measured rates of the card; `None` where there are none
+    rates: Calibration | None = None  # measured rates of the card; `None` where there are none
     wall_s: float = 0.0  # seconds that the whole case took, with its dry runs
 
 
 def row_of(tried: Tried, commit: str) -> dict[str, Any]:
-    """The row, as JSON values."""
     found, case = tried.found, tried.found.case
     workload = case.workload.as_dict()
     del workload["model"]
@@ -120,11 +119,16 @@ def _told(tried: Tried, prediction: Evaluation) -> dict[str, Any]:
 
 def _computing(tried: Tried) -> dict[str, float | None]:
     """Seconds that a step computes: measured, and predicted by the rates that there are."""
-    rates = tried.rates
+    case, calibrated_s = tried.found.case, None
+    if tried.rates is not None:
+        where, costs = calibrated(
+            tried.rates, case.workload.precision, case.cluster, default_costs()
+        )
+        calibrated_s = sharded_step_s(case.workload, case.settings, where, costs, alone=True)[0]
     return {
         "measured_s": _measured_s(tried),
         "catalogue_s": _catalogue_s(tried.found),
-        "calibrated_s": rates.computing_s(tried.found.case) if rates else None,
+        "calibrated_s": calibrated_s,
     }
 
 

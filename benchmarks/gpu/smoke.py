@@ -55,7 +55,6 @@ JOBS = 4
 
 
 def cases_on(place: Place, gpus: int) -> dict[str, Case]:
-    """The cases that can be run here, by name."""
     texts = {name: text for name, text in CASES.items() if name != "2 ranks" or gpus > 1}
     found = {}
     for name, text in texts.items():
@@ -163,7 +162,6 @@ def find_all(place: Place, gpus: int) -> Found:
 
 
 def keep(found: Found, place: Place, path: Path) -> None:
-    """Write the result file."""
     probes = {name: {key: value for key, value in one.measurement.as_dict().items()
                      if key not in LEFT_OUT} for name, one in found.probes.items()}  # fmt: skip
     text = json.dumps(
@@ -182,7 +180,6 @@ def keep(found: Found, place: Place, path: Path) -> None:
 
 
 def main() -> int:
-    """Look, print and keep what was found; 1 if a line says FAIL, 2 if there is no GPU."""
     parser = argparse.ArgumentParser(prog="gpu_smoke.py")
     parser.add_argument("--out", type=Path, help="the result file; by default of the card")
     options = parser.parse_args()

@@ -42,7 +42,6 @@ class Line:
     expected: str = ""  # what was expected
 
     def as_dict(self) -> dict[str, str]:
-        """A row of the table."""
         return {"check": self.check, "": str(self.verdict), "figure": self.figure,
                 "expected": self.expected}  # fmt: skip
 
@@ -77,7 +76,6 @@ class Found:
 
 
 def lines(found: Found) -> list[Line]:
-    """Every check, in the order in which it was made."""
     return [*_start(found), *(_probes(found) if found.probes else ()), _wall(found)]
 
 

@@ -95,9 +95,9 @@ def read_question(
     own = BESIDE_A_FILE | {"settings"}
     beside = {name: one for name, one in given.items() if name in own | limits}
     more = {name: one for name, one in given.items() if name not in own}
-    found, placed = opened.found, beside.get("cluster") is not None
+    found = opened.found
     says = found.told is not None or "cluster" in found.may
-    if not placed and not (says and more.get("fidelity") == Fidelity.PREDICTED):
+    if beside.get("cluster") is None and not (says and more.get("fidelity") == Fidelity.PREDICTED):
         beside = {**beside, "cluster": "local"}  # where it is probed
     asked = asked_of(found, beside, where.parent)
     values = dict(asked.arguments)
@@ -106,7 +106,9 @@ def read_question(
         values["framework_versions"] = stated
 
     def made(knobs: Mapping[str, Any]) -> RequestHere:
-        request = read_here({**values, **more, "knobs": knobs})
+        # as it was spelled: of "local" more is to be said
+        placed = {"cluster": beside.get("cluster") or values["cluster"]}
+        request = read_here({**values, **placed, **more, "knobs": knobs})
         place_here(request, db).space  # noqa: B018  (which may be empty)
         return request
 

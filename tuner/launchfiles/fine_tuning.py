@@ -82,6 +82,9 @@ def adapter(
         targets: the field of linear layers: their names, a pattern, or ``all-linear``; they are
             all taken where it is empty.
     """
+    if four_bits and eight_bits:
+        allowed = "cannot stand beside four bits: a frozen model is loaded in one of the two"
+        raise fields.error(eight_bits, allowed)
     found: dict[str, Any] = {
         "method": "qlora" if four_bits else "lora",
         "rank": fields.whole(rank, defaults[0]),

@@ -279,12 +279,13 @@ def load_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
 # A study's page has files of its model after every probe.
 @lru_cache(maxsize=32)
 def published_model(spec: str, task: Task = Task.CAUSAL_LM) -> ModelConfig:
-    """Reads a published model from the catalogue.
+    """Reads a published model from the catalogue, or one of the same shape by its name:
+    ``llama-3.1-8b-instruct`` is ``llama-3.1-8b``.
 
     Raises:
         UnknownNameError: no such name; it holds the nearest ones.
     """
-    name = models.find(spec)
+    name = models.find(spec) or models.alike(spec)
     if name is None:
         shown = spec if len(spec) <= 100 else f"{spec[:100]}..."
         raise UnknownNameError(

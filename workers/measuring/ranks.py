@@ -35,9 +35,9 @@ from workers.measuring.records import (
     read_records,
     record_path,
     remove_folder,
-    write_spec,
+    write_json,
 )
-from workers.probe.orders import END, SPENT, header
+from workers.probe.orders import END, SPEC, SPENT, header
 
 # Without a probe, after which ranks are ended: longer than planning takes, and soon enough for
 # whoever wants their memory.
@@ -75,18 +75,8 @@ class Kind:
         return self.device, self.ranks, self.nodes, self.visible
 
 
-@dataclass(slots=True, kw_only=True)
-class CheckedDevices:
-    """Remembers which devices were found to be well, and when."""
-
-    _at: dict[object, float] = field(default_factory=dict)
-
-    def are_well(self, devices: object) -> bool:
-        at = self._at.get(devices)
-        return at is not None and time.monotonic() - at < HOLDS_S
-
-    def note(self, devices: object) -> None:
-        self._at[devices] = time.monotonic()
+# Devices that were found to be well, and when, by the monotonic clock.
+CheckedDevices = dict[object, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +265,7 @@ class WarmRanks:
         self._orders += 1
         order = self._place / f"{self._orders:08d}"
         order.mkdir()
-        write_spec(order, spec)
+        write_json(order / SPEC, spec)
         if is_last:
             (self._place / END).touch()
         if self._run is None:
@@ -336,8 +326,10 @@ class WarmRanks:
     # A look at the devices
 
     def _wants_look(self, kind: Kind) -> bool:
-        is_new = self.checked is not None and not self.checked.are_well(kind.devices)
-        return self._lost_a_device or (is_new and kind.device == "cuda")
+        if self.checked is None or kind.device != "cuda":
+            return self._lost_a_device
+        looked_at = self.checked.get(kind.devices, -math.inf)
+        return self._lost_a_device or time.monotonic() - looked_at >= HOLDS_S
 
     def _are_well(self, kind: Kind, pause: Callable[[float], str]) -> bool:
         """Has new ranks look at their devices; false if that was given up."""
@@ -350,7 +342,7 @@ class WarmRanks:
             raise ProbeError(f"{again or 'no probe can be run'}: {found.why_unusable}")
         self._lost_a_device = False
         if self.checked is not None:
-            self.checked.note(kind.devices)
+            self.checked[kind.devices] = time.monotonic()
         return True
 
     def _asked(

@@ -267,8 +267,6 @@ def with_module(path, model, dataset):
     import importlib.util
 
     spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    assert spec is not None
-    assert spec.loader is not None
     tuned = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tuned)
     mesh = tuned.start()
@@ -281,8 +279,7 @@ def with_module(path, model, dataset):
 def as_probe(values):
     from workers.probe.device import open_device
     from workers.probe.spec import parse_spec
-    from workers.probe.stack import build_stack
-    from workers.probe.step import optimizer_step
+    from workers.probe.stack import build_stack, optimizer_step
 
     spec = parse_spec(values)
     device = open_device("cpu", Phase(), local_rank=dist.get_rank(), limit_bytes=None)

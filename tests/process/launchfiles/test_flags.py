@@ -119,14 +119,7 @@ def _on_cpu(code):
     return code
 
 
-def _job(
-    folder,
-    name,
-    kind,
-    releases,
-    changed="",
-    to=None,
-):
+def _job(folder, name, kind, releases, changed="", to=None):
     """What ``facts.py`` is told; nothing where the format refuses the settings.
 
     A flag of the file can be ``changed`` to another value; it is of the job's name then.
@@ -168,15 +161,7 @@ def _job(
     return {**job, "path": str(path)}
 
 
-def _facts(
-    folder,
-    steps,
-    kinds,
-    releases=STATED,
-    packages=None,
-    changes=(),
-    ranks=2,
-):
+def _facts(folder, steps, kinds, releases=STATED, packages=None, changes=(), ranks=2):
     """Facts of a step by its name and what made it, of two ranks; ``packages`` go before ours.
 
     ``changes`` are of a step, a format, a flag and its other value.

@@ -22,8 +22,6 @@ SEQUENCES, TOKENS = 16, 8
 def module_of(path, name):
     """A file as a module."""
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

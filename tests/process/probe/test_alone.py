@@ -40,13 +40,7 @@ class Device:
         return "shortage" if isinstance(error, MemoryError) else None
 
 
-def seconds(
-    device,
-    monkeypatch,
-    op="all_gather",
-    size=SIZE,
-    dtype=torch.uint8,
-):
+def seconds(device, monkeypatch, op="all_gather", size=SIZE, dtype=torch.uint8):
     group = SimpleNamespace(size=lambda: RANKS)
     monkeypatch.setattr(run, "group_of_name", lambda name: group)
     monkeypatch.setattr(run, "gather_into", lambda whole, part, group: device.copy(whole, part))
@@ -72,16 +66,11 @@ def test_copies_are_of_as_many_elements_as_the_steps_own(monkeypatch, dtype):
     assert set(device.copied) == {SIZE // dtype.itemsize}
 
 
-def test_without_any_room_copies_are_left_out_and_the_steps_stay(
-    monkeypatch,
-):
+def test_without_any_room_copies_are_left_out_and_the_steps_stay(monkeypatch):
     device = Device(LEAST_BYTES // 2)
     assert seconds(device, monkeypatch) == 0.0
     found = Alone(
-        device=device,
-        axes={"dp": "dp_shard"},
-        seconds={1: [{"forward": 0.5}]},
-        calls={1: [CALL]},
+        device=device, axes={"dp": "dp_shard"}, seconds={1: [{"forward": 0.5}]}, calls={1: [CALL]}
     )
     values = found.values()
     assert values["copies_s"] == {"1": {"forward": 0.0}}

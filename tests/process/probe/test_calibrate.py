@@ -7,13 +7,7 @@ from functools import partial
 
 import torch
 
-from workers.probe.calibrate import (
-    DTYPES,
-    REPETITIONS,
-    CalibrationSpec,
-    time_cases,
-    work_of,
-)
+from workers.probe.calibrate import DTYPES, REPETITIONS, CalibrationSpec, time_cases, work_of
 from workers.probe.device import CpuDevice
 from workers.probe.tracker import Phase
 

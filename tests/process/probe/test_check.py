@@ -7,13 +7,7 @@ import pytest
 import torch
 
 from workers.probe import check as module
-from workers.probe.check import (
-    MINIMUM_DRIVER,
-    UnusableError,
-    check,
-    driver_version,
-    why_too_old,
-)
+from workers.probe.check import MINIMUM_DRIVER, UnusableError, check, driver_version, why_too_old
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +40,11 @@ def test_a_device_that_computes_something_else_is_not_well(tmp_path, monkeypatch
     monkeypatch.setattr(torch.Tensor, "__matmul__", lambda one, _: one)
     record, _ = check("cpu", tmp_path, "")
     assert record.outcome == "crashed"
-    assert record.error is not None
     assert "sums of 256 ones are [1.0]" in record.error["message"]
 
 
 def said(tmp_path):
     record, _ = check("cuda", tmp_path, "")
-    assert record.error is not None
     assert record.error["type"] == UnusableError.__name__
     return record.error["message"]
 
@@ -121,9 +113,7 @@ def test_nvidia_smi_tells_it_where_the_kernel_does_not(tmp_path, monkeypatch):
     assert driver_version(tmp_path) == "580.95.05"
 
 
-def test_a_small_dev_shm_is_named_where_an_all_reduce_fails(
-    monkeypatch,
-):
+def test_a_small_dev_shm_is_named_where_an_all_reduce_fails(monkeypatch):
     device = SimpleNamespace(type="cuda", backend="nccl")
     error = RuntimeError("NCCL error in: x.cpp:1\nLast error:\nError: No space left on device (28)")
     for mib, is_named in ((64, True), (2048, False)):

@@ -87,7 +87,6 @@ def test_a_shortage_is_what_was_allocated_when_it_happened(allocator):
     allocator.observer(0, 2 * MIB, 40 * MIB, MIB)
     allocator.hold(5 * MIB)  # tensors died while the error rose
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.requested_bytes == 2 * MIB
     assert shortage.allocated_bytes == 39 * MIB
     assert shortage.limit_bytes == 40 * MIB
@@ -105,7 +104,6 @@ def test_a_probe_after_another_has_its_own_limit_and_shortage(allocator):
     first(0, 2 * MIB, 40 * MIB, MIB)  # observers stay, and the device of this one is gone
     allocator.observer(0, 4 * MIB, 40 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.requested_bytes == 4 * MIB
 
 
@@ -128,7 +126,6 @@ def test_a_limit_caps_the_allocator_as_far_as_the_device_has_memory(allocator, l
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=limit)
     allocator.observer(0, 2 * MIB, 80 * MIB, MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert (shortage.limit_bytes, allocator.share) == (own, share)
 
 
@@ -146,7 +143,6 @@ def test_what_a_probe_before_held_is_no_peak_of_this_one(allocator):
     phase = Phase()
     device = CudaDevice(phase, local_rank=0, limit_bytes=None)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert shortage.allocated_bytes == MIB
     phase.name = "build"
     device.enter_phase()
@@ -185,7 +181,6 @@ def test_an_allocator_without_an_observer_runs_probes(allocator, monkeypatch):
     device = CudaDevice(Phase(), local_rank=0, limit_bytes=None)
     allocator.hold(30 * MIB)
     shortage = device.out_of_memory(torch.OutOfMemoryError())
-    assert shortage is not None
     assert (shortage.requested_bytes, shortage.allocated_bytes) == (0, 30 * MIB)
 
 

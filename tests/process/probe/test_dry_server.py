@@ -125,7 +125,6 @@ def test_nothing_is_left_of_a_program_whose_starter_is_killed():
         [sys.executable, "-P", "-c", STARTER, PROGRAM, asked],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert starter.stdout is not None
     assert json.loads(starter.stdout.readline())["id"] == "first"
     starter.send_signal(signal.SIGKILL)
     _, said = starter.communicate(timeout=120)  # until the last holder of stderr has ended

@@ -48,9 +48,7 @@ def test_ranks_of_several_nodes_meet_where_rank_0_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_interface")
-def test_gloo_is_told_the_interface_that_reaches_rank_0_unless_one_is_named(
-    monkeypatch,
-):
+def test_gloo_is_told_the_interface_that_reaches_rank_0_unless_one_is_named(monkeypatch):
     assert (address_of("lo"), address_of("no-such-one")) == ("127.0.0.1", "")
     with monkeypatch.context() as patch:
         patch.setattr(group, "address_of", lambda name: "203.0.113.7")
@@ -108,9 +106,7 @@ def test_a_gather_is_one_copy_also_into_itself():
     assert by_rank.tolist() == [[1, 1]] * 6
 
 
-def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(
-    monkeypatch,
-):
+def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(monkeypatch):
     seen, copy = list[torch.dtype](), torch.Tensor.copy_
 
     def copied(to, source):
@@ -131,9 +127,7 @@ def test_a_gather_keeps_every_bit_and_copies_wide_elements_where_they_fit(
             assert seen.pop() == (torch.complex128 if wide else dtype)
 
 
-def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(
-    monkeypatch,
-):
+def test_gpus_that_cannot_reach_each_other_are_told_to_nccl(monkeypatch):
     names = ("NCCL_P2P_DISABLE", "NCCL_IB_DISABLE")
     for name in names:
         monkeypatch.setenv(name, "")  # so that it is undone

@@ -68,9 +68,7 @@ def test_transformers_checkpointing_is_seen(how, layers, products, on_host):
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
-def test_inputs_go_to_the_host_as_transformers_itself_sends_them(
-    monkeypatch,
-):
+def test_inputs_go_to_the_host_as_transformers_itself_sends_them(monkeypatch):
     """Exported code asks transformers for it: on a CPU its copies are storages too."""
     monkeypatch.setattr(torch.cpu, "is_available", lambda: False)  # it would pin for a "cpu" device
     peaks = []

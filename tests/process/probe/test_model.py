@@ -17,11 +17,7 @@ from tuner.launchfiles import trainer
 from tuner.model import published_model
 from workers.probe import fused_loss
 from workers.probe.batches import VARLEN_ON_CPU, attention_name, block_mask
-from workers.probe.errors import (
-    AdapterUnavailableError,
-    AttentionUnavailableError,
-    outcome_of,
-)
+from workers.probe.errors import AdapterUnavailableError, AttentionUnavailableError, outcome_of
 from workers.probe.fused_loss import fuse_loss
 from workers.probe.model import (
     LIGER_CONFIG,

@@ -106,13 +106,7 @@ def warm(start, folder, specs, ranks):
     return {name: records(place, ranks) for name, place in places.items()}
 
 
-def hold_alike(
-    start,
-    folder,
-    specs,
-    found,
-    ranks,
-):
+def hold_alike(start, folder, specs, found, ranks):
     """The last two of a series are as by themselves.
 
     A rank alone takes the same memory to the byte. Real ranks wait for each other, and free
@@ -276,7 +270,7 @@ OTHERWISE = [
 ]
 
 
-def test_other_ends_are_recorded(preloaded, tmp_path, monkeypatch):
+def test_other_ends_are_recorded(preloaded, tmp_path):
     places = [order(tmp_path / f"{n:04d}", values) for n, (_, values) in enumerate(OTHERWISE)]
     ended = run(preloaded((sys.executable, "-P", "-c", ENDS, str(tmp_path))), tmp_path, 1)
     assert codes(ended) == [0], (tmp_path / "rank-00000.log").read_text()[-2000:]

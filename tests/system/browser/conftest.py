@@ -79,14 +79,7 @@ def open_tab(browser, service):
     """Opens a tab: ``open_tab(path, width=360, theme="dark")``; at the end nothing went wrong."""
     tabs = []
 
-    def open_one(
-        path=None,
-        *,
-        base="",
-        width=WIDE,
-        theme="light",
-        **more,
-    ):
+    def open_one(path=None, *, base="", width=WIDE, theme="light", **more):
         viewport = {"width": width, "height": 900}
         context = browser.new_context(viewport=viewport, color_scheme=theme, **more)
         context.set_default_timeout(WITHIN_MS)

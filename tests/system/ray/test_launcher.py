@@ -71,7 +71,7 @@ def test_a_place_that_there_is_not(launcher, make_job):
 
 
 @pytest.mark.long
-def test_a_place_that_others_have(launcher, make_job, tmp_path, monkeypatch):
+def test_a_place_that_others_have(launcher, make_job, monkeypatch):
     run = launcher.start(make_job({"*": ["say:ready", "hang"]}, nodes=2))
     wait_for_ready(run)
     monkeypatch.setattr(launcher_module, "PLACE_S", 0.5)

@@ -97,7 +97,7 @@ def test_cases_are_predicted_one_or_several(client):
     assert refused(client.post("/predict", json=[CASE]), "body")
 
 
-def test_a_file_is_checked_by_what_was_measured_or_else_predicted(client, store):
+def test_a_file_is_checked_by_what_was_measured_or_else_predicted(client):
     found = client.post("/check", json=FILE)
     assert found.status_code == 200, found.text
     schemas.Checked.model_validate(found.json())

@@ -93,7 +93,7 @@ def test_a_question_is_joined_answered_from_the_store_or_asked_again(client, sto
     assert ask(client, other).json()["state"] != "cancelled"
 
 
-def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, store, keep_dry_runs):
+def test_a_study_in_brief_is_small_and_in_lists_it_has_its_answer(client, keep_dry_runs):
     other = ask(client, {**PREDICTED, "cluster": "4xa100-80gb"}).headers["location"]
     pending = client.get(f"{other}?view=brief").json()
     Brief.model_validate(pending)
@@ -138,7 +138,7 @@ def test_no_address_is_called(client, store):
     assert store.studies() == []
 
 
-def test_labels_are_kept_shown_and_listed_by(client, store):
+def test_labels_are_kept_shown_and_listed_by(client):
     one = ask(client, {**PREDICTED, "labels": {"job": "17", "user": "ada"}}).json()
     two = ask(client, {**MEASURED, "labels": {"user": "ada"}}).json()
     assert one["labels"] == {"job": "17", "user": "ada"}
@@ -188,7 +188,7 @@ def test_other_terms_of_an_open_study_are_refused(client, store):
     assert (again.status_code, again.json()["terms"]["max_probes"]) == (202, 5)
 
 
-def test_no_answer_is_given_on_terms_of_another(client, store, keep_dry_runs):
+def test_no_answer_is_given_on_terms_of_another(client, keep_dry_runs):
     """Also where the study had ended, and the question was asked anew before it was read."""
     asked = {**PREDICTED, "framework": "accelerate"}
     keep_dry_runs(asked)
@@ -308,7 +308,7 @@ def test_errors_are_problems(client):
         assert body["detail"]
 
 
-def test_a_study_is_cancelled_once(client, store):
+def test_a_study_is_cancelled_once(client):
     path = ask(client, MEASURED).headers["location"]
     response = client.delete(path)
     assert response.status_code == 200

@@ -9,12 +9,7 @@ from tests.models import TINY
 from tests.records import VERSIONS
 from tuner.client.cases import NotCoveredError, read_case
 from tuner.client.parts import LARGEST_FILE_BYTES
-from tuner.client.request import (
-    MOST_SETTINGS,
-    read_cluster,
-    read_here,
-    read_request,
-)
+from tuner.client.request import MOST_SETTINGS, read_cluster, read_here, read_request
 from tuner.client.values import model_note, read_model, uncovered_gpu, uncovered_model_type
 from tuner.core.cluster import Link, parse_cluster
 from tuner.core.configuration import Settings, Sharding

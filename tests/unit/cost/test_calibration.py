@@ -78,9 +78,7 @@ def test_cpu_ranks_have_a_speed_only_where_it_was_measured():
     assert (step_s(cluster, measured("cpu:2")) or 0) > 0
 
 
-def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(
-    monkeypatch,
-):
+def test_devices_are_told_apart_by_kind_and_cpu_ranks_by_their_share(monkeypatch):
     assert hardware_key(NODE) == hardware_key(parse_cluster("4x8xh100-80gb"))
     assert hardware_key(NODE) != hardware_key(parse_cluster("8xa100-80gb"))
     two = hardware_key(parse_cluster("cpu:2"))

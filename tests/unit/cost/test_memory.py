@@ -42,12 +42,7 @@ def model(config):
 COUNT = counts(model(CODELLAMA_34B)).parameters
 
 
-def memory(
-    text,
-    cluster="8xa100-80gb",
-    config=CODELLAMA_34B,
-    **workload,
-):
+def memory(text, cluster="8xa100-80gb", config=CODELLAMA_34B, **workload):
     fields = {"sequence_length": 4096, "global_batch_size": 64, **workload}
     return step_memory(
         Workload(model=model(config), **fields), parse_settings(text), parse_cluster(cluster)
@@ -245,15 +240,7 @@ def test_the_floor_is_what_must_be_there_between_micro_batches():
 )
 @settings(max_examples=examples(150))
 def test_a_larger_micro_batch_never_needs_less_and_the_floor_stays_below(
-    micro,
-    more,
-    accumulation,
-    sharding,
-    tp,
-    sync,
-    checkpointing,
-    precision,
-    config,
+    micro, more, accumulation, sharding, tp, sync, checkpointing, precision, config
 ):
     workload = Workload(
         model=model(config), sequence_length=512, global_batch_size=64, precision=precision

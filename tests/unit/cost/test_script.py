@@ -30,12 +30,7 @@ def llama(precision=Precision.BF16_MIXED):
     )
 
 
-def extra_gib(
-    script,
-    transformers="4.38.2",
-    settings=None,
-    precision=Precision.BF16_MIXED,
-):
+def extra_gib(script, transformers="4.38.2", settings=None, precision=Precision.BF16_MIXED):
     candidate = parse_settings(CHECKPOINTED) if settings is None else settings
     found = script_bytes(
         llama(precision), candidate, candidate.tp_size, stack(transformers), script

@@ -8,19 +8,14 @@ from tuner.core.framework import FrameworkName
 from tuner.core.quantity import Provenance
 from tuner.core.workload import Precision, Workload
 from tuner.cost.constants import default_costs
-from tuner.cost.time.pipeline import pipeline_seconds
+from tuner.cost.pipeline import pipeline_seconds
 from tuner.cost.time.step import missing_rate, step_notes, step_time
 from tuner.model import published_model as read
 
 TORCH, NANOTRON = FrameworkName.TORCH, FrameworkName.NANOTRON
 
 
-def asked(
-    text,
-    cluster,
-    framework=TORCH,
-    precision=Precision.BF16,
-):
+def asked(text, cluster, framework=TORCH, precision=Precision.BF16):
     workload = Workload(
         model=read("llama-3.2-1b"), sequence_length=2048, global_batch_size=64, precision=precision
     )

@@ -90,10 +90,7 @@ SENTENCES = [
         "One knob changed, in step and memory: sync_each_batch=false: +25.0% (20 to 30) +1.00 GiB"
         " (#2).",
     ),
-    (
-        EFFECTS[1],
-        "One knob changed, in step and memory: tp_size=1: - >5.00 GiB: no fit (#3).",
-    ),
+    (EFFECTS[1], "One knob changed, in step and memory: tp_size=1: - >5.00 GiB: no fit (#3)."),
     (
         EFFECTS[2],
         "One knob changed, in step and memory: activation_checkpointing=full: +25.0% (20 to 30) -"

@@ -82,10 +82,7 @@ def with_optimizer(optimizer):
 def test_a_replica_is_trained_with_the_workloads_optimizer():
     replicas = {kind: replica_of(with_optimizer(kind), settings(FULL)) for kind in Optimizer}
     used = {kind: replica.spec()["optimizer"] for kind, replica in replicas.items()}
-    assert used == {
-        **{one: str(one) for one in Optimizer},
-        "adamw_8bit": "adamw",
-    }
+    assert used == {**{one: str(one) for one in Optimizer}, "adamw_8bit": "adamw"}
     assert replicas[Optimizer.SGD].reference.spec()["optimizer"] == "sgd"
     assert replicas[Optimizer.SGD].notes == ()
     assert replicas[Optimizer.ADAMW_8BIT].notes == (

@@ -45,11 +45,7 @@ DEEPSPEED = {
     "train_micro_batch_size_per_gpu": 2,
     "gradient_accumulation_steps": 4,
     "zero_optimization": {"stage": 3},
-    "bf16": {
-        "enabled": True,
-        "bf16_master_weights_and_grads": True,
-        "bf16_optimizer_states": True,
-    },
+    "bf16": {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True},
     "gradient_clipping": 1.0,
 }
 NANOTRON = {
@@ -77,7 +73,7 @@ NANOTRON = {
     },
 }
 BOMB = "\n".join(
-    ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))],
+    ["a0: &a0 x", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9))]
 )
 """Some hundred bytes that stand for a hundred million values."""
 HERE = {"model": "llama-3.1-8b", "sequence_length": 2048, "cluster": "8xh100-80gb"}

@@ -107,13 +107,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "text", "format_name", "facts", "best", "lines"), CASES)
 def test_a_file_is_read_and_changed_where_its_fields_stand(
-    written,
-    name,
-    text,
-    format_name,
-    facts,
-    best,
-    lines,
+    written, name, text, format_name, facts, best, lines
 ):
     path = written(name, text)
     question = read_question(path, None, {**PLACE, "fidelity": "predicted"})

@@ -16,14 +16,7 @@ from tuner.core.configuration import Checkpointing, Settings
 from tuner.core.framework import framework
 from tuner.core.measurement import Basis, Fidelity, Measurement, Outcome
 from tuner.core.quantity import Provenance
-from tuner.core.study import (
-    MOST_DRY_RUNS,
-    MOST_LAYOUTS,
-    Limits,
-    Probe,
-    ProbeRequest,
-    ProbeState,
-)
+from tuner.core.study import MOST_DRY_RUNS, MOST_LAYOUTS, Limits, Probe, ProbeRequest, ProbeState
 from tuner.core.words import describe
 from tuner.cost.constants import default_costs
 from tuner.cost.memory.device import HOPPER_WORKSPACE_BYTES

@@ -178,8 +178,6 @@ def test_the_speed_is_transferred_and_the_memory_predicted(asked, earlier):
 def test_studies_that_agree_narrow_the_interval(asked, earlier):
     def width(*past):
         best = answer(replace(asked, past=past)).best
-        assert best.step_time_s.low
-        assert best.step_time_s.high
         return best.step_time_s.high / best.step_time_s.low
 
     alike = [earlier(lambda _: 1.4, batch=64 * n, number=n) for n in (1, 2, 4)]

@@ -15,14 +15,7 @@ def ask(tmp_path):
     """``ask(arguments, cluster=..., name=..., launch=..., knobs=...)``: a question."""
     (tmp_path / "train.py").write_text("print('steps')\n")
 
-    def ask(
-        arguments=BATCH,
-        *,
-        cluster="8xa100-80gb",
-        name="torch",
-        knobs=None,
-        **script,
-    ):
+    def ask(arguments=BATCH, *, cluster="8xa100-80gb", name="torch", knobs=None, **script):
         read = read_script("train.py", arguments=arguments, folder=tmp_path, **script)
         stack = framework(name, {}, VERSIONS)
         return question_about(

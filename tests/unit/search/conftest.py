@@ -31,13 +31,7 @@ KNOBBED = (
 there two of the micro-batch, of four that it has: the other two are illegal."""
 
 
-def make_prior(
-    seconds,
-    needs=None,
-    *,
-    limit=80.0,
-    settings=None,
-):
+def make_prior(seconds, needs=None, *, limit=80.0, settings=None):
     """Candidates, that differ in the micro-batch size unless given; needs and limit in GiB."""
     settings = settings or [Settings(micro_batch_size=2**n) for n in range(len(seconds))]
     count = len(seconds)

@@ -98,9 +98,7 @@ def test_an_indirect_trial_is_believed_less(made):
     assert told.log_seconds[5] < told.log_seconds[0]
 
 
-def test_what_indirect_trials_are_off_by_together_is_learned_from_one(
-    made,
-):
+def test_what_indirect_trials_are_off_by_together_is_learned_from_one(made):
     """All of them were 1.3 times as fast as here; one that ran here tells that of the others."""
     prior = made.prior([1.0] * 6)
     others = [indirect(n, 2.0 / 1.3) for n in (0, 2, 4)]
@@ -181,7 +179,6 @@ def test_what_earlier_searches_say_of_one_candidate_is_the_textbooks(made):
     prior = made.prior([1.0, 1.2, 1.4, 1.6, 1.8, 2.0])
     past = made.past(prior, [0.3, 0.2, 0.1, 0.0, -0.1, -0.2], studies=4)
     told = told_by(past, past.excess, prior)
-    assert told is not None
     sizes = ErrorSizes(offset=1.0, smooth=0.3, single=0.1)
     index, off = np.array([0, 4]), np.array([[0.5], [-0.3]])
     errors = TrialErrors(

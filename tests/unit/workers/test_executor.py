@@ -155,13 +155,12 @@ def test_a_result_waits_for_a_store_that_fails_and_is_kept_if_it_never_answers(
     with pytest.raises(StoreError, match="a result is kept in"):
         executor.wait(math.inf)
     (kept,) = (tmp_path / "probes").iterdir()
+    assert kept.name.startswith("kept-")
     assert (kept / "result.json").exists()
     failures.clear()
 
 
-def test_a_lease_that_is_not_renewed_gives_the_probe_up(
-    executor, study, places, begin, clock, monkeypatch
-):
+def test_a_lease_that_is_not_renewed_gives_the_probe_up(executor, study, places, begin, clock):
     task = begin(places.all[0])
     assert task.pause(0) == ""
     clock.move(36)

@@ -9,14 +9,7 @@ from threading import Event
 
 import pytest
 
-from tests.unit.workers.fakes import (
-    OK,
-    FakeLauncher,
-    HandStop,
-    always,
-    hang,
-    meeting,
-)
+from tests.unit.workers.fakes import OK, FakeLauncher, HandStop, always, hang, meeting
 from tuner.core.cluster import parse_cluster
 from tuner.core.configuration import Settings
 from tuner.core.measurement import Fidelity, Measurement, Outcome

@@ -6,7 +6,6 @@ from tuner.core.measurement import Collective, Outcome
 from workers.measuring.records import (
     BadRecord,
     RankRecord,
-    keep_folder,
     log_tail,
     make_folder,
     parse_record,
@@ -129,7 +128,8 @@ def test_folders_of_processes_that_are_no_more_are_removed(tmp_path):
     left = tmp_path / f"{ended_process()}-1-abc"
     left.mkdir()
     (left / "spec.json").touch()
-    kept = keep_folder(make_folder(tmp_path, "2"))
+    kept = tmp_path / f"kept-{left.name}"  # a result that the store did not take
+    kept.mkdir()
     (tmp_path / "not-ours-at-all").mkdir()
     remove_leftovers(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([mine, kept, tmp_path / "not-ours-at-all"])
