@@ -357,7 +357,8 @@ def _sure(facts: Mapping[str, PlainFact], best: Evaluation, study: Study) -> Ite
     if fact := facts.get("more_probes"):
         count = fact["count"]
         most = count + (count == study.limits.max_probes)
-        gain = f"may gain {share_text(fact['mean'])}, at most {share_text(fact['most'])}"
+        gain = f"may gain {share_text(fact['mean'])} on average,"
+        gain += f" {share_text(fact['most'])} or less nine times in ten"
         if fact["most"] < 0.001:
             yield "More probes are expected to gain nothing."
         else:

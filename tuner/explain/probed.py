@@ -323,8 +323,8 @@ def _more_probes(
     wall_s = count * median(p.measurement.wall_s for p in done if p.measurement)
     devices, is_cpu = devices_held(study), study.question.cluster.gpu.device is Device.CPU
     gain = (
-        f"could gain up to {share_text(most)} in speed ({share_text(mean)} on average) over the"
-        " fastest known"
+        f"may gain {share_text(mean)} in speed on average, {share_text(most)} or less nine times in"
+        " ten, over the fastest known"
     )
     if most < NOTHING:
         gain = f"are expected to gain nothing (less than {share_text(NOTHING)})"

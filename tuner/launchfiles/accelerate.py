@@ -39,9 +39,10 @@ from tuner.launchfiles.contract import (
     has_data_parallel_ranks,
     header,
     provenance,
+    sync_acts,
     yaml_text,
 )
-from tuner.launchfiles.fields import Fields, Found, known_fields
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fsdp import (
     is_passed_over,
     optimizer_call,
@@ -67,6 +68,7 @@ from tuner.space.rules import (
     TENSORS_BY_TRANSFORMERS,
     no_checkpointing,
 )
+from tuner.text import show
 
 FILE_NAME = "accelerate.yaml"
 
@@ -216,6 +218,16 @@ def _beside(question: Question, settings: Settings) -> tuple[str, ...]:
     )
 
 
+def _script_sets(question: Question, settings: Settings) -> tuple[str, ...]:
+    if question.script is not None:
+        return ()
+    knobs = ["micro_batch_size"]
+    knobs += ["gradient_accumulation_steps"] if settings.gradient_accumulation_steps > 1 else []
+    knobs += ["sync_each_batch"] if sync_acts(question, settings) else []
+    knobs += ["activation_checkpointing"] if checkpoints_in_script(question, settings) else []
+    return tuple(f"{name}={show(getattr(settings, name))}" for name in knobs)
+
+
 def _render(question: Question, settings: Settings, about: About) -> str:
     values = configuration(question, settings)
     not_here = [line for text in _beside(question, settings) for line in comment(text)]
@@ -305,6 +317,7 @@ FORMAT = Format(
     render=_render,
     argv=lambda question, path: ("accelerate", "launch", "--config_file", path, "SCRIPT.py"),
     beside=_beside,
+    script_sets=_script_sets,
 )
 
 
@@ -438,6 +451,9 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
     if str(values.get("distributed_type")).lower() == "deepspeed":
         return filled.tuned_by_accelerate(question, settings, values)
     return configuration(question, settings)
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)
 
 
 def script(question: Question, settings: Settings) -> str:

@@ -14,7 +14,7 @@ from tuner.core.script import is_sharded
 from tuner.core.study import Question
 from tuner.core.workload import Optimizer
 from tuner.launchfiles import deepspeed as engine
-from tuner.launchfiles.fields import Fields, Found, known_fields
+from tuner.launchfiles.fields import Fields, Found, Reader, known_fields
 from tuner.launchfiles.fine_tuning import (
     adapter,
     deepspeed,
@@ -175,6 +175,8 @@ def _read_checkpointing(fields: Fields, knobs: Mapping[str, Any]) -> str:
 
 def _read_adapter(fields: Fields) -> dict[str, Any] | None:
     kind = fields.values.get("adapter")
+    if kind == "qlora" and fields.flag("load_in_8bit"):
+        raise fields.error("load_in_8bit", "is not loaded by adapter: qlora, which takes four bits")
     if kind in (None, "", False):
         if fields.flag("load_in_8bit") or fields.flag("load_in_4bit"):
             effect = "the model is loaded in fewer bits, and trained as a whole in bf16 here"
@@ -257,3 +259,6 @@ def tuned(question: Question, settings: Settings, values: Mapping[str, Any]) -> 
             **({"activation_checkpointing": recomputes} if by_fsdp else {}),
         }
     return found
+
+
+READER = Reader(name=NAME, marks=MARKS, read=read, tuned=tuned)

@@ -104,6 +104,8 @@ def test_a_repository_is_as_large_as_one_that_is_known_by_its_name_or_the_list()
         ("me/llama-3.1-9b", None),
     ]:
         assert models.alike(spec) == name, spec
+        if name is not None:
+            assert published_model(spec) == published_model(name)
 
 
 def test_a_repository_of_the_list_has_a_source_and_the_shape_of_a_known_model():

@@ -260,7 +260,8 @@ def test_a_file_that_is_as_fast_is_kept(cli, named):
     kept = cli(*asked, "0.9")
     assert kept.code == 0, kept.err
     said = " ".join(kept.out.split())
-    assert "best your file is as fast as anything found (within 90%): keep it" in said
+    assert "Answer your file is as fast as anything found (within 90%): keep it" in said
+    assert "Found sharding=" in said
     assert "alternative sharding=" in said
     assert '+  "per_device_train_batch_size": 4' in kept.out
     assert "nothing is written: a smaller --tolerance asks for more" in said

@@ -158,7 +158,8 @@ def test_how_sure_says_what_more_probes_may_gain():
         fact("more_probes", count=3, wall_s=36.0, mean=0.03, most=most) for most in (0.11, 0.0)
     )
     assert told(more).sure[-1] == (
-        "3 more probes (36 s) may gain 3.0%, at most 11%; --max-probes 3 runs them."
+        "3 more probes (36 s) may gain 3.0% on average, 11% or less nine times in ten;"
+        " --max-probes 3 runs them."
     )
     assert told(none).sure[-1] == "More probes are expected to gain nothing."
     assert told(fact("nothing_left")).sure[-1] == "Nothing is left to probe."

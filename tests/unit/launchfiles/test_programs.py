@@ -372,6 +372,20 @@ def test_another_training_step_is_not_predicted(written, more):
         asked_of(found, PLACE)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        AXOLOTL.replace("load_in_4bit: true", "load_in_8bit: true"),  # of qlora
+        AXOLOTL.replace("adapter: qlora", "adapter: lora\nload_in_8bit: true"),
+        f"{TRL}load_in_8bit: true\nload_in_4bit: true\n",
+    ],
+)
+def test_a_model_is_loaded_in_four_bits_or_in_eight(written, text):
+    with pytest.raises(UsageError) as caught:
+        open_file(written(text), None)
+    assert caught.value.field == "load_in_8bit"
+
+
 def test_axolotls_linear_layers_are_no_packed_experts(written):
     """It names those that it finds, while peft's own word stands for experts too."""
     text = AXOLOTL.replace("NousResearch/Meta-Llama-3.1-8B", "mistralai/Mixtral-8x7B-v0.1")

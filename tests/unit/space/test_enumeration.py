@@ -444,10 +444,13 @@ def test_a_batch_that_nothing_makes(ask):
     with pytest.raises(UsageError) as caught:
         enumerate_space(ask(batch=12, config=config))
     assert caught.value.field == "global_batch_size"
-    assert "8 (at tp_size 1)" in caught.value.allowed
+    assert "8 (at tp_size 1); nearest: 8 or 16" in caught.value.allowed
     assert 2 in values(enumerate_space(ask(batch=12)), "tp_size")
-    with pytest.raises(UsageError, match="tp_size: got '1'; leaves no legal settings; the rest"):
+    with pytest.raises(
+        UsageError, match="tp_size: got '1'; leaves no legal settings; the rest"
+    ) as why:
         enumerate_space(ask(batch=12, tp_size=(1,)))
+    assert "a multiple of 8: 8 or 16" in why.value.allowed
 
 
 # -- facts shared with the probe program ------------------------------------------------------
